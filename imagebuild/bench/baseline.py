@@ -13,8 +13,8 @@ d(p) = median of the new values at a point p - median of the old ones:
   they differ. It is a regression if the median of d is below -max(floor, K * error).
 * A point alone is a regression if d(p) is below -max(2 * floor, K_POINT * noise). 3.5 is the cut-off of Iglewicz and
   Hoaglin (1993) for such scores.
-* Repeated runs of either document that differ by more than SPREAD as a whole are no pass: what is not a regression by
-  these rules stays open.
+* If whole runs of either document differ by more than SPREAD, nothing passes: what is no regression by these rules
+  stays open.
 * The floor is FLOOR, or LONE_FLOOR if no document has three runs. Both are choices: a single run is expected to be off
   by 2 %.
 """
@@ -42,7 +42,7 @@ from imagebuild.bench.models import (
 FLOOR = 0.03
 LONE_FLOOR = 0.05
 SPREAD = 0.2
-"""Repeated runs of which one is slower than another by more than this show nothing by their medians."""
+"""Largest fraction by which repeated runs may differ as a whole; the medians of runs that differ more show nothing."""
 LEAST_POINTS = 5
 K = 3.0
 K_POINT = 3.5
@@ -60,7 +60,7 @@ Point = int | tuple[int, int]
 
 @dataclass
 class Series:
-    """Hold the values of one quantity that was measured, in one or more runs, in the order of measuring."""
+    """Hold the measured values of one quantity, from one or more runs in their order."""
 
     source: str
     unit: str
@@ -79,7 +79,7 @@ class Series:
 
 
 def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
-    """Judge what was measured now by the baseline; a measurement that only the baseline has is a failure."""
+    """Compare new results with the baseline; a measurement that only the baseline has is a failure."""
     new_series, old_series = _series_of(new), _series_of(old)
     judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):
@@ -89,7 +89,7 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
         elif now:
             speed = _claim(now, "not judged", "the baseline does not have it")
         else:
-            vanished = "it is in the baseline, and was not measured now"
+            vanished = "the baseline has it, but it was not measured this time"
             speed = _claim(old_series[name], "not judged", vanished)
         participation = ParticipationClaim(state="incomplete", reason=vanished) if vanished else NO_PARTICIPATION
         source = (now or old_series[name]).source
@@ -105,8 +105,8 @@ def _vanished(new: Series, old: Series) -> str:
     lost = sorted(p for p in old.points() - new.points() if not isinstance(p, int) or p > largest)
     if not lost:
         return ""
-    what = f"sizes of {lost[0]} to {lost[-1]} bytes" if isinstance(lost[0], int) else f"{len(lost)} pairs of devices"
-    return f"{what} are in the baseline, and were not measured now"
+    what = f"sizes of {lost[0]} to {lost[-1]} bytes" if isinstance(lost[0], int) else f"pairs of devices ({len(lost)})"
+    return f"not measured this time: {what}, which the baseline has"
 
 
 def _compare(new: Series, old: Series) -> SpeedClaim:
@@ -115,13 +115,13 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
         return _claim(new, "not judged", problem, allow="unjudged")
     if new.devices and old.devices and new.devices != old.devices:
         now, before = ", ".join(sorted(new.devices)), ", ".join(sorted(old.devices))
-        return _claim(new, "not judged", f"{now} now, {before} in the baseline", allow="unjudged")
+        return _claim(new, "not judged", f"the GPU is {now}, in the baseline it is {before}", allow="unjudged")
     shared = new.points() & old.points()
     if not shared:
-        return _claim(new, "not judged", "no size of 1 MiB or more is in both", allow="unjudged")
+        return _claim(new, "not judged", "no size of 1 MiB or more was measured in both", allow="unjudged")
     changes = {point: median(new.at(point)) - median(old.at(point)) for point in shared}
     noise, between = _noise(new, old, changes), _error_between_runs(new, old)
-    noise_text = f"noise {noise:.1%}" if noise is not None else "too few values to know the noise"
+    noise_text = f"noise {noise:.1%}" if noise is not None else "too few values to estimate the noise"
     floor = -math.log1p(-(LONE_FLOOR if between is None else FLOOR))
     best = max(changes, key=lambda point: median(old.at(point)))
     large = {point: change for point, change in changes.items() if _is_large(point)}
@@ -132,14 +132,14 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
         limit = -max(floor, K * error)
         count = "one value" if len(group) == 1 else f"{len(group)} values"
         sizes = " of 1 GiB and more" if group is large else ""
-        reason = f"median change {_percent(centre)} over {count}{sizes}; {_percent(limit)} is flagged; {noise_text}"
+        reason = f"median change {_percent(centre)} over {count}{sizes}; the limit is {_percent(limit)}; {noise_text}"
         if centre < limit:
             return _claim(new, "too slow", reason, old=old, point=best, limit=limit)
     worst = min(changes, key=lambda point: changes[point])
     point_limit = -max(2 * floor, K_POINT * (noise or 0))
     if changes[worst] < point_limit:
         where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
-        reason = f"{where}: {_percent(changes[worst])}; {_percent(point_limit)} is flagged; {reason}"
+        reason = f"{where}: {_percent(changes[worst])}; the limit is {_percent(point_limit)}; {reason}"
         return _claim(new, "too slow", reason, old=old, point=worst, limit=point_limit)
     problem = _scatter(new, "") or _scatter(old, " of the baseline")
     state: SpeedState = "not judged" if problem else "fast enough"
@@ -149,7 +149,7 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
 
 
 def _noise(new: Series, old: Series, changes: dict[Point, float]) -> float | None:
-    """Return the standard deviation of one d(p); None if nothing tells it."""
+    """Return the standard deviation of one d(p); None if there are too few values to estimate it."""
     estimates = []
     if len(changes) >= LEAST_POINTS:
         groups = ([c for point, c in changes.items() if _is_large(point) is large] for large in (True, False))

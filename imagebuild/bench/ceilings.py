@@ -59,7 +59,7 @@ class Ceiling:
     """What the network alone would allow; infinite within a node."""
     formula: str
     floor_fraction: float
-    """Fraction of `value` that every healthy machine reaches, as its class of algorithms has it."""
+    """Fraction of `value` that every healthy machine reaches with this class of algorithms."""
 
     @property
     def bound(self) -> str:
@@ -308,9 +308,9 @@ _COPY_PATHS = (
 healthy machine reaches. A bidirectional test between GPUs reports each direction and their total, and before 0.3 one
 direction only; one between a GPU and the host only the direction that it names.
 
-Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts. Both ways at once to and from hosts it
-is 35 %, and 43 % of the total between GPUs with 0.2: 8 H800 in a public write-up of nvbandwidth 0.2, and GH200 in
-superbenchmark's tests; docs/evidence/gpu-results.md has H200."""
+Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts. Both ways at once they
+reach 35 % to and from hosts, and 43 % of the total between GPUs with 0.2. The sources are a public write-up of
+nvbandwidth 0.2 (8 H800) and superbenchmark's tests (GH200); docs/evidence/gpu-results.md has H200."""
 
 
 def copy_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
@@ -321,7 +321,7 @@ def copy_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
         rates = [(link.pair or link.rate if path == "pair" else link.rate, link.kind) for link in profile.links]
     elif path == "host-link" and profile.host_link:
         rates = [(profile.host_link.rate, profile.host_link.kind)]
-        # What GPUs of one superchip have of it at the same time is not known.
+        # How much of it each GPU of a superchip gets when all use it is not known.
         least = least if profile.host_link.kind.startswith("PCIe") else 0.25
     else:
         return None, None
@@ -452,7 +452,7 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
         name = f"{reference.collective} on {scale}"
         key = profile_key(reference)
         if key in keys:
-            mistakes.add(where, f"{name}: is listed twice; set `forced` in the one whose algorithm was chosen")
+            mistakes.add(where, f"{name}: is listed twice; set `forced` in the reference whose algorithm was forced")
         keys.add(key)
         try:
             layout = rank_layout(profile, reference.ranks, reference.nodes)
@@ -463,7 +463,7 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             )
             if ceiling is None:
                 raise NotComparable(
-                    f"{reference.algorithm} is no class for {reference.collective} at this scale on {profile.name}"
+                    f"{reference.algorithm} is not a class of {reference.collective} at this scale on {profile.name}"
                 )
         except NotComparable as error:
             mistakes.add(where, f"{name}: {error}")
@@ -485,5 +485,5 @@ def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: L
         mistakes.add(
             where,
             f"{name}: {value:g} {limit.unit} is not below the ceiling, {limit.value:.1f} {limit.unit} ({limit.what}); "
-            "no machine passes that, so correct the figure, the scale or the rates",
+            "no machine exceeds that, so correct the figure, the scale or the rates",
         )

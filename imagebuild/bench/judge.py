@@ -1,11 +1,11 @@
-"""Judge results: were their data right, did all take part that should have, are they fast enough. Pure.
+"""Judge results: are their data right, did all ranks and GPUs take part, are they fast enough? Pure.
 
 Every result gets three claims. A pass is something that was seen: what the output does not say stays open.
 
 * Data are right if the benchmark compared them. A run that did not come to its end, or whose figures contradict each
   other, is no result.
-* All took part if ranks and nodes are those that the caller asserts, else all GPUs that the profile's nodes have, and
-  if the devices that the output names are the profile's.
+* All took part if ranks and nodes are those that the caller asserts, or all GPUs of the profile's nodes, and if the
+  devices that the output names are the profile's.
 * A collective is judged by its best row of 1 GiB or more, never by the average over sizes. A figure above its ceiling
   by more than `MARGIN` is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference
   for exactly its ranks, nodes and class of algorithms, it must reach a floor: the `floor_fraction` of the lowest
@@ -52,11 +52,11 @@ NEVER_COMPARE = ("all_reduce_bench",)
 COLLAPSE = 0.5
 """The least fraction of the best row that rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
-"""How far busbw / algbw may be off what the number of ranks makes it, from `RATIO_LEAST` GB/s on."""
+"""How far busbw / algbw may differ from the ratio for the number of ranks, from `RATIO_LEAST` GB/s on."""
 RATIO_LEAST = 20.0
 
 NO_PROFILE = "no profile says how fast it should be"
-UNSOUND = "its data are no result, so its speed says nothing"
+UNSOUND = "its data failed, so its speed is not judged"
 NO_DATA = DataClaim(state="not compared", reason="this benchmark never compares data")
 NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
@@ -173,7 +173,7 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
         if alone > 1 or (wanted or 1) > 1:
             wrong.append(apart)
     if ranks and run.ranks != 1 and (ratio := _wrong_ratio(run, ranks)):
-        wrong.append(f"busbw is {ratio:.4f} * algbw, which is not that of {plural(ranks, 'rank')}")
+        wrong.append(f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}")
     if wrong:
         return ParticipationClaim(state="incomplete", reason="; ".join(wrong))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
@@ -196,13 +196,13 @@ def _participation(run: Run, profile: Profile | None, expected: Expected, alone:
         return ParticipationClaim(state="incomplete", reason=f"{ranks} ranks on {wanted} GPUs")
     scale = ", ".join(plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count)
     if not asked:
-        reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many")))
+        reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many there should be")))
         return ParticipationClaim(state="not known", reason=reason)
     return _gpus_claim(ranks, wanted or ranks, "took part", scale)
 
 
 def _unjudged(profile: Profile | None, unsound: str, problem: str, **facts: Any) -> SpeedClaim:
-    """Return that a speed was not judged: what was measured is `unsound`, there is no profile, or another problem.
+    """Return a claim that speed was not judged: data are `unsound`, there is no profile, or there is another problem.
 
     It stays open if a profile was asked for and nothing is wrong with what was measured.
     """
@@ -226,7 +226,7 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
         return ""
     others = [name for name in names if _names_gpu(name) and not profile.has(name)]
     own = " or ".join(name.strip("*") for name in profile.gpu.names)
-    return f"it ran on {', '.join(others)}, and {profile.name} is for {own}" if others else ""
+    return f"it ran on {', '.join(others)}, but {profile.name} describes {own}" if others else ""
 
 
 def _wrong_ratio(run: Run, ranks: int) -> float | None:
@@ -260,7 +260,7 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
 
 
 def _speed_asked_for(run: Run, least: float, facts: Mapping[str, Any]) -> SpeedClaim:
-    """Judge the best row of 1 GiB or more by what the user asks for."""
+    """Compare the best row of 1 GiB or more with the bandwidth that the user asks for."""
     floor = Limit(value=least, unit="GB/s", what="asked for with --min-bw")
     if not _speeds(run, _least_size(run)):
         problem = "speed is judged at 1 GiB or more, which was not measured"
@@ -294,10 +294,10 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
     notes = [f"as {' or '.join(sorted(used))}" if len(used) == 1 else ""]
     notes.append(
-        "" if any(map(_names_gpu, run.devices)) else f"the output does not name the GPU, taken for {profile.name}'s"
+        "" if any(map(_names_gpu, run.devices)) else f"the output does not name the GPU, assumed to be {profile.name}'s"
     )
     notes += [
-        f"what NCCL chooses itself reaches {r.rate:g} GB/s with {r.algorithm}"
+        f"NCCL's own choice, {r.algorithm}, reaches {r.rate:g} GB/s"
         for r in references
         if used and reference and not r.forced and r.algorithm and r.algorithm not in used
     ][:1]
@@ -401,7 +401,7 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         participation = _gpus_claim(gpus, wanted, "took part")
     unsound = problem or (UNSOUND if data.standing() == "failed" else "")
     if test.unit != "GB/s" or is_absent or "local" in name:
-        reason = "times are not judged" if test.unit != "GB/s" else "it passes no link between devices"
+        reason = "times are not judged" if test.unit != "GB/s" else "it uses no link between devices"
         speed = SpeedClaim(state="not applicable", reason="" if is_absent else reason)
     elif profile is None or unsound or not pairs:
         speed = _unjudged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
@@ -450,7 +450,7 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     if any(row.latency_us for row in table.rows):
         speed = SpeedClaim(state="not applicable", unit="Gb/s", reason="times are not judged")
     elif table.tool == "osu" or "Atomic" in test:
-        reason = "8 bytes at a time are no bandwidth" if "Atomic" in test else "OSU does not say what its data pass"
+        reason = "messages of 8 bytes show no bandwidth" if "Atomic" in test else "OSU does not say which link it uses"
         speed = SpeedClaim(state="not applicable", reason=reason, **facts)
     elif profile is None or unsound or measured is None or size is None:
         problem = "no bandwidth was read"
@@ -496,7 +496,7 @@ def _judge_ucx(result: UcxResult) -> Judgement:
         reason = result.reason or "only progress was printed, and no final result"
         data = DataClaim(state="unfinished", reason=reason)
     elif any(value is None for values in figures for value in values.values()):
-        data = DataClaim(state="unfinished", reason="it has figures that are no numbers")
+        data = DataClaim(state="unfinished", reason="some of its figures are not numbers")
     speed = SpeedClaim(state="not applicable", reason="no profile has references for ucx_perftest")
     return Judgement(
         source=result.source, subject=result.subject, data=data, participation=NO_PARTICIPATION, speed=speed
@@ -519,7 +519,7 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
     if failed:
         data = DataClaim(state="wrong", reason=f"{', '.join(dict.fromkeys(failed))} failed")
     elif warned:
-        reason = f"{', '.join(dict.fromkeys(warned))}: a warning is no pass"
+        reason = f"{', '.join(dict.fromkeys(warned))}: a warning is not a pass"
         data = DataClaim(state="not compared", reason=reason, allow="unvalidated")
     elif not ran:
         data = DataClaim(state="not compared", reason=f"no test of the hardware was run: {counts}", allow="unvalidated")

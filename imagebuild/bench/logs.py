@@ -55,9 +55,9 @@ class Log:
     warnings: list[LogLine] = field(default_factory=list)
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
     settings: list[Setting] = field(default_factory=list)
-    """What chooses the algorithms of NCCL, or tells what was chosen for 1 GiB or more."""
+    """Variables that choose NCCL's algorithms, and the algorithms that it used for 1 GiB or more."""
     damage: str = ""
-    """Why its compressed data could not be read to their end."""
+    """Why its compressed data could not be read to the end."""
 
 
 Item = TypeVar("Item")
@@ -76,7 +76,7 @@ class LineReader(Generic[Item]):
     is_error: bool = False
     """Whether the line is an error."""
     after_error: bool = False
-    """Whether the line before it was one: another one that follows at once explains it."""
+    """Whether the line before it was an error: an error that follows at once explains it."""
 
     def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> Parsed[Item]:
         """Read cleaned lines of up to `longest` characters, if one matches `mark`, which only this tool prints."""
@@ -149,7 +149,7 @@ _GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])"
 
 
 DAMAGED = (gzip.BadGzipFile, zlib.error, EOFError)
-"""What reading raises where compressed data are damaged; the last if they have no end."""
+"""Errors of reading damaged compressed data; the last of them if the data break off."""
 
 
 @contextmanager
@@ -185,7 +185,7 @@ def read_log(path: Path | str) -> Log:
             with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
                 _read(log, file)
         except DAMAGED as error:
-            how = "have no end" if isinstance(error, EOFError) else f"are damaged ({error})"
+            how = "break off" if isinstance(error, EOFError) else f"are damaged ({error})"
             log.damage = f"its compressed data {how}"
     return log
 
@@ -371,9 +371,9 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
 def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
     """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
 
-    A comma may be too many, keys and values may lack quotes: numbers are returned as strings then, and so are `nan` and
-    `inf`, which JSON does not have. A value counts once a comma or bracket ends it, as a number at the very end may
-    lack digits. Other output begins where two values have no comma between them.
+    There may be a comma too many, and keys and values may lack quotes: numbers are then returned as strings, and so are
+    `nan` and `inf`, which JSON lacks. A value counts once a comma or bracket ends it, as a number at the end may lack
+    digits. Other output begins where two values have no comma between them.
     """
     following = _NEXT_DOCUMENT.search(text, begin + 1)
     limit = following.start() if following else len(text)

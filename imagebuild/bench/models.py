@@ -100,7 +100,7 @@ class Run(Model):
     other_devices: tuple[str, ...] = ()
     """Names of GPUs that differ from `device`."""
     algorithms: tuple[AlgorithmName, ...] = ()
-    """Classes of algorithms that the library was made to use, or says that it used, as the output tells."""
+    """Classes of algorithms that, by the output, the library was made to use or used."""
     rows: tuple[NcclRow, ...] = ()
     partial_rows: int = 0
     """Number of rows that were cut, or broken by other output beyond repair."""
@@ -229,7 +229,7 @@ class Diagnostic(Model):
 
 
 class Source(Model):
-    """Name a file, and say what was read from it."""
+    """Hold the name of a file, and what was read from it."""
 
     path: str
     tools: tuple[str, ...]
@@ -271,7 +271,7 @@ class Limit(Model):
 
 Standing = Literal["failed", "open", "unasked", "accepted", "passed", "not applicable"]
 """What a claim counts as, the worst first; the first two make a report fail. `open`: it was asked for and is not known;
-`unasked`: it is not known, and nobody asked; `accepted`: `--allow` names it."""
+`unasked`: it is not known, nor asked for; `accepted`: `--allow` names it."""
 STANDINGS: tuple[Standing, ...] = get_args(Standing)
 
 Openness = Literal["unvalidated", "partial", "unjudged"]
@@ -297,7 +297,7 @@ class Claim(Model):
     reason: str = ""
     """In plain words, one line."""
     allow: Openness | None = None
-    """What `--allow` names to accept this state. `None` if nothing accepts it, or if it is open and nobody asked."""
+    """What `--allow` names to accept this state. `None` if nothing accepts it, or if it was not asked for."""
 
     def standing(self, allowed: Collection[str] = ()) -> Standing:
         """Return what the claim counts as, where `--allow` names these kinds."""
@@ -335,7 +335,7 @@ class SpeedClaim(Claim):
     floor: Limit | None = None
     """What passes without a reference: a fraction of the lowest ceiling."""
     algorithm: AlgorithmName | None = None
-    """The class of algorithms that it was judged as, if the output or the caller tells a single one."""
+    """The class of algorithms as which it was judged, if the output or the caller names exactly one."""
 
     @property
     def words(self) -> str:

@@ -66,7 +66,7 @@ _AFTER: Mapping[str, Set[str]] = {
     **dict.fromkeys(("rank", "command"), _BODY),
     **dict.fromkeys(("row", "partial"), _FOOTERS),
 }
-"""What must have come before an event of each kind for it to be of the next run."""
+"""Kind of event → the kinds after which it belongs to the next run."""
 _PATTERNS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -170,8 +170,8 @@ _FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
 """Distance of a message from the cause, verdict, pattern of the message. Of several that a line has, the first counts:
 `Test NCCL failure … 'unhandled cuda error'` is an error of CUDA.
 
-A CUDA error is nobody's consequence; of communication errors and timeouts the first leads to the others; "remote
-process exited" is what every other rank says; launchers and traces say only that something happened. Nothing as short
+No other error causes a CUDA error. The first communication error or timeout causes the others. "remote process exited"
+is what all other ranks say. Launchers and traces say only that something happened. Nothing as short
 as `timeout` is searched: MPICH ends every output with "0 network timeouts".
 """
 _ANY_FAILURE = re.compile("|".join(message for _, _, message in _FAILURES))
@@ -375,8 +375,8 @@ class _RunEvents:
 def _split_runs(process: str, events: Iterable[_Event]) -> list[_RunEvents]:
     """Split the events of one process into runs.
 
-    A run that has no footer yet when another one opens, and a footer or devices that belong to no opening: these are
-    the lines of several programs that printed at the same time, as those of a build without MPI under mpirun do.
+    If a run has no footer when the next one opens, and a footer or devices belong to no opening, then several programs
+    printed at the same time, as programs without MPI do under mpirun.
     """
     pieces = _cut_at_repetitions(events)
     kinds = [{event.kind for event in piece} for piece in pieces]
@@ -426,7 +426,7 @@ def _failures_by_run(runs: Sequence[_RunEvents], failures: Iterable[_Failure]) -
 def _settings_of(runs: Sequence[_RunEvents], settings: Sequence[Setting]) -> list[Mapping[str, str]]:
     """Return the settings of each run: those between the run before it and its own end.
 
-    What is set before a command without settings of its own holds for the runs that follow, too, until it is unset.
+    A run without settings of its own has those of the run before it, unless its command was printed.
     """
     found: list[Mapping[str, str]] = []
     begin = 0
@@ -538,7 +538,7 @@ def _sizes_of(run: _RunEvents) -> Sequence[int]:
 
 
 def _wrong_sizes(rows: Sequence[NcclRow], sizes: Sequence[int], unread: int) -> tuple[int | None, int | None]:
-    """Return a size that was asked for and has no row, also none that is unread, and one that has a row too many.
+    """Return a size that was asked for and has no row, not even an unread one, and a size that has a row too many.
 
     Rows of all sizes may come several times. Sizes are rounded down, the smallest ones to the same.
     """
@@ -578,7 +578,7 @@ def _half_of_one_digit(printed: float | None) -> float:
 
 
 def _contradiction(run: _RunEvents, facts: Run) -> str:
-    """Return which row has figures that are no numbers, or that do not fit each other as those of most rows do.
+    """Return which row has figures that are not numbers, or that do not fit each other as in most rows.
 
     algbw is size / time, unless time is that of the CPU, and busbw is algbw times the same factor in all rows; the
     first releases had another factor in the former. Both are compared where rounding leaves enough digits: not below
@@ -587,7 +587,7 @@ def _contradiction(run: _RunEvents, facts: Run) -> str:
     figures: list[tuple[int, float, float, float]] = []
     for size, half in ((row.size_bytes, half) for row in facts.rows for half in row.halves if row.size_bytes):
         if half.time_us is None or half.algbw_gb_s is None or half.busbw_gb_s is None:
-            return f"the row of {size} bytes has figures that are no numbers"
+            return f"the row of {size} bytes has figures that are not numbers"
         if half.time_us >= 1 and 1 <= half.algbw_gb_s < _ONE_DIGIT_FROM:
             figures.append((size, half.time_us, half.algbw_gb_s, half.busbw_gb_s))
     if not figures:

@@ -100,7 +100,7 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
         self.has_begun = True
 
     def read_row(self, text: str) -> bool:
-        """Keep the line if it is the header or a row, or note it as unread if it is like one; return if it was any.
+        """Keep a header or a row, or note a line that looks like one as unread; return whether it was any of these.
 
         Rows come in order. A row that is cut has the next number, and a row after a gap has all its columns. A line
         with neither is another program's.
@@ -160,7 +160,7 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
         if self.description and "device_to_device" in name and len(self.rows) != self.columns:
             yield f"its matrix has {len(self.rows)} of {self.columns} rows"
         if "GB/s" in self.description and _is_other_sum(self.rows, total):
-            yield "the sum of its cells is not the one that it prints"
+            yield "its cells do not add up to the sum that it prints"
 
     def add(
         self, name: str | None, status: str, reason: str, unit: str | None = None, total: float | None = None

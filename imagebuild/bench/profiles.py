@@ -185,7 +185,7 @@ class Profile(ProfileFile):
     links: Annotated[tuple[Link, ...], Field(min_length=1)]
 
     def has(self, device: str) -> bool:
-        """Return whether the driver calls this profile's GPU so; a slice of one (`… MIG 3g.40gb`) is other hardware."""
+        """Return whether this is the driver's name of the GPU; a slice of a GPU (`… MIG 3g.40gb`) is other hardware."""
         words = device.casefold().split()
         return "mig" not in words and any(fnmatchcase(device.casefold(), name.casefold()) for name in self.gpu.names)
 
@@ -227,7 +227,7 @@ def find_profile(profiles: Profiles, name: str) -> YamlFile[Profile]:
 
 
 def profile_key(reference: MeasuredSpeed) -> tuple[str, int, int, str | None]:
-    """Return what tells references apart: of two with the same key, a profile's own replaces the one taken over."""
+    """Return the key of a reference: a profile's own replaces an inherited one with the same key."""
     return reference.collective, reference.ranks, reference.nodes, reference.algorithm if reference.forced else None
 
 
@@ -246,7 +246,7 @@ def _complete_profile(
             return None  # the mistakes of that file are reported
         base = documents[own.extends].model
         if base.extends:
-            mistakes.add(document.at("extends"), f"extends: {own.extends} itself extends {base.extends}; name that one")
+            mistakes.add(document.at("extends"), f"extends: {own.extends} extends {base.extends}; name {base.extends}")
             return None
         inherited = _given_values(base)
         references = base.references

@@ -44,7 +44,7 @@ _NOT_READ = re.compile(
     r"[\s>]{0,40}(?:(?P<p2p>P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)"
     r"|(?P<dcgmi>\|\s{0,3}Diagnostic\s{1,40}\|)|(?P<ucx>(?:[^,\s]{1,80},){0,8}iterations,[\w.]{1,40}_lat,avg_lat,))"
 )
-"""Marks of outputs that people have, and that are not read."""
+"""Beginnings of output that people have, in formats that are not read."""
 _ADVICE = {
     "p2p": "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same",
     "dcgmi": "the table of dcgmi diag is not read; use dcgmi diag -j",
@@ -56,7 +56,7 @@ _ERROR = re.compile(
     r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
     re.IGNORECASE,
 )
-"""What a message of a shell, a launcher or a scheduler has if it says that something was not done."""
+"""Words by which a shell, a launcher or a scheduler says that something failed."""
 _MOST_EXAMPLES = 5
 _LONGEST_EXAMPLE = 160
 

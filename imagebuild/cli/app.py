@@ -29,7 +29,7 @@ class Listed(NamedTuple):
 COMMANDS: Mapping[str, Mapping[str, Listed]] = {
     "Build": {
         "init": Listed("plan", "Write a project of your own, on top of what comes with imagebuild."),
-        "plan": Listed("plan", "List the targets that a build would build, or what a change makes it execute again."),
+        "plan": Listed("plan", "List the targets of a build, or the steps that a change makes a build execute again."),
         "render": Listed("plan", "Print the self-contained Dockerfile of a target."),
         "build": Listed("build", "Build targets with BuildKit."),
         "lock": Listed("lock", "Pin every source by content: add what the lock lacks, remove what nothing uses."),
@@ -46,12 +46,12 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "publish": Listed("publish", "Give tags to images whose checks passed, and to nothing else."),
         "each": Listed("publish", "Run a command for every image that was pushed, by its digest."),
         "sbom": Listed("evidence", "List what is installed in an image, as SPDX."),
-        "scan": Listed("evidence", "Judge what a scanner found in an image by a policy."),
+        "scan": Listed("evidence", "Judge by a policy what a scanner found in an image."),
         "freshness": Listed("evidence", "Say which packages have a security update."),
         "attest": Listed("evidence", "Verify, show and add attestations of a published image."),
         "diff": Listed("evidence", "Say what differs between two images."),
         "catalog": Listed("evidence", "Make a page of all published images, and the table in the README."),
-        "prune": Listed("publish", "List what builds pushed and nobody needs any more, and delete it with --yes."),
+        "prune": Listed("publish", "List what builds pushed and is not needed any more; delete it with --yes."),
     },
     "This machine": {
         "doctor": Listed("build", "Say what this machine has for building and checking, and how to get what it lacks."),
@@ -206,7 +206,7 @@ def main() -> None:
         err.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
     except OSError as error:
-        # Errors of files have the file's name, and become ImagebuildErrors where they arise.
+        # Errors that name a file become ImagebuildErrors where they arise.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python fails again when it flushes at exit

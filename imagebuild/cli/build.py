@@ -112,7 +112,7 @@ def build(
 
 
 def _bundle_of(folder: Path | None, offline: bool) -> Path | None:
-    """Return the bundle that a build takes: the named one, or with --offline the one of the configuration."""
+    """Return the bundle of a build: the one that is named, or with --offline that of the configuration."""
     if folder or not offline:
         return folder
     from imagebuild.core.settings import load_settings
@@ -196,13 +196,13 @@ def verify_bundle(
         raise ResultError("\n".join(wrong))
     if not served:
         raise ConfigError(
-            f"{directory}: the bundle is whole, but of other versions than this project; it serves no target"
+            f"{directory}: the bundle is undamaged, but made for other versions; no target here can be built from it"
         )
 
     def show() -> None:
         rows = [(name, ", ".join(p.removeprefix("linux/") for p in platforms)) for name, platforms in served.items()]
         print_table(("serves", "platforms"), rows)
-        out.print(f"{directory}: whole; made {bundle.manifest.created}", markup=False)
+        out.print(f"{directory}: undamaged; made {bundle.manifest.created}", markup=False)
 
     options.print_result(json_file, {"created": bundle.manifest.created, "serves": served}, show)
 
@@ -215,7 +215,7 @@ def use_bundle(directory: BundleArgument) -> None:
 
     bundle = Bundle.read(directory)
     file = remember_bundle(os.environ, bundle.folder)
-    out.print(f"{file}: bundle: {bundle.folder}", markup=False)
+    out.print(f"{file}: `bundle` is {bundle.folder} now", markup=False)
 
 
 engine = options.command_group("Start, show and stop a private Docker Engine, for machines that have none.")
@@ -285,7 +285,7 @@ def doctor(
     edits: options.PlanChanges,
     select: options.SelectArgument = None,
     upstream: Annotated[
-        bool, option("--upstream", "Instead: ask servers whether they still have every source of the targets.")
+        bool, option("--upstream", "Examine servers instead: whether they still have every source of the targets.")
     ] = False,
     platform: options.PlatformsOption = None,
     json_file: options.JsonOption = None,
@@ -314,7 +314,7 @@ def doctor(
         raise typer.Exit(report.exit_status)
     if select or edits or platform:
         raise ConfigError(
-            "targets, platforms and changes of the plan: need --upstream; without it only this machine is looked at"
+            "targets, platforms and changes of the plan: need --upstream; without it doctor looks only at this machine"
         )
     findings = examine_machine()
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}

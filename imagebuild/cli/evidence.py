@@ -57,9 +57,9 @@ def scan(
     json_file: options.JsonOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Judge what a scanner found in an image by a policy, and keep the verdict with the image's digest.
+    """Judge by a policy what a scanner found in an image, and keep the verdict with the image's digest.
 
-    Exit status 1 if one finding fails the image.
+    Exit status 1 if a finding fails the image.
     """
     from imagebuild.core.fields import YamlFile
     from imagebuild.publish.scan import Policy, load_policy, load_report, print_scan, scan_result
@@ -80,8 +80,8 @@ def scan(
 def freshness(
     project: options.ProjectFiles,
     archive: Annotated[str, option("--archive URL", "The distribution's archive of security updates.")],
-    suite: Annotated[str, option("--suite NAME", "Its suite, such as trixie-security.")],
-    keyring: Annotated[Path, option("--keyring FILE", "The keys that sign it, as gpg exports them.")],
+    suite: Annotated[str, option("--suite NAME", "Suite of that archive, such as trixie-security.")],
+    keyring: Annotated[Path, option("--keyring FILE", "File of the keys that sign the archive, as gpg exports them.")],
     select: options.SelectArgument = None,
     registry: options.RegistryOption = None,
     scans: Annotated[Path | None, option("--scans DIR", "Folder with newer scans: those that fail count too.")] = None,
@@ -90,7 +90,7 @@ def freshness(
 ) -> None:
     """Say which packages have a security update, by the SBOM of each published image that an alias names.
 
-    Exit status 1 if one has, if a scan fails that a new build cures, or if an image has no SBOM.
+    Exit status 1 if a package has an update, if a scan fails that a new build cures, or if an image has no SBOM.
     """
     from functools import cache
 
@@ -132,11 +132,11 @@ MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]w
 PublishedArgument = Annotated[str, argument("IMAGE", "An image of a registry, by tag or digest.")]
 KindOption = Annotated[
     Literal["sbom", "provenance", "verification", "benchmark", "scan"],
-    option("--kind KIND", "What the file is: sbom, provenance, verification, benchmark or scan."),
+    option("--kind KIND", "Kind of attachment: sbom, provenance, verification, benchmark or scan."),
 ]
 
 
-PublicKeyOption = Annotated[str | None, option("--key FILE", "Public key that a signature has to be made with.")]
+PublicKeyOption = Annotated[str | None, option("--key FILE", "Public key by which signatures are verified.")]
 UnloggedSignatureOption = Annotated[
     bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")
 ]
@@ -150,7 +150,7 @@ def verify_attachments_of(
     issuer: options.IssuerOption = None,
     no_tlog: UnloggedSignatureOption = False,
     require: Annotated[
-        str, option("--require KIND,…", "Kinds that have to be there; `signature` is one, too.")
+        str, option("--require KIND,…", "Kinds of attachments that must be there; `signature` is one, too.")
     ] = "sbom,provenance,verification",
     json_file: options.JsonOption = None,
 ) -> None:
@@ -202,7 +202,7 @@ def add_attachment_to(
 ) -> None:
     """Attach a file to a published image, such as results that were measured later.
 
-    Of an index, the image of each platform that the file is about gets it, and the index.
+    With an index, the file is attached to the image of each platform that it is about, and to the index.
     """
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
@@ -277,7 +277,7 @@ def catalog(
     output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
     check: options.CheckOption = False,
-    freshness: Annotated[Path | None, option("--freshness FILE", "What `freshness --json` wrote, to show it.")] = None,
+    freshness: Annotated[Path | None, option("--freshness FILE", "Result of `freshness --json`, for the page.")] = None,
     key: PublicKeyOption = None,
     identity: options.IdentityOption = None,
     issuer: options.IssuerOption = None,

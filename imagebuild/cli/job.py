@@ -46,9 +46,7 @@ def job(
         ),
     ] = "generic",
     nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
-    racks: Annotated[
-        int | None, option("--racks NUMBER", "Number of whole racks that NVLink joins, instead of --nodes.")
-    ] = None,
+    racks: Annotated[int | None, option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.")] = None,
     feature: Annotated[
         list[str] | None,
         option(
@@ -57,10 +55,10 @@ def job(
     ] = None,
     with_: Annotated[
         list[str] | None,
-        option("--with COMPONENT", "A component that the image was built with by --with, such as a plug-in."),
+        option("--with COMPONENT", "A component that was added to the image with --with, such as a plug-in."),
     ] = None,
     container: Annotated[
-        str | None, option("--container pyxis|none", "What runs the image under Slurm: pyxis, the default, or nothing.")
+        str | None, option("--container pyxis|none", "With Slurm: run the image by pyxis (default), or no image.")
     ] = None,
     image: Annotated[str | None, option("--image IMAGE", "Image to run; by default the newest that fits.")] = None,
     registry: options.RegistryOption = None,
@@ -77,9 +75,7 @@ def job(
     settings: Annotated[
         list[str] | None, option("--param NAME=VALUE", "A parameter of the job, or a variable of all ranks.")
     ] = None,
-    collect: Annotated[
-        bool, option("--collect", "Say in the header how the result comes back from the cluster.")
-    ] = False,
+    collect: Annotated[bool, option("--collect", "Say in the header how to run the job and get its result.")] = False,
     output: options.OutputOption = None,
     facts: Annotated[Path | None, option("--facts DIR", "Read the facts about jobs from this folder alone.")] = None,
     profiles: options.ProfilesOption = None,

@@ -154,7 +154,7 @@ UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the sig
 
 # What a command writes
 JsonOption = Annotated[
-    str | None, option("--json FILE|-", "Write the result as JSON to a file; `-` prints nothing else.")
+    str | None, option("--json FILE|-", "Write the result as JSON to a file; with `-`, print it and nothing else.")
 ]
 OutputOption = Annotated[str | None, option("-o, --output FILE", "Write to a file instead of the standard output.")]
 CheckOption = Annotated[
@@ -369,7 +369,7 @@ class ImageChanges(PlanChanges):
         str | None, option("--base-image IMAGE", "Start from this image instead of the targets' own base.")
     ] = None
     append: Annotated[
-        Path | None, option("--append FILE|-", "Add these instructions at the end; their CMD, ENV and LABEL win.")
+        Path | None, option("--append FILE|-", "Add this file's instructions at the end; their CMD, ENV and LABEL win.")
     ] = None
 
     def parse(self, registry: str | None = None) -> Changes:
@@ -402,11 +402,11 @@ class ImageChanges(PlanChanges):
             if problem := base_mismatch(self.base_image, release):
                 raise ConfigError(f"{where}: {problem}")
         hint = "" if has_digest else "; add @sha256:… so that it stays the same"
-        err.print(f"{where}: must be {', '.join(releases)}, as packages and pins are for that{hint}", markup=False)
+        err.print(f"{where}: must be {', '.join(releases)}, which packages and pins are for{hint}", markup=False)
 
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
-    """Return the folders of profiles or facts to read; where two have the same name, the last folder counts.
+    """Return the folders of profiles or facts to read; of files with the same name, that of the last folder counts.
 
     That is the folder of an option; else those of imagebuild, of what the project extends, and of the project.
     """

@@ -36,10 +36,10 @@ def plan(
         str | None,
         option(
             "--from REVISION",
-            "Say what a build executes after this git revision or folder was built; `nothing`: all of it.",
+            "Say what a build executes if this git revision or folder was built before; `nothing`: all of it.",
         ),
     ] = None,
-    after: Annotated[str | None, option("--to REVISION", "With --from: up to here, not the working tree.")] = None,
+    after: Annotated[str | None, option("--to REVISION", "With --from: the new state, not the working tree.")] = None,
     markdown: options.MarkdownOption = False,
     github: Annotated[bool, option("--github", "Print the matrix of a GitHub Actions workflow.")] = False,
     since: Annotated[
@@ -56,7 +56,7 @@ def plan(
     base: options.BaseOption = "bootstrap",
     json_file: options.JsonOption = None,
 ) -> None:
-    """List the targets that a build would build, or what a change makes it execute again."""
+    """List the targets of a build, or the steps that a change makes a build execute again."""
     if (since is not None or github_jobs != MOST_JOBS) and not github:
         raise ConfigError("--changed-since and --github-jobs: need --github; `plan --from` says what a change costs")
     if unpublished and (since is not None or not github):
@@ -66,7 +66,7 @@ def plan(
     if before is None and (platform or base != "bootstrap") and not github:
         raise ConfigError("--platform and --base: need --from or --github")
     if before and (github or why):
-        raise ConfigError("--from: is not for --github or --why")
+        raise ConfigError("--from: cannot be combined with --github or --why")
     if sum((markdown, github, why, json_file is not None)) > 1:
         raise ConfigError("--json, --markdown, --github and --why exclude each other; give one of them")
     platforms = options.parse_platforms(platform)
@@ -145,7 +145,7 @@ def render(
         argument("TARGET", "A target's id, or a glob that fits only one.", autocompletion=options.completed("targets")),
     ] = "*",
     unresolved: Annotated[
-        bool, option("--unresolved", "Print it even if sources have no pin; no builder accepts it then.")
+        bool, option("--unresolved", "Print the Dockerfile even if sources have no pin; it cannot be built then.")
     ] = False,
     purpose: Annotated[
         Literal["standalone"] | None,
@@ -168,7 +168,7 @@ def render(
         check_resolved(workspace.project.lock, renderer.recipe(chosen).sources(), f"imagebuild lock {chosen.id}")
     except ConfigError as error:
         if not unresolved:
-            raise ConfigError(f"{error}\n  or print it with --unresolved, only to read it") from None
+            raise ConfigError(f"{error}\n  or print the Dockerfile with --unresolved, to read it only") from None
         warning = f"# This cannot be built yet. {str(error).splitlines()[0].rstrip(':')}.\n"
         renderer = renderer.with_unresolved([chosen])
     text = renderer.dockerfile(chosen, words).text
@@ -186,9 +186,9 @@ STANDALONE = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
     "imagebuild init images --repository ghcr.io/acme --workflow acme/imagebuild@v0.1.0",
 )
 def init(
-    folder: Annotated[Path, argument("[FOLDER]", "Folder to write to; by default the current one.")] = Path(),
+    folder: Annotated[Path, argument("FOLDER", "Folder to write to; by default the current one.")] = Path(),
     repository: Annotated[
-        str, option("--repository HOST/PATH", "Where images are named and pushed, such as ghcr.io/acme.")
+        str, option("--repository HOST/PATH", "Registry and folder of your images, such as ghcr.io/acme.")
     ] = "example",
     image: Annotated[str, option("--name NAME", "Name of the first image.")] = "train",
     workflow: Annotated[

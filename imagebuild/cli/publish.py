@@ -108,12 +108,12 @@ def each(
     platform: options.PlatformsOption = None,
     published: Annotated[
         str | None,
-        option("--published HOST/PATH", "Instead: every image that an alias names there; DIR gets a folder for each."),
+        option("--published HOST/PATH", "Take the images that aliases name there instead; DIR gets a folder for each."),
     ] = None,
 ) -> None:
     """Run a command for every image that was pushed, by its digest.
 
-    A failure does not stop the others; the exit status is the worst.
+    A failure does not stop the others; the worst exit status counts.
     """
     if published is None and not folder.is_dir():
         raise NothingSelected(
@@ -208,11 +208,11 @@ def prune(
     project: options.ProjectFiles,
     images: Annotated[list[str] | None, argument("IMAGE", "Globs of images' names; by default all.")] = None,
     registry: options.RegistryOption = None,
-    older_than: Annotated[str, option("--older-than AGE", "Keep what was pushed since: 36h, 14d, 2w.")] = "14d",
+    older_than: Annotated[str, option("--older-than AGE", "Keep what was pushed more recently: 36h, 14d, 2w.")] = "14d",
     yes: Annotated[bool, option("--yes", "Delete; without it, only list.")] = False,
     json_file: options.JsonOption = None,
 ) -> None:
-    """List what builds pushed and nobody needs any more, and delete it with --yes."""
+    """List what builds pushed and is not needed any more; delete it with --yes."""
     from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.prune import Pruning, decide_pruning, parse_age, repositories_of
 

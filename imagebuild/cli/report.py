@@ -45,7 +45,7 @@ def report(
     ] = None,
     allow: Annotated[
         list[str] | None,
-        option("--allow unvalidated|partial|unjudged", "Accept data not compared, GPUs missing, speed not judged."),
+        option("--allow unvalidated|partial|unjudged", "Accept uncompared data, missing GPUs, or unjudged speed."),
     ] = None,
     json_file: options.JsonOption = None,
     junit: Annotated[Path | None, option("--junit FILE|-", "Write JUnit XML, which CI systems show.")] = None,
@@ -64,7 +64,7 @@ def report(
 
     expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
     if profiles and profile is None:
-        raise ConfigError(f"--profiles {profiles}: name one of them with --profile")
+        raise ConfigError(f"--profiles {profiles}: name a profile with --profile")
     folders = options.data_folders(profiles, "profiles")
     outputs = Path(json_file) if json_file is not None else None, junit, html
     printed = Path(options.STDOUT) in outputs
@@ -94,7 +94,7 @@ def limits(
         str | None,
         argument(
             "PROFILE",
-            "Hardware, a file of profiles/; without it all are listed.",
+            "Hardware, a file of profiles/; without a name, all profiles are listed.",
             autocompletion=options.completed("profiles"),
         ),
     ] = None,

@@ -41,7 +41,7 @@ def verify(
         list[str] | None,
         option(
             "--only COMPONENT/CHECK",
-            "Run only checks that fit this glob. Repeat for several.",
+            "Run only checks that match this glob. Repeat for several.",
             autocompletion=options.completed("checks"),
         ),
     ] = None,
@@ -51,7 +51,7 @@ def verify(
     ] = None,
     hosts: Annotated[str | None, option("--hosts A,B,…", "With exec: nodes for checks that use more than one.")] = None,
     layout: Annotated[
-        Path | None, option("--layout DIR", "With exec: OCI layout of the image, if no build's result names it.")
+        Path | None, option("--layout DIR", "With exec: OCI layout of the image, if no result of a build names one.")
     ] = None,
     pull: Annotated[
         bool, option("--pull", "Pull the image if the engine does not have it, and remove it afterwards.")
@@ -98,9 +98,9 @@ def verify(
         raise typer.Exit(1)
     unstarted = [check for check in result.checks if check.component != "image"]
     if unstarted and not result.surroundings:
-        raise CommandError(f"no check was started: {unstarted[0].reason}; `--only image` needs only the files")
+        raise CommandError(f"no check was started: {unstarted[0].reason}; `--only image` reads the files alone")
     if {check.outcome for check in result.checks} == {"skipped"}:
-        raise NothingSelected(f"nothing was checked, all was skipped: {result.checks[-1].reason}")
+        raise NothingSelected(f"no check ran, all were skipped: {result.checks[-1].reason}")
 
 
 def _print_results(result: VerifyResult) -> None:

@@ -57,7 +57,7 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True)
 class Scale:
-    """Tell the size of a job."""
+    """Hold the size of a job."""
 
     nodes: int
     racks: int
@@ -81,7 +81,7 @@ class Offer:
     unnamed: bool = False
     """The names of the images have no registry, so that nobody can pull them."""
     unverified: frozenset[tuple[str, Platform]] = frozenset()
-    """Images, each with a platform for which nobody has seen its checks pass; they run only if they are named."""
+    """Images, each with a platform on which its checks are not known to have passed; they run only if named."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class JobImage:
     driver: str | None = None
     """The oldest driver that the image runs on; None if it is not known."""
     is_planned: bool = False
-    """The plan has it, and nobody knows whether it was ever built."""
+    """It comes from the plan, so it is not known whether it was ever built."""
     components: tuple[str, ...] = ()
     """Components that it is known to have."""
 
@@ -168,7 +168,7 @@ class Choices:
 def choose(
     request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer, parameters: Mapping[str, str]
 ) -> Choices:
-    """Decide everything that the request and the parameters of its `--param` leave open.
+    """Decide everything that the request and its `--param` options leave open.
 
     Raises ConfigError for unknown names, and with the reason for combinations that are impossible.
     """
@@ -238,7 +238,7 @@ def choose(
     }
     combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": fabric}
     combined |= {f"--feature {name}": feature for name, feature in features.items()}
-    # Before an image is chosen, so that a bad combination is reported rather than that no image fits it.
+    # Before an image is chosen: a bad combination is a better reason than that no image fits it.
     _refuse_bad_combinations(combined, conditions)
 
     driver = parameters.get("driver") or cluster.driver
@@ -283,7 +283,7 @@ def container_of(request: JobRequest) -> Container:
             raise ConfigError(f"--container {request.container}: use pyxis or none")
         return "none" if request.container == "none" else "pyxis"
     if request.container is not None:
-        raise ConfigError(f"--container {request.container}: only Slurm lets one choose; Kubernetes runs the image")
+        raise ConfigError(f"--container {request.container}: is for Slurm only; Kubernetes always runs the image")
     return "kubernetes"
 
 
@@ -303,9 +303,9 @@ def _refuse_what_would_be_ignored(request: JobRequest) -> None:
     where = {"--image": request.image, "--registry": request.registry, "--catalog": request.catalog}
     given = [option for option, value in where.items() if value]
     if request.container == "none" and given:
-        raise ConfigError(f"{given[0]}: with --container none the programs of the nodes run, and no image")
+        raise ConfigError(f"{given[0]}: with --container none the nodes' own programs run, not an image")
     if request.image and any(setting.startswith("driver=") for setting in request.settings):
-        raise ConfigError("--param driver: it chooses between images, and --image names one; leave one of them out")
+        raise ConfigError("--param driver: chooses between images, but --image names the image; leave one of them out")
 
 
 def find_facts(files: Mapping[str, YamlFile[M]], name: str, option: str, noun: str) -> M:
@@ -368,7 +368,7 @@ def _choose_image(
     else:
         image = newest_image(offer, facts.stacks, profile, plugin, driver)
     if request.registry and image.reference == request.image:
-        raise ConfigError(f"--registry: --image {request.image} says itself where it is; leave one of them out")
+        raise ConfigError(f"--registry: --image {request.image} names its own registry; leave one of them out")
     if image.arches is not None and profile.node.cpu not in image.arches:
         arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
         raise ConfigError(f"--image {image.reference}: {arches}; use another image")
@@ -419,7 +419,7 @@ def _places(offer: Offer) -> dict[tuple[str, str], int]:
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
-    """Return what is known of an image: everything if the offer has it, by id or tag; else what its name tells."""
+    """Return what is known of an image: everything if the offer has it, by id or tag; else what its name shows."""
     if not REFERENCE.fullmatch(reference):
         raise ConfigError(f"--image {reference!r}: not the name of an image; write REPOSITORY:TAG or REPOSITORY@DIGEST")
     for target in offer.targets:
@@ -494,10 +494,10 @@ def newest_image(
 
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
-    """Return advice how to get an image with an optional plug-in, to be continued; empty for other plug-ins."""
+    """Return the beginning of advice: how to get an image with an optional plug-in; empty for other plug-ins."""
     for name, file in stacks.items():
         if component := file.model.optional_plugins.get(plugin):
-            return f"build {name} with --with {component}, say --with {component} here, too, or "
+            return f"build {name} with --with {component}, give --with {component} here, too, or "
     return ""
 
 

@@ -49,7 +49,7 @@ class Variable:
 
     name: str
     value: str | None
-    """Without a value, ranks get the value that the launcher has."""
+    """None if ranks get the value that the launcher has."""
     why: str
     layer: str
     """Name of the layer, for messages: `fabric ib`, `--param`."""

@@ -50,7 +50,7 @@ Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
 # A shell or a file on the way to the rank would interpret quotes and backslashes.
 Value = Annotated[str, Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")]
 Bytes = Annotated[str, Form("[1-9][0-9]*[KMG]?", "a size as nccl-tests takes it, such as 512M")]
-EnvName = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "a name of a variable")]
+EnvName = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")]
 
 # Texts as Kubernetes wants them; its API server refuses others.
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -116,7 +116,7 @@ def _shell_command(text: str) -> str:
     try:
         shlex.split(text, comments=True)
     except ValueError as error:
-        raise ValueError(f"is no command of a shell: {error}") from None
+        raise ValueError(f"is not a shell command: {error}") from None
     return text
 
 
@@ -149,7 +149,7 @@ class Env(Model):
 
 
 class Expect(Model):
-    """Demand a line of the output, because NCCL continues without a feature that it cannot use."""
+    """Require a line in the output, because NCCL continues without a feature that it cannot use."""
 
     line: Text
     """Extended regular expression, as `grep -E` reads it."""
@@ -179,7 +179,7 @@ class Volume(Model):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.host is None) == (self.claim is None):
-            raise ValueError("needs one of host and claim")
+            raise ValueError("needs either host or claim")
         return self
 
 
@@ -358,7 +358,7 @@ class Security(Model):
     @model_validator(mode="after")
     def _is_root(self) -> Self:
         if self.user:
-            raise ValueError("user: must be 0, or left out: the ssh server that starts ranks lets only root in as root")
+            raise ValueError("user: must be 0 or left out: ssh starts ranks as root, which another user's sshd refuses")
         return self
 
 
@@ -392,7 +392,7 @@ class Kubernetes(Model):
     scheduler: DomainName | None = None
     """Name of the scheduler that places the pods."""
     gang: Literal["kueue", "volcano", "coscheduling"] | None = None
-    """Who starts a job only when all of its pods have a place."""
+    """What starts a job only when all of its pods have a place."""
     queue: Label | None = None
     """Queue of Kueue or Volcano."""
     kueue_topology: bool = False
@@ -411,9 +411,9 @@ class Kubernetes(Model):
     tolerations: tuple[Toleration, ...] = ()
     launcher: LauncherPod = LauncherPod()
     start_minutes: Annotated[int, Field(gt=0)] = 30
-    """Time in which all workers must have started; then a job gives up, and its GPUs back."""
+    """Minutes in which all workers must have started; after that a job gives up and frees its GPUs."""
     keep_minutes: Annotated[int, Field(gt=0)] = 1440
-    """Time after its end when Kubernetes deletes a job and its log."""
+    """Minutes after its end until Kubernetes deletes a job and its log."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -453,7 +453,7 @@ class Slurm(SlurmOptions):
 
 
 class Cluster(FactLayer):
-    """Hold all that differs between this cluster and others; a file of `clusters/`."""
+    """Hold everything in which this cluster differs from others; a file of `clusters/`."""
 
     title: str
     registry: Annotated[str, REGISTRY] | None = None
@@ -465,7 +465,7 @@ class Cluster(FactLayer):
     driver: Text | None = None
     """Version of the driver on the nodes; images that need a newer one are not chosen."""
     rack_key: Key = "nvidia.com/gpu.clique"
-    """Label of nodes that tells which nodes share a rack-wide NVLink."""
+    """Label of nodes that shows which of them share a rack-wide NVLink."""
     fabrics: dict[str, ClusterFabric] = Field(default_factory=dict)
     nodes: dict[Gpu, Nodes] = Field(default_factory=dict)
     """GPU, as in names of jobs (`h100`) → its nodes."""
@@ -488,7 +488,7 @@ class JobTest(Model):
     pairs: bool = False
     """Every pair of nodes is measured by itself: in rounds, in which each node is in one pair."""
     minutes: Annotated[int, Field(gt=0)] = 20
-    """Time limit; of a round, where pairs are measured."""
+    """Time limit in minutes: of the test, or of each round where pairs are measured."""
 
 
 class SchedulerFacts(FactLayer):
@@ -624,7 +624,7 @@ def gpu_name(profile: Profile) -> str:
 
 
 def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) -> str:
-    """Return the fabric of a job without --fabric: the profile's own, or what its cards do."""
+    """Return the fabric of a job without --fabric: the profile's own, or the one for its cards."""
     kind = profile.network.kind if profile.network else "none"
     for wanted in (profile.name, kind):
         for name, fabric in fabrics.items():
@@ -645,7 +645,7 @@ class JobRequest:
     racks: int | None = None
     features: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
-    """Components that the image was built with by `--with`."""
+    """Components that were added to the image with `--with`."""
     container: str | None = None
     """`pyxis`, which is Slurm's default, or `none`."""
     image: str | None = None
@@ -658,7 +658,7 @@ class JobRequest:
     settings: tuple[str, ...] = ()
     """Texts of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
-    """The header says how to run the job and how to get its result."""
+    """Whether the header says how to run the job and how to get its result."""
     facts: str | None = None
     profiles: str | None = None
     project: str | None = None

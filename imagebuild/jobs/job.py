@@ -61,7 +61,7 @@ class Job(Choices):
 
     @property
     def slurm_options(self) -> Mapping[str, str]:
-        """Return what `--param`, the GPU's nodes or the cluster say of sbatch's options; the first of them counts."""
+        """Return options of sbatch: of each the first value that `--param`, the GPU's nodes and the cluster have."""
         parameters, nodes, slurm = self.parameters, self.nodes, self.cluster.slurm
         values = {
             name: parameters.get(name) or getattr(nodes, name) or getattr(slurm, name)
@@ -104,17 +104,17 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
         advice = "if the nodes have an older one, name it with --param driver=VERSION"
         messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
     if image.components and "nccl-tests" not in image.components and "programs" not in parameters:
-        remedy = "add it to its components, or say where programs are with --param programs=FOLDER"
-        raise ConfigError(f"--image {image.reference}: has no nccl-tests, by the plan; {remedy}")
+        remedy = "add it to the image, or name the folder of the programs with --param programs=FOLDER"
+        raise ConfigError(f"--image {image.reference}: has no nccl-tests, according to the plan; {remedy}")
     if image.is_planned:
         unknown = "is planned; whether it was built and pushed is not known"
-        choice = "--catalog chooses among images that were, which `imagebuild catalog` lists"
+        choice = "--catalog chooses among published images, which `imagebuild catalog` lists"
         messages.append(f"note: {image.reference} {unknown}; {choice}")
     if image.nccl is None:
         messages.append(f"note: the version of NCCL is not known, so {choices.nccl} is assumed; name it with --nccl")
 
     if choices.cluster.kubernetes.kueue_topology and not choices.mnnvl and choices.container == "kubernetes":
-        messages.append(f"note: kueue-topology is about racks, and NVLink of {profile.name} ends at the node")
+        messages.append(f"note: kueue-topology is ignored, as NVLink of {profile.name} ends at the node")
 
     expected = (line for source in sources for line in source.layer.expect)
     job = Job(
@@ -206,7 +206,7 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
     """Return what the best size of each collective must reach: what is asked for, or what the profile says."""
     value, profile = choices.parameters.get("min-bw"), choices.profile
     if value and len(choices.test.collectives) > 1:
-        raise ConfigError("--param min-bw: the collectives of the test reach different rates; use a test of one")
+        raise ConfigError("--param min-bw: collectives of the test reach different rates; use a test of one collective")
     least: dict[str, Least] = {}
     if value:
         least[choices.test.collectives[0]] = Least(value, "GB/s, by --param min-bw")
@@ -247,11 +247,11 @@ def choose_placement(choices: Choices) -> Placement:
         return "anywhere"
     if named:
         if twice := next((name for name in named if named.count(name) > 1), None):
-            raise ConfigError(f"--param racks={','.join(named)}: {twice} is there twice; name {racks} racks")
+            raise ConfigError(f"--param racks={','.join(named)}: {twice} is named twice; name {racks} racks")
         if "NAME" in named:
             raise ConfigError(f"--param racks: for NAME, write a value of the nodes' label {choices.cluster.rack_key}")
         if len(named) != racks:
-            raise ConfigError(f"--param racks={','.join(named)}: the job is for another number of racks, {racks}")
+            raise ConfigError(f"--param racks={','.join(named)}: names {len(named)}, but the job needs {racks}")
         return "named"
     if kube.kueue_topology:
         return "kueue"
@@ -300,8 +300,9 @@ def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
     }
     for container, has in containers.items():
         if kube.quota and (lacking := [name for name in ("cpu", "memory") if not has.get(name)]):
-            where = f"cluster {choices.request.cluster} has a quota, and nobody says {' and '.join(lacking)}{container}"
-            raise ConfigError(f"{where}; add it to nodes.{choices.gpu} in the cluster's file")
+            where = f"cluster {choices.request.cluster} has a quota, which needs {' and '.join(lacking)}{container}"
+            place = "`resources` of the sidecar" if container else f"nodes.{choices.gpu} in the cluster's file"
+            raise ConfigError(f"{where}; add it to {place}")
     if any(name.startswith("hugepages-") for name in amounts) and not (own["cpu"] or own["memory"]):
         problem = "Kubernetes takes hugepages only beside cpu or memory"
         raise ConfigError(f"{problem}; add one to nodes.{choices.gpu} in the cluster's file, or --param memory=")

@@ -1,4 +1,4 @@
-"""Report what benchmarks and checks said, to people and to CI."""
+"""Report the results of benchmarks and checks to people and to CI."""
 
 import lazy_loader
 

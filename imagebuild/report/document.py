@@ -198,7 +198,7 @@ class Report(Results):
             assertions += assertions_on_claims(judgement, self.about.allowed)
         for verification in self.verifications:
             assertions += assertions_of_checks(verification)
-        reason = "no output of a known benchmark, result of verify or report was found in it"
+        reason = "it has no output of a known benchmark, no result of verify and no report"
         assertions += [Assertion("reading", file, file, "failed", "no-result", reason) for file in self.nothing_in]
         for source in self.sources:
             if source.damage:
@@ -234,10 +234,7 @@ class Report(Results):
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if nothing failed and nothing that was asked for is open, else 1.
-
-        5 if nothing could be read, or a file is damaged.
-        """
+        """Return 5 if nothing could be read or a file is damaged, 1 if something failed or is open, else 0."""
         return EXIT_STATUS["nothing-read" if any(source.damage for source in self.sources) else self.overall]
 
     @property
@@ -248,7 +245,7 @@ class Report(Results):
 
     @property
     def headline(self) -> str:
-        """Return the worst that can be said, in one sentence."""
+        """Return the worst result, in one sentence."""
         overall, assertions = self.overall, self.assertions
         if overall == "nothing-read":
             return "No result could be read"
@@ -286,7 +283,7 @@ def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
     found = [Assertion("sweep", s.subject, outlier.label, "failed", "slow", s.reason(outlier)) for s, outlier in slow]
     for sweep in sweeps:
         if sweep.is_even:
-            reason = f"none is below {sweep.limit_gb_s:.4g} GB/s"
+            reason = f"no run is below {sweep.limit_gb_s:.4g} GB/s"
             found.append(Assertion("sweep", sweep.subject, sweep.scope, "passed", "even", reason))
         elif not sweep.outliers:
             reason = (
@@ -317,7 +314,7 @@ def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> l
         if claim.allow:
             hint = "accepted by" if claim.allow in allowed else "to accept it:"
             reason += f" ({hint} --allow {claim.allow})"
-        # Each diagnosis has an assertion of its own: what failed and what passed is said there.
+        # Each diagnosis has an assertion of its own, which says whether it passed.
         if judgement.subject != DIAGNOSIS or kind != "data" or state == "open":
             assertions.append(Assertion(kind, judgement.source, judgement.subject, state, claim.state, reason))
     return assertions
@@ -393,7 +390,7 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 # What files contain
 
 HEAD_BYTES = 4096
-"""Beginning of a file that tells whether imagebuild can have written it; other files are not read whole to find out."""
+"""Bytes at the beginning of a file that show whether imagebuild may have written it; only then is all of it read."""
 
 
 @dataclass(frozen=True)
@@ -411,7 +408,7 @@ class Gathered:
 def gather_files(named: Iterable[Path]) -> Gathered:
     """Read files, and all files of folders whose names do not begin with a dot.
 
-    A report in a folder that says only what files beside it say is left out. Raises ConfigError if a file cannot be
+    A report in a folder is left out if it says only what files beside it say. Raises ConfigError if a file cannot be
     opened, ResultError if a file that imagebuild wrote cannot be read.
     """
     named = tuple(dict.fromkeys(named))

@@ -96,8 +96,8 @@ def render_page(
 ) -> str:
     """Return a page that holds everything it needs: styles, charts and scripts.
 
-    `package` has the template. `program` is a script of the page's own, whose text is trusted, and `data` is for it; it
-    can make tables sortable.
+    `package` has the template. `program` is the page's own script, whose text is trusted; it reads `data`, and can make
+    tables sortable.
     Raises ConfigError if there are charts and plotly is not installed.
     """
 
@@ -165,7 +165,7 @@ def plotly_js() -> str:
 
 
 KEPT_BYTES = 128 * 1024
-"""Bytes that are kept of each log. The end tells how a benchmark ended; logs with debug output can have 100 MB."""
+"""Bytes that are kept of each log: its end shows how a benchmark ended, and debug output can have 100 MB."""
 MOST_LOG_BYTES = 1024 * 1024
 """Bytes that are kept of all logs together."""
 
@@ -297,7 +297,7 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
 
 
 def claim_note(entry: Entry) -> str:
-    """Return what is said about the data of a result, if they are not right."""
+    """Return the state of a result's data if it is a failure; else nothing."""
     return entry.data.state if entry.data.standing() == "failed" else ""
 
 

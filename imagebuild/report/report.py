@@ -45,7 +45,7 @@ class ReportRequest:
 def make_report(request: ReportRequest) -> Report:
     """Make the report, and write it as JUnit XML and as a page if that was asked for.
 
-    Its speed is judged by the profile, if there is one, and the baseline. Raises ConfigError if an argument is wrong, a
+    Speed is judged by the profile and by the baseline, if there are any. Raises ConfigError if an argument is wrong, a
     file to write is one that was read, or plotly is missing for a page.
     """
     for kind in set(request.allowed) - set(get_args(Openness)):
@@ -65,7 +65,7 @@ def make_report(request: ReportRequest) -> Report:
     if request.profile is not None or request.expected != Expected():
         name = request.profile if request.profile is not None else report.about.profile
         if name is None and request.expected.algorithms:
-            raise ConfigError("--algorithm: says nothing without a profile; name one with --profile")
+            raise ConfigError("--algorithm: has no effect without a profile; name a profile with --profile")
         profile = None if name is None else find_profile(load_profiles(*request.profiles), name).model
         judgements, about["profile"] = judge_results(report, profile, request.expected), name
     if baseline is not None:
@@ -94,7 +94,7 @@ def check_outputs(outputs: Mapping[str, Path | None], read: Collection[Path]) ->
         if path != STDOUT and place in read:
             raise ConfigError(f"{option} {path}: would replace a file that is read; name another one")
         if place in places:
-            raise ConfigError(f"{option} {path}: {places[place]} goes there, too; name another file")
+            raise ConfigError(f"{option} {path}: {places[place]} writes this file, too; name another one")
         places[place] = option
 
 

@@ -1,6 +1,6 @@
 """Find slow hosts and pairs among runs of the same benchmark on many groups of hosts: a sweep of a cluster. Pure.
 
-A run counts with the bandwidth that judges take. Since a slow host spoils the runs of its partners too, statistics are
+A run counts with the bandwidth that is judged. Since a slow host spoils the runs of its partners too, statistics are
 robust, and are made so that slow runs do not move them:
 
 * The centre is the median of the hosts' medians. In a sweep of pairs one slow host of four has half of all runs. One of
@@ -12,7 +12,7 @@ robust, and are made so that slow runs do not move them:
   looked for. A sweep of single hosts has no partners: each is its own group. Slow groups of which no host is slow are
   named themselves, and so is a group or host that is slow now and then: in some of its runs, though not in the median.
 * A sweep is even if no run is slow and the slowest is at most EVEN below the fastest. One in which many hosts are slow
-  has no centre that tells which: it is uneven.
+  has no centre by which to find them: it is uneven.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Sweep(Model):
     """The largest message, the same in all runs."""
     centre_gb_s: float
     limit_gb_s: float
-    """What is below is slow."""
+    """Runs below this are slow."""
     groups: tuple[GroupSpeed, ...]
     hosts: tuple[GroupSpeed, ...]
     outliers: tuple[GroupSpeed, ...]

@@ -39,7 +39,7 @@ ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
 """Pattern of `{version}` where nothing says which version the image has."""
 UNCOMPARED = "any version accepted: the image does not say which it has"
 SPEED = "-speed"
-"""Follows the name of a check in the name of the result about its speed."""
+"""End of the name of the result about a check's speed."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PlannedCheck:
 
     component: str
     version: str | None
-    """Version of the component; None if the image does not tell it."""
+    """Version of the component; None if the image does not say it."""
     check: Check
     script: str
     unfit: str = ""
@@ -116,7 +116,7 @@ class PlannedCheck:
 def plan_checks(
     project: Project, chosen: Iterable[ListedCheck], components: Mapping[str, str | None], axes: Mapping[str, str]
 ) -> list[PlannedCheck]:
-    """Return those of the chosen checks that start something in an image of these components and axes.
+    """Return the chosen checks that start something in an image, for its components and axes.
 
     Without axes, as for an image that does not name them, conditions on axes skip nothing. Raises ConfigError if a
     script cannot be read.
@@ -219,17 +219,17 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
     if not as_expected and log is not None and log.exists() and log.stat().st_size:
         with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
             as_expected = re.search(pattern.encode(), whole, re.MULTILINE) is not None
-    return "" if as_expected else f"the output has no '{pattern}'"
+    return "" if as_expected else f"the output has nothing that matches '{pattern}'"
 
 
 def read_results(log: Path, name: str) -> Results:
-    """Read what a benchmark printed, as far as it can be read; `name` is the check's, and stands for the log in it."""
+    """Read what a benchmark printed, as far as it can be read; results have the check's `name` as their source."""
     results = read.read_text(name, log.read_text(errors="replace")) if log.exists() else Results()
     return results if any(source.tools for source in results.sources) else Results()
 
 
 def correctness_problem(results: Results, tool: str) -> str:
-    """Return why a benchmark's results are no success; empty if they are."""
+    """Return why a benchmark's results are not a success; empty if they are."""
 
     def verdict(item: Any) -> str:
         return "" if item.verdict == "ok" else judge.verdict_text(item.verdict, item.reason)
@@ -267,7 +267,7 @@ def judged_speed(
     name = f"{result.check}{SPEED}"
     speed = CheckResult(component=result.component, check=name, outcome="skipped", sha256=result.sha256)
     if result.outcome == "failed" or result.results is None:
-        yield speed.model_copy(update={"reason": "its data are not right, so its speed says nothing"})
+        yield speed.model_copy(update={"reason": "its data are not right, so its speed is not judged"})
         return
     nodes = nodes_needed(check.needs)
     if one_host and nodes > 1:
@@ -281,7 +281,7 @@ def judged_speed(
     failures = [(subject, claim) for subject, claim in worst if claim.standing(allowed) == "failed"]
     passed = [judgement.speed for judgement in judged if judgement.speed.state == "fast enough"]
     outcome: Outcome = "failed" if failures else "passed" if passed else "skipped"
-    reason = "nothing in the results is a speed"
+    reason = "the results have no speed that can be judged"
     if failures:
         reason = "{0}: {1.state}: {1.reason}".format(*failures[0])
     elif speeds := passed or [judgement.speed for judgement in judged if judgement.speed.reason]:

@@ -212,7 +212,7 @@ IDLE = 2
 REAPED_S = 1.0
 """Seconds that init may take to collect processes that have just ended."""
 REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|capabilit", re.IGNORECASE)
-"""Words of an engine that may not, or cannot, start a container with the given options."""
+"""Words by which an engine says that it may not, or cannot, start a container with the given options."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
 CDI = DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
 Options = dict[str, Any]
@@ -235,7 +235,7 @@ def initial_options(info: Mapping[str, Any]) -> list[Options]:
 
 
 def better_options(options: Options, info: Mapping[str, Any], host: Host) -> list[Options]:
-    """Return options to try after a container that got less than its host has; [] if it got all."""
+    """Return options to try if a container got less hardware than its host has; [] if it got all."""
     rdma: Options = {"devices": ["/dev/infiniband:/dev/infiniband:rwm"]}
     lacks_rdma = host.ports and not host.has_verbs
     lacks_gpus = "driver" in host.facts and not host.gpus
@@ -276,7 +276,7 @@ class DockerRunner(Runner):
                 info = self.client.info()
             session = self._start(stack, reference, initial_options(info))
             if options := better_options(session.options, info, session.host):
-                # If none of these starts, the container that runs already is as good as it gets here.
+                # If no container starts with these, the one that runs already is kept.
                 with suppress(CannotRun):
                     session = self._start(stack, reference, options)
             yield session
@@ -314,13 +314,13 @@ def run_probe(container: Container, image: str) -> Host:
             status = execute(container, ["sh", "-c", runner.PROBE], "root", sink=sink, timeout_s=runner.PROBE_TIMEOUT_S)
             how = "did not end" if status is None else f"ended with {status}"
         except CommandError as error:  # the container has ended, because it has no `sleep`
-            how = str(error)
+            how = f"failed: {error}"
     host = runner.read_probe(sink.text)
     if host is None:
         with engine.sdk_errors_explained(image):
             output = sink.text.strip() or container.logs(tail=5).decode(errors="replace").strip()
         raise CannotRun(
-            f"{image}: no checks can run in it, for which it needs a shell and `sleep`: {how}: {output[-300:]}"
+            f"{image}: checks need a shell and `sleep` in the image, but the first command {how}: {output[-300:]}"
         )
     return host
 
@@ -364,9 +364,9 @@ class DockerSession(Session):
         self.image, self.container, self.options, self.host = image, container, options, host
         self._stack = stack
         self._clusters: dict[int, tuple[ExitStack, tuple[Container, ...]]] = {}
-        why = {"slurm": "the engine has none", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
+        why = {"slurm": "the docker runner does not use it", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in options:
-            why["gpu"] = "the engine gives the container none"
+            why["gpu"] = "the engine gives the container no GPU"
         nodes = MAX_NODES if self.host.tools >= SSH else 1
         self.facilities = self.host.facilities(nodes=nodes, slurm=False, why=why)
 
@@ -375,14 +375,14 @@ class DockerSession(Session):
         if command.nodes == 1:
             execution = self._run_in(self.container, command)
             if execution.status is None or has_leftovers(self.container):
-                # It ends everything that runs in it, wherever that hides.
+                # A restart ends everything that runs in the container, wherever it hides.
                 with engine.sdk_errors_explained(f"docker restart {self.container.name}"):
                     self.container.restart(timeout=0)
             return execution
         try:
             nodes = self._cluster(command.nodes)
         except CommandError as error:
-            return Execution(("docker", "run", self.image), None, str(error), 0.0, problem="the nodes did not come up")
+            return Execution(("docker", "run", self.image), None, str(error), 0.0, problem="the nodes did not start")
         execution = self._run_in(nodes[0], command, cluster_names(command.nodes))
         if execution.status is None:
             self._clusters.pop(command.nodes)[0].close()

@@ -265,7 +265,7 @@ class Loader:
         return result
 
     def undefined(self, closure: Closure) -> Iterator[tuple[str, str]]:
-        """Yield path of the file that needs it, and name, of every symbol that nothing defines of what is loaded."""
+        """Yield every symbol that no loaded file defines: the path of the file that needs it, and its name."""
         for path in closure.paths:
             for name in self._symbols(path)[0]:
                 if not any(name in self._symbols(other)[1] for other in closure.paths):
@@ -280,7 +280,7 @@ class Loader:
         return self._tables[path]
 
     def _elf(self, path: str) -> Elf:
-        """Return a program or library that is there."""
+        """Return the content of a program or library that exists."""
         entry = self._tree.find(path)
         assert entry
         assert entry.elf

@@ -41,7 +41,7 @@ class Elf:
     undefined: bytes = b""
     """Names of symbols that other files must define, separated by NUL: one text needs little memory."""
     defined: bytes = b""
-    """Names of symbols that this file defines, as above."""
+    """Names of symbols that this file defines, separated by NUL."""
     gpu: tuple[GpuCode, ...] = ()
 
 
@@ -131,7 +131,7 @@ class Tree:
         return real if real is not None and (real == "" or real in self._entries) else None
 
     def find(self, path: str) -> FileEntry | None:
-        """Return the entry that a program gets which opens the path."""
+        """Return the entry that a program gets when it opens the path."""
         real = self.resolve(path)
         return self._entries.get(real) if real else None
 

@@ -24,7 +24,7 @@ from imagebuild.verify.files import FileEntry, FileKind, Layer
 OVERLAP = 16 << 10
 """Bytes that are searched again with the next piece: more than any secret or certificate is long."""
 FEWEST_DIFFERENT = 8
-"""Different characters that a random token has at least; tokens in examples mostly repeat one letter."""
+"""Least number of different characters in a random token; tokens in examples mostly repeat a letter."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SecretPattern:
 
     name: str
     literals: tuple[bytes, ...]
-    """Texts of which every match has one: they are found much faster than the expression."""
+    """Every match contains one of these texts, which are found much faster than the expression."""
     expression: re.Pattern[bytes]
     """Its group `body` is the random part."""
     binary: bool = False
@@ -115,7 +115,7 @@ KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|
 HASHED = re.compile(r"^(usr|opt)/(?!.*((nvidia|libcuda)[^/]*|\.pyc)$)|^var/lib/dpkg/status(\.d/[^/]+)?$")
 """Files that nothing changes while a container runs, and over which no driver is mounted."""
 HASHED_SIZE = 4 << 20
-"""Bytes of a file above which its hash is not made; smaller ones tell images apart as well."""
+"""Size in bytes above which no hash is made of a file; smaller files distinguish images as well."""
 SETTINGS = re.compile(r"^(etc|root|home)/|(^|/)(pip\.conf|\.netrc|\.npmrc|\.git/config)$")
 """Files that are searched for addresses with a password."""
 IN_MEMORY = 32 << 20

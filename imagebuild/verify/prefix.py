@@ -86,7 +86,7 @@ class ExecRunner(Runner):
     def __init__(self, text: str, hosts: Sequence[str] = ()) -> None:
         """Read what follows `exec:`. `hosts` are nodes of checks that use several; the prefix leads to the first.
 
-        Raises ConfigError if there is no word in it, or if quotes do not match.
+        Raises ConfigError if the text is empty, or if quotes do not match.
         """
         try:
             self.prefix = tuple(shlex.split(text))
@@ -121,7 +121,7 @@ class ExecSession(Session):
         self.host = host
         inside = "srun" in host.tools and "job" in host.facts
         slurm = inside or "srun" in program_names(self.prefix)
-        why = {"slurm": "no srun in an allocation, and the prefix has none", "nodes": "--hosts names none"}
+        why = {"slurm": "neither an srun in an allocation nor one in the prefix", "nodes": "--hosts names no nodes"}
         self.nodes = exec_runner.hosts or tuple(self.host.facts.get("hostlist", "").split()) or ("localhost",)
         self.facilities = host.facilities(nodes=len(self.nodes), slurm=slurm, why=why)
 

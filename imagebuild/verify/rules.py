@@ -13,7 +13,7 @@ from fnmatch import fnmatch, fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 
-from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches
 from imagebuild.oci import image as oci_image
 from imagebuild.oci.image import PlatformImage
@@ -43,7 +43,7 @@ class Inspection:
     image: PlatformImage
     layers: tuple[Layer, ...]
     renderer: Renderer
-    """Of the project that the image should be of."""
+    """Of the project to which the image should belong."""
     plan: Plan
     seconds: float = 0.0
     """How long reading took."""
@@ -112,7 +112,7 @@ class Inspection:
 
 
 FIRST_STEP = "cat > /etc/profile.d/imagebuild.sh"
-"""What our first step does, and no other step."""
+"""Text by which our first step is recognised in the history."""
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
 """ELF machines other than CPUs: files of theirs are data of programs."""
 HIDING = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvidia-ml|nvidia-ptxjitcompiler)\.so(\.|$)")
@@ -138,7 +138,7 @@ def closures(inspection: Inspection) -> Iterator[tuple[str, Elf, Closure]]:
 
 
 def closure(inspection: Inspection) -> Iterator[Finding]:
-    """The loader finds every library that is needed, but the driver's.
+    """The loader finds every library that is needed, except the driver's.
 
     A library in no folder of the loader may rely on what its program has loaded; a program may not.
     """
@@ -174,7 +174,7 @@ def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
 
 
 def symbols(inspection: Inspection) -> Iterator[Finding]:
-    """What programs load defines every symbol that is needed."""
+    """Programs and the libraries that they load define every symbol that is needed."""
     for path, elf, loaded in closures(inspection):
         if not elf.interpreter or any(not DRIVER.search(name) for _, name in loaded.missing):
             continue  # the rule `closure` reports missing libraries
@@ -261,7 +261,7 @@ SETUID = frozenset(
 AUFS = f"{WHITEOUT}{WHITEOUT}"
 """How names of aufs' own marks begin."""
 MOST_NUMBERS = 65535
-"""The last number of a user that useradd gives a user's containers in /etc/subuid."""
+"""The highest user id in rootless containers, by what useradd writes into /etc/subuid."""
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
 """Values of NVIDIA_DRIVER_CAPABILITIES that enroot's hook knows."""
 CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "usr/bin/arping", "usr/bin/clockdiff"})
@@ -269,7 +269,7 @@ CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "
 
 
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
-    """No layer holds a private key outside of programs and libraries, not even below another."""
+    """No layer holds a private key outside of programs and libraries, not even if a later layer removes it."""
     for entry in _contents(inspection):
         if KEY_NAME.search(entry.path):
             yield _in_layer(entry, "is a private key of ssh")
@@ -309,7 +309,7 @@ def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
             and not BY_DISTRIBUTION.search(entry.path)
             and (others := len(set(entry.certificates) - trusted))
         ):
-            yield _in_layer(entry, f"holds {others} certificates that the distribution does not have")
+            yield _in_layer(entry, f"holds {plural(others, 'certificate')} that the distribution does not have")
 
 
 def no_leftovers(inspection: Inspection) -> Iterator[Finding]:
@@ -320,7 +320,7 @@ def no_leftovers(inspection: Inspection) -> Iterator[Finding]:
 
 
 def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
-    """Nobody but owners can write to files and folders."""
+    """Only owners and groups can write to files and folders."""
     for entry in inspection.tree:
         sticky = entry.kind == "folder" and entry.mode & 0o1000
         if entry.kind in ("file", "folder", "hardlink") and entry.mode & 0o002 and not sticky:
@@ -340,7 +340,7 @@ def setuid(inspection: Inspection) -> Iterator[Finding]:
 
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
-    """Programs without root's rights can unpack and start it: enroot, Apptainer, rootless Podman.
+    """Programs without root's rights can unpack and start the image: enroot, Apptainer, rootless Podman.
 
     What enroot does is in its src/docker.sh and conf/hooks.
     """
@@ -357,7 +357,7 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
             elif entry.kind == "hardlink" and entry.target not in paths:
                 yield _in_layer(entry, f"is a hard link to /{entry.target}, which is not before it in its layer")
             elif entry.owner > MOST_NUMBERS:
-                yield _in_layer(entry, f"belongs to number {entry.owner}; rootless containers have {MOST_NUMBERS + 1}")
+                yield _in_layer(entry, f"belongs to id {entry.owner}; ids in rootless containers end at {MOST_NUMBERS}")
             if name.startswith(AUFS) and name != OPAQUE:
                 yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
         for path in sorted(paths):
@@ -368,7 +368,7 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _variables_of_hooks(inspection: Inspection) -> Iterator[Finding]:
-    """Yield settings with which enroot's hooks give a container no GPU, or end with an error."""
+    """Yield variables with which enroot's hooks give a container no GPU, or fail."""
     env = inspection.image.env
     capabilities = set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
     if any(elf.gpu for elf in inspection.objects.values()):
@@ -377,7 +377,7 @@ def _variables_of_hooks(inspection: Inspection) -> Iterator[Finding]:
         if not capabilities & {"all", "compute"}:
             yield Finding("NVIDIA_DRIVER_CAPABILITIES", "lacks compute, so containers of enroot have no libcuda.so.1")
     if unknown := sorted(capabilities - CAPABILITIES_OF_DRIVER):
-        yield Finding("NVIDIA_DRIVER_CAPABILITIES", f"has {', '.join(unknown)}, at which enroot's hook ends")
+        yield Finding("NVIDIA_DRIVER_CAPABILITIES", f"has {', '.join(unknown)}, which enroot's hook refuses")
     devices = env.get("MELLANOX_VISIBLE_DEVICES", "")
     if not re.fullmatch(r"(all|none|void|\d+(,\d+)*)?", devices):
         yield Finding("MELLANOX_VISIBLE_DEVICES", f"is {devices!r}; enroot's hook takes all, none or numbers")
@@ -476,14 +476,14 @@ PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
 
 
 def labels(inspection: Inspection) -> Iterator[Finding]:
-    """The labels say what it is, from what it was built, and under which licences."""
+    """The labels say what the image is, what it was built from, and its licences."""
     inspection.components()  # of an image that was not built here, nothing is known
     present = inspection.image.labels
     required = [f"{OCI}{name}" for name in REQUIRED] + ["imagebuild.target", "imagebuild.lock"]
     yield from (Finding(label, "the label is missing") for label in required if not present.get(label))
     digest = present.get(f"{OCI}base.digest")
     if digest and not re.fullmatch(DIGEST, digest):
-        yield Finding(f"{OCI}base.digest", f"{digest!r} is no digest")
+        yield Finding(f"{OCI}base.digest", f"{digest!r} is not a digest")
 
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
@@ -554,7 +554,7 @@ def environment(inspection: Inspection) -> Iterator[Finding]:
 
 
 def user(inspection: Inspection) -> Iterator[Finding]:
-    """Users exist, have no passwords, and one is a normal user."""
+    """The user of containers exists, no account has a password or needs none, and there is a normal user."""
     accounts = _accounts(inspection, "etc/passwd")
     hashes = _accounts(inspection, "etc/shadow")
     name = str(inspection.image.settings.get("User") or "").partition(":")[0]
@@ -582,7 +582,7 @@ def _accounts(inspection: Inspection, path: str) -> dict[str, list[str]]:
 
 
 def command(inspection: Inspection) -> Iterator[Finding]:
-    """What a container starts exists and is executable, and so does /bin/sh."""
+    """What a container starts exists and is executable, and /bin/sh exists."""
     settings = inspection.image.settings
     words = [*(settings.get("Entrypoint") or ()), *(settings.get("Cmd") or ())]
     if not words:
@@ -601,7 +601,7 @@ def command(inspection: Inspection) -> Iterator[Finding]:
 
 
 def size(inspection: Inspection) -> Iterator[Finding]:
-    """The compressed layers keep within the budget of the matrix."""
+    """The compressed layers keep within the size limit of the matrix."""
     target = inspection.target
     limits = inspection.renderer.project.matrix.model.images[target.image].size_limit_mb
     limit = limits.get(target.axes["variant"]) if isinstance(limits, dict) else limits
@@ -665,7 +665,7 @@ def hash_of_image_checks(project: Project, image: str, components: Iterable[str]
 
 
 def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
-    """Return the result of every check, that the image can be read first."""
+    """Return the result of every check; the first is that the image can be read."""
     project, labels = inspection.renderer.project, inspection.image.labels
     name, components = labels.get(f"{OCI}title", ""), components_of(labels)
     conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
@@ -694,7 +694,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
     findings = [finding for finding in findings if finding not in set(of_base)]
     faults, waived = [], []
     notes = [f"{finding} (no fault)" for finding in findings if finding.note]
-    unused = [f"{waiver.subject}: {owner} declares this as right, but it is not there" for owner, waiver in waivers]
+    unused = [f"{waiver.subject}: {owner} waives what is not there; remove the waiver" for owner, waiver in waivers]
     for finding in findings:
         if finding.note:
             continue
@@ -739,7 +739,7 @@ def read_images(
     """Read the files of an image for every platform that it has, or for one.
 
     `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
-    saves. `renderer` and `plan` are of the project that it should be of.
+    saves. `renderer` and `plan` are those of the project to which the image should belong.
 
     Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
     """

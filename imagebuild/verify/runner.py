@@ -73,7 +73,7 @@ class Host:
     user: str = "root"
     uid: int = 0
     tools: frozenset[str] = frozenset()
-    """Those of TOOLS that are on the PATH."""
+    """The TOOLS that are on the PATH."""
     accounts: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
     """User → uid, gid, home."""
     gpus: int = 0
@@ -93,7 +93,7 @@ class Host:
         reasons = {name: reason for name, reason in why.items() if absent[name]}
         if not self.gpus and "gpu" not in reasons:
             has_program = "nvidia-smi" in self.tools
-            reasons["gpu"] = "nvidia-smi finds none" if has_program else "no nvidia-smi, which a driver brings"
+            reasons["gpu"] = "nvidia-smi lists no GPU" if has_program else "no nvidia-smi, which a driver brings"
         has_active_port = any("ACTIVE" in port for port in self.ports)
         if not self.ports:
             reasons["rdma"] = "no port in /sys/class/infiniband"
@@ -328,7 +328,7 @@ class Runner(ABC):
     """Run commands in an image, and read it if that is possible from here."""
 
     name: str
-    """As `--runner` names it; secrets are blanked."""
+    """The text of `--runner`; secrets are blanked."""
     starts_image = True
     """Whether it starts the image that was named itself; if not, that has to be proven."""
     has_image_environment = False

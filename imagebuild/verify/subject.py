@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,11 +149,11 @@ COMPARED = 96
 """Files that are compared, beside the package database: some of every layer."""
 MOST_NAMED = 3
 COMPARE_S = 300
-"""Seconds for that; the files may lie behind a network."""
+"""Seconds for the comparison; the files may lie behind a network."""
 
 
 def recognisable_files(inspection: Inspection) -> dict[str, str]:
-    """Return path → hash of files that tell an image from others: the package database, and some of each layer."""
+    """Return path → hash of files by which an image is recognised: the package database, and some of each layer."""
     by_layer: dict[int, list[FileEntry]] = defaultdict(list)
     for entry in inspection.tree:
         if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
@@ -168,7 +169,7 @@ def recognisable_files(inspection: Inspection) -> dict[str, str]:
 def compare_files(
     session: Session, inspection: Inspection, variables: Collection[str] | None, log: Path
 ) -> CheckResult:
-    """Say whether what runs where a session leads is the image that was read, by the hashes of files there.
+    """Return whether the image that was read runs where a session leads, by the hashes of files there.
 
     `variables` are the names in the environment there, for a place that has those of its image; None elsewhere.
     """
@@ -179,7 +180,7 @@ def compare_files(
     lines = re.findall(r"^([0-9a-f]{64}) [ *](/.*)$", log.read_text(errors="replace"), re.MULTILINE)
     there = {path: sha256 for sha256, path in lines}
     other = [
-        f"{path} is {'another' if path in there else 'absent'}"
+        f"{path} {'differs' if path in there else 'is absent'}"
         for path in expected
         if there.get(path) != expected[path]
     ]
@@ -197,7 +198,7 @@ def compare_files(
         more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
         reason = (
             f"{len(other)} of {len(expected)} files differ: {', '.join(differing[:MOST_NAMED])}{more}; "
-            f"what runs is not {inspection.image.digest}; start that there"
+            f"another image than {inspection.image.digest} runs there; start this one"
         )
     return CheckResult(
         component=IMAGE, check=SAME_FILES, outcome=outcome, reason=reason, command=execution.argv,
@@ -248,7 +249,8 @@ class ImageFinder:
         if path := path_of_image(name):
             return image.image_in_files(name, path, folder)
         if target := target_with_id(self.plan, name):
-            candidates = self._images_of_target(target, folder)
+            in_engine = image.image_in_engine(target.id, target.name, folder)
+            candidates = chain([in_engine] if in_engine else (), self.results_of_build(target, folder))
             return next((candidate for candidate in candidates if _has_versions_of(candidate, target)), target)
         bare = name.removeprefix(ENGINE).removeprefix(REGISTRY)
         if not name.startswith(REGISTRY) and (found := image.image_in_engine(name, bare, folder)):
@@ -263,12 +265,6 @@ class ImageFinder:
         """Return an image of a registry; `name` is what it is called in messages. Raises as `find` does."""
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
-
-    def _images_of_target(self, target: Target, folder: Path) -> Iterator[FoundImage]:
-        """Yield the target's images: in the engine's store, in the folder of builds, and where it was pushed to."""
-        if found := image.image_in_engine(target.id, target.name, folder):
-            yield found
-        yield from self.results_of_build(target, folder)
 
     def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:
         """Yield the images that the last build of a target left: its layout, and where it was pushed to.

@@ -41,7 +41,7 @@ from imagebuild.verify.runner import EXEC, CannotRun, Command, NoRunner, Runner,
 from imagebuild.verify.subject import ImageFinder, Subject
 
 NO_FILES = (
-    "its files are not to be had through this runner; name a target that was built with --push or --output, "
+    "this runner cannot read its files; name a target that was built with --push or --output, "
     "an image as NAME@DIGEST, or a layout with --layout"
 )
 
@@ -107,7 +107,7 @@ def run_commands(
 ) -> None:  # fmt: skip
     """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark.
 
-    Where the runner did not start the image itself, the first proves that the place is one of the image that is read.
+    Where the runner did not start the image itself, the first check proves that the image that is read runs there.
     """
     try:
         with runner.session(evidence.image.reference, evidence.image.layout) as session:
@@ -116,7 +116,7 @@ def run_commands(
                 proof = same_files(session, reading.result(), names if runner.has_image_environment else None, evidence)
                 evidence.add(proof)
                 if proof.outcome == "failed":
-                    raise CannotRun(f"what runs there is another image, see {IMAGE}/{SAME_FILES}")
+                    raise CannotRun(f"another image runs there, see {IMAGE}/{SAME_FILES}")
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
                 log = evidence.log(check.component, check.check.name)
@@ -146,9 +146,7 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path) -> t
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
     for option, value in (("--hosts", request.hosts), ("--layout", request.layout)):
         if value:
-            raise ConfigError(
-                f"{option}: only with --runner exec:PREFIX; the docker runner starts what is named itself"
-            )
+            raise ConfigError(f"{option}: only with --runner exec:PREFIX; the docker runner starts the image itself")
     if request.image is None:
         raise ConfigError("no image given; name a tag, a digest, a target's id or an OCI layout")
     path = subject.path_of_image(request.image)
@@ -169,7 +167,7 @@ def platform_of(runner: ExecRunner) -> str:
 
 
 def components_to_check(project: Project, image: Subject, request: VerifyRequest) -> Mapping[str, str | None]:
-    """Return component → version of the image; of one that does not tell, all components if checks are chosen.
+    """Return component → version of the image; if it does not name them, all components if checks are chosen.
 
     Raises ConfigError if there is nothing to choose checks by, or if a component is unknown.
     """
@@ -182,14 +180,14 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
         return image.components
     if not request.checks:
         raise ConfigError(
-            f"{image.name}: no label imagebuild.component.* tells its components, as it was not built here; "
+            f"{image.name}: its components are not known, as it has no labels imagebuild.component.*; "
             "choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
         )
     return dict.fromkeys(project.components)
 
 
 def read_files(image: Subject, runner: Runner, renderer: Renderer, plan: Plan) -> list[Inspection]:
-    """Read the files of an image without starting it; return nothing if they are not to be had from here."""
+    """Read the files of an image without starting it; return nothing if they cannot be read from here."""
     source = image.layout or runner.archive(image.reference)
     platform = None if image.layout else image.platform
     return read_images(source, renderer, plan, platform=platform) if source else []
@@ -214,9 +212,9 @@ def same_files(
 
 
 def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ListedCheck]:
-    """Return the checks that can be chosen for an image; of all components without an image, or for one of others.
+    """Return the checks that can be chosen for an image; those of all components if no image of ours is named.
 
-    Raises ConfigError for a glob that fits no check, NothingSelected if none of the image fits.
+    Raises ConfigError for a glob that fits no check, NothingSelected if no check of the image fits.
     """
     components: Mapping[str, str | None] = {}
     if image is not None:

@@ -163,7 +163,7 @@ def test_a_job_fails_without_a_result(
     assert problem in ended.output
     assert ended.output.rstrip().endswith("imagebuild: FAILED")
     if "without-imagebuild" in options:
-        assert "speed was not judged; elsewhere: imagebuild report" in ended.output
+        assert "speed was not judged here; to judge it: imagebuild report" in ended.output
 
 
 def test_pairs_run_side_by_side_and_the_slow_node_is_named(cluster: Slurm, programs: Path, tmp_path: Path) -> None:

@@ -298,8 +298,8 @@ mkdir -p /out/runtime/opt/hpcx/ompi
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
-# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. GPL-2.0-only OR
-# BSD-2-Clause, https://github.com/linux-rdma/perftest, tag 26.04.17
+# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. (GPL-2.0-only OR
+# BSD-2-Clause) AND GPL-2.0-or-later, https://github.com/linux-rdma/perftest, tag 26.04.17
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#cccccccccccccccccccccccccccccccccccccccc /
 
@@ -328,8 +328,8 @@ cd /build
 # Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
 # such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
-NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib64/stubs \
-  ./configure $CROSS --prefix=/usr/local
+NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") \
+  LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
     tail -n 200 config.log >&2
@@ -342,6 +342,9 @@ grep "^#define HAVE_SRD 1" config.h || echo "libibverbs knows no EFA: perftest i
 make
 make install DESTDIR=/out/devel
 install -D -m 644 COPYING /out/devel/usr/share/licenses/perftest/COPYING
+# The functions of libpci have versions, and an older release that the image may have lacks some: it brings its own.
+install -D -t /out/devel/usr/local/lib/perftest "/usr/lib/$TRIPLET/libpci.so.3"
+install -m 644 /usr/share/doc/libpci-dev/copyright /out/devel/usr/share/licenses/perftest/libpci
 split-runtime
 rm -rf /build
 EOF
@@ -447,8 +450,8 @@ cp -a tree/usr/lib/*/. /out/devel/opt/nccl/lib
 EOF
 
 # ---- mpi-abi ---------------------------------------------------------------------------------------
-# MPI interface: The distribution's Open MPI to compile with; every Open MPI 4 and 5 runs what comes
-# of it. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
+# MPI interface: The distribution's Open MPI to compile with; every Open MPI 4 and 5 runs what is
+# compiled with it. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
 FROM compiler-native AS mpi-abi
 RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
@@ -565,15 +568,16 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libnccl2=2.32.3-1+cuda13.4 \
   libnss-wrapper \
   libnuma1 \
-  libpci3 \
   'libpmix-dev=5.0.1*' \
   'libpmix2t64=5.0.1*' \
   librdmacm-dev=1.0 \
   librdmacm1=1.0 \
+  libudev1 \
   'openssh-client=1:9.6p1*' \
   'openssh-server=1:9.6p1*' \
   pkg-config \
-  rdmacm-utils=1.0
+  rdmacm-utils=1.0 \
+  zlib1g
 
 # The base names folders where the container runtime puts the driver: a path in the environment must exist.
 tr : '\n' <<< "$PATH:${LD_LIBRARY_PATH:-}:${LIBRARY_PATH:-}" | xargs mkdir -p
@@ -760,7 +764,7 @@ LABEL org.opencontainers.image.title="hpcx" \
       org.opencontainers.image.version="cuda13.4.2-ubuntu24.04-devel" \
       org.opencontainers.image.base.name="nvidia/cuda:13.4.2-devel-ubuntu24.04" \
       org.opencontainers.image.base.digest="sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb" \
-      org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0 AND LicenseRef-NVIDIA-DCGM-EULA) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (LicenseRef-NVIDIA-HPC-X-EULA) AND (LicenseRef-NVIDIA-cuDNN-EULA) AND (MIT)" \
+      org.opencontainers.image.licenses="((GPL-2.0-only OR BSD-2-Clause) AND GPL-2.0-or-later) AND (Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0 AND LicenseRef-NVIDIA-DCGM-EULA) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (LicenseRef-NVIDIA-HPC-X-EULA) AND (LicenseRef-NVIDIA-cuDNN-EULA) AND (MIT)" \
       imagebuild.target="hpcx-cuda13.4.2-ubuntu24.04-devel" \
       imagebuild.lock="84b9155ab460" \
       imagebuild.axis.cuda="13.4.2" \

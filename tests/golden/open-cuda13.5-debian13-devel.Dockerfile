@@ -485,8 +485,8 @@ cp -as /opt/rdma-core/lib/. "/usr/lib/$TRIPLET"
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
-# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. GPL-2.0-only OR
-# BSD-2-Clause, https://github.com/linux-rdma/perftest, tag 26.04.17
+# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. (GPL-2.0-only OR
+# BSD-2-Clause) AND GPL-2.0-or-later, https://github.com/linux-rdma/perftest, tag 26.04.17
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#720b61082454e189b1f21835ec175536a944afc3 /
 
@@ -515,8 +515,8 @@ cd /build
 # Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
 # such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
-NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib64/stubs \
-  ./configure $CROSS --prefix=/usr/local
+NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") \
+  LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
     tail -n 200 config.log >&2
@@ -529,6 +529,9 @@ grep "^#define HAVE_SRD 1" config.h || echo "libibverbs knows no EFA: perftest i
 make
 make install DESTDIR=/out/devel
 install -D -m 644 COPYING /out/devel/usr/share/licenses/perftest/COPYING
+# The functions of libpci have versions, and an older release that the image may have lacks some: it brings its own.
+install -D -t /out/devel/usr/local/lib/perftest "/usr/lib/$TRIPLET/libpci.so.3"
+install -m 644 /usr/share/doc/libpci-dev/copyright /out/devel/usr/share/licenses/perftest/libpci
 split-runtime
 rm -rf /build
 EOF
@@ -726,11 +729,12 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libnl-route-3-200 \
   libnss-wrapper \
   libnuma1 \
-  libpci3 \
+  libudev1 \
   make \
   'openssh-client=1:10.0p1-7*' \
   'openssh-server=1:10.0p1-7*' \
-  pkgconf
+  pkgconf \
+  zlib1g
 
 # The package makes host keys; whoever has the image would have them too.
 rm -f /etc/ssh/ssh_host_*
@@ -856,7 +860,7 @@ LABEL org.opencontainers.image.title="open" \
       org.opencontainers.image.description="UCX, UCC, Open MPI and the benchmarks from upstream source, with CUDA, verbs and GDRCopy" \
       org.opencontainers.image.version="cuda13.5-debian13-devel" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
-      org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
+      org.opencontainers.image.licenses="((GPL-2.0-only OR BSD-2-Clause) AND GPL-2.0-or-later) AND (Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
       imagebuild.target="open-cuda13.5-debian13-devel" \
       imagebuild.lock="f1fc4997883e" \
       imagebuild.axis.cuda="13.5" \

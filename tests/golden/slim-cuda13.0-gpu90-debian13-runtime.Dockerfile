@@ -462,8 +462,8 @@ cp -as /opt/rdma-core/lib/. "/usr/lib/$TRIPLET"
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
-# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. GPL-2.0-only OR
-# BSD-2-Clause, https://github.com/linux-rdma/perftest, tag 26.04.17
+# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. (GPL-2.0-only OR
+# BSD-2-Clause) AND GPL-2.0-or-later, https://github.com/linux-rdma/perftest, tag 26.04.17
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#720b61082454e189b1f21835ec175536a944afc3 /
 
@@ -492,8 +492,8 @@ cd /build
 # Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
 # such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
-NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") LDFLAGS=-L/usr/local/cuda/lib64/stubs \
-  ./configure $CROSS --prefix=/usr/local
+NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") \
+  LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
     tail -n 200 config.log >&2
@@ -506,6 +506,9 @@ grep "^#define HAVE_SRD 1" config.h || echo "libibverbs knows no EFA: perftest i
 make
 make install DESTDIR=/out/devel
 install -D -m 644 COPYING /out/devel/usr/share/licenses/perftest/COPYING
+# The functions of libpci have versions, and an older release that the image may have lacks some: it brings its own.
+install -D -t /out/devel/usr/local/lib/perftest "/usr/lib/$TRIPLET/libpci.so.3"
+install -m 644 /usr/share/doc/libpci-dev/copyright /out/devel/usr/share/licenses/perftest/libpci
 split-runtime
 rm -rf /build
 EOF
@@ -702,9 +705,10 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libnl-route-3-200 \
   libnss-wrapper \
   libnuma1 \
-  libpci3 \
+  libudev1 \
   'openssh-client=1:10.0p1-7*' \
-  'openssh-server=1:10.0p1-7*'
+  'openssh-server=1:10.0p1-7*' \
+  zlib1g
 
 # The package makes host keys; whoever has the image would have them too.
 rm -f /etc/ssh/ssh_host_*
@@ -829,7 +833,7 @@ LABEL org.opencontainers.image.title="slim" \
       org.opencontainers.image.description="What open has, with NCCL and the benchmarks compiled for one GPU generation only" \
       org.opencontainers.image.version="cuda13.0-gpu90-debian13-runtime" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
-      org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
+      org.opencontainers.image.licenses="((GPL-2.0-only OR BSD-2-Clause) AND GPL-2.0-or-later) AND (Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \
       imagebuild.target="slim-cuda13.0-gpu90-debian13-runtime" \
       imagebuild.lock="350ec898e7c3" \
       imagebuild.axis.cuda="13.0" \

@@ -13,8 +13,8 @@ function sortable(table, rows, key) {
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
       var keys = new Map(rows.map(function (row) { return [row, key(row.cells[column].textContent.trim())]; }));
       table.tBodies[0].append.apply(table.tBodies[0], rows.slice().sort(function (a, b) {
-        var one = keys.get(a), other = keys.get(b);
-        return sign * (typeof one === "number" && typeof other === "number" ? one - other : collator.compare(one, other));
+        var left = keys.get(a), right = keys.get(b);
+        return sign * (typeof left === "number" && typeof right === "number" ? left - right : collator.compare(left, right));
       }));
     });
   });

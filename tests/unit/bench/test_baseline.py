@@ -55,7 +55,7 @@ def test_a_drop_at_one_size_is_named() -> None:
     rng = random.Random(1)
     verdict = verdict_of(results(rng, 0.01, factor=lambda size: 0.8 if size == 2**26 else 1.0), results(rng, 0.01))
     assert (verdict.state, verdict.size_bytes) == ("too slow", 2**26)
-    assert verdict.reason.startswith("67108864 bytes: -19.4%; -9.8% is flagged;")
+    assert verdict.reason.startswith("67108864 bytes: -19.4%; the limit is -9.8%;")
 
 
 def test_a_regression_names_both_values() -> None:
@@ -118,7 +118,7 @@ def test_small_sizes_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device": "NVIDIA B200"}, "NVIDIA B200 now, NVIDIA H200 in the baseline"),
+        ({"device": "NVIDIA B200"}, "the GPU is NVIDIA B200, in the baseline it is NVIDIA H200"),
         ({"verdict": "wrong-data"}, "its verdict is wrong-data"),
     ],
 )
@@ -133,7 +133,7 @@ def test_what_vanished_fails_and_what_is_new_does_not() -> None:
     new, vanished = compare_with_baseline(results(rng, 0.01, 1, ranks=4), results(rng, 0.01))
     assert (new.worst().standing(), new.speed.reason) == ("unasked", "the baseline does not have it")
     assert (vanished.worst().standing(), vanished.worst().state) == ("failed", "incomplete")
-    assert vanished.worst().reason == "it is in the baseline, and was not measured now"
+    assert vanished.worst().reason == "the baseline has it, but it was not measured this time"
 
 
 PAIR = matrix("device_to_device_memcpy_read_ce", (None, 390.0), (390.0, None))
@@ -144,10 +144,10 @@ LONE = matrix("device_to_device_memcpy_read_ce", (None, 390.0), (None, None))
     ("new", "old", "reason"),
     [
         (run((GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)),
-         f"sizes of {2 * GIB} to {4 * GIB} bytes are in the baseline, and were not measured now"),
+         f"not measured this time: sizes of {2 * GIB} to {4 * GIB} bytes, which the baseline has"),
         # Steps may be wider, and sizes new.
         (run((GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0)), ""),
-        (LONE, PAIR, "1 pairs of devices are in the baseline, and were not measured now"),
+        (LONE, PAIR, "not measured this time: pairs of devices (1), which the baseline has"),
         (PAIR, LONE, ""),
     ],
 )  # fmt: skip

@@ -72,7 +72,7 @@ ROWS = log().count(" float ")
         ("\n".join(line for line in log().split("\n") if not line.startswith(f"{1 << 30:12d}")), "h100", {}, "failed",
          f"no row of {1 << 30} bytes"),
         (log().replace(f"{1 << 30:12d}", f"{1 << 30:12d}x"), "h100", {}, "open", "2 rows could not be read"),
-        (log().replace(log().split()[-28], "nan"), "h100", {}, "failed", "figures that are no numbers"),
+        (log().replace(log().split()[-28], "nan"), "h100", {}, "failed", "figures that are not numbers"),
         (log(peak=366), "h100", {}, "failed", "too slow"),
         ("+ mpirun -x NCCL_ALGO=Ring all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "passed", "right"),
         ("export NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "passed", "right"),

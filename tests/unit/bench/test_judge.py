@@ -50,7 +50,7 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
     ("changes", "expected", "profile", "state", "reason", "allow"),
     [
         ({}, {}, "h200", "complete", "8 ranks, 1 node", None),
-        ({}, {}, None, "not known", "neither a profile nor --ranks says how many", None),
+        ({}, {}, None, "not known", "neither a profile nor --ranks says how many there should be", None),
         ({}, {"ranks": 8}, None, "complete", "8 ranks, 1 node", None),
         # A GPU of the node is missing.
         ({"ranks": 7}, {}, "h200", "incomplete", "7 of 8 GPUs took part", "partial"),
@@ -64,15 +64,15 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({}, {"ranks": 16, "nodes": 2}, None, "incomplete", "8 of 16 ranks took part; 1 of 2 nodes took part", None),
         ({"ranks": 16, "nodes": 2}, {"nodes": 1}, "h200", "incomplete", "2 nodes took part, 1 was asked for", None),
         # The figures are of 8 ranks, whatever the caller says.
-        ({"ranks": None, "nodes": None}, {"ranks": 4, "nodes": 1}, "h200", "incomplete", "busbw is 1.7500 * algbw, which is not that of 4 ranks", None),
-        ({"ranks": None, "nodes": None}, {"ranks": 1, "nodes": 1}, None, "incomplete", "which is not that of 1 rank", None),
+        ({"ranks": None, "nodes": None}, {"ranks": 4, "nodes": 1}, "h200", "incomplete", "busbw is 1.7500 * algbw, which does not fit 4 ranks", None),
+        ({"ranks": None, "nodes": None}, {"ranks": 1, "nodes": 1}, None, "incomplete", "which does not fit 1 rank", None),
         # What the output does not list.
         ({"ranks": None, "nodes": None}, {}, "h200", "not known", "list of devices is incomplete; say how many with --ranks and --nodes", "partial"),
         ({"ranks": None, "nodes": None, "device": None}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
         ({"nodes": None, "device": None}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
         ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
         # Devices.
-        ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, and h200 is for NVIDIA H200", None),
+        ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, but h200 describes NVIDIA H200", None),
         ({"device": f"{H100} MIG 3g.40gb"}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
         ({"device": "NVIDIA H20"}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
         ({"other_devices": ("NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
@@ -102,7 +102,7 @@ def test_the_figures_tell_how_many_ranks_there_were() -> None:
         update={"out_of_place": honest.rows[0].out_of_place.model_copy(update={"algbw_gb_s": 480 / (2 * 6 / 7)})}
     )
     claim = judge(honest.model_copy(update={"rows": (rows,)})).participation
-    assert (claim.state, claim.reason) == ("incomplete", "busbw is 1.7143 * algbw, which is not that of 8 ranks")
+    assert (claim.state, claim.reason) == ("incomplete", "busbw is 1.7143 * algbw, which does not fit 8 ranks")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
     assert (judgement.data.state, judgement.data.reason) == (state, reason)
     assert judgement.worst().standing() == standing
     if standing == "failed":
-        assert judgement.speed.reason == "its data are no result, so its speed says nothing"
+        assert judgement.speed.reason == "its data failed, so its speed is not judged"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
         # A ring is not held against NVLS, if the output says that it was one.
         ({}, (366.0, 365.5), "h200", "too slow", "100% of the reference with ring: was NCCL made to use it?"),
         ({"algorithms": ("ring",)}, (366.0, 365.5), "h200", "fast enough",
-         "as ring; what NCCL chooses itself reaches 482.26 GB/s with nvls; 81% of the ceiling"),
+         "as ring; NCCL's own choice, nvls, reaches 482.26 GB/s; 81% of the ceiling"),
         ({"algorithms": ("ring",)}, (480.0, None), "h200", "impossible", "107% of the ceiling"),
         ({"algorithms": ("ring",), "device": H100}, (366.0, 365.0), "h100", "fast enough", "as ring"),
         ({"algorithms": ("ring",), "collective": "alltoall", "device": H100}, (348.0, 347.0), "h100", "fast enough", ""),
@@ -207,7 +207,7 @@ def test_what_only_the_caller_knows() -> None:
     assert judge(bare, "coreweave-h100").worst().standing() == "open"
     judgement = judge(bare, "coreweave-h100", ranks=96, nodes=12)
     assert (judgement.worst().standing(), judgement.subject) == ("passed", "all_reduce, 96 ranks, 12 nodes")
-    assert "the output does not name the GPU, taken for coreweave-h100's" in judgement.speed.reason
+    assert "the output does not name the GPU, assumed to be coreweave-h100's" in judgement.speed.reason
     ring = judge(run((4 * GIB, 365.7, 365.5)), algorithms=("ring",)).speed
     assert ring.reference
     assert (ring.state, ring.reference.value) == ("fast enough", 367.61)

@@ -164,8 +164,8 @@ def test_three_matrices_of_a_bidirectional_test() -> None:
     ("".join(LINES[:2]), READ, "truncated", "the output ends before the first row"),
     ("".join(LINES[:4]), READ, "truncated", "its matrix has 1 of 2 rows"),
     ("SUM host_to_device_memcpy_ce 802.8\n", "host_to_device_memcpy_ce", "truncated", "its sum is cut"),
-    (PAIRS.replace("395.10", "39.51"), READ, "truncated", "the sum of its cells is not the one that it prints"),
-    (PAIRS.replace("394.90", "N/A"), READ, "truncated", "the sum of its cells is not the one that it prints"),
+    (PAIRS.replace("395.10", "39.51"), READ, "truncated", "its cells do not add up to the sum that it prints"),
+    (PAIRS.replace("394.90", "N/A"), READ, "truncated", "its cells do not add up to the sum that it prints"),
 ])  # fmt: skip
 def test_tests_without_a_result(text: str, name: str | None, status: str, reason: str) -> None:
     (test,) = parse(text).items

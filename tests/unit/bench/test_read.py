@@ -50,7 +50,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "are damaged (CRC check failed": packed[:-8] + bytes(8),
         "are damaged (Error -3": packed[:30] + b"\xff" * 200,
     }
-    for problem, data in {**damages, "have no end": packed[:9]}.items():
+    for problem, data in {**damages, "break off": packed[:9]}.items():
         (tmp_path / "bad.gz").write_bytes(data)
         (source,) = read_files([tmp_path / "bad.gz"]).sources
         assert source.damage.startswith(f"its compressed data {problem}")

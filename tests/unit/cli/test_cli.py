@@ -107,7 +107,7 @@ def test_a_build_takes_the_file_that_render_prints(
 def test_unresolved_prints_what_the_lock_lacks(call: Call, tiny: Files) -> None:
     tiny.lock({})
     status, _, said = call("render", "tiny-cuda13.0-debian13-runtime")
-    assert (status, "or print it with --unresolved" in said) == (2, True)
+    assert (status, "or print the Dockerfile with --unresolved" in said) == (2, True)
     status, text, _ = call("render", "tiny-cuda13.0-debian13-runtime", "--unresolved")
     assert (status, "debian:13-slim@sha256:unresolved" in text) == (0, True)
 
@@ -130,7 +130,7 @@ def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pyte
         ("x\nRUN y", 2, "not an image"),
         ("ubuntu:24.04", 2, "packages and pins are for debian13; use a base image of that release"),
         ("r.test/debian:12", 2, "packages and pins are for debian13"),
-        ("debian:13.7-slim", 0, "must be debian13, as packages and pins are for that; add @sha256:"),
+        ("debian:13.7-slim", 0, "must be debian13, which packages and pins are for; add @sha256:"),
         (f"r.test/acme/base@sha256:{'a' * 64}", 0, "must be debian13"),
     ],
 )

@@ -66,7 +66,8 @@ def command_lines(name: str, command: Any) -> Iterator[str]:
         for word, one in inner.items():
             yield from command_lines(f"{name} {word}", one)
         return
-    arguments = " ".join(p.metavar for p in command.params if p.param_type_name == "argument")
+    words = [p for p in command.params if p.param_type_name == "argument"]
+    arguments = " ".join((p.metavar if p.required else f"[{p.metavar}]") + "..." * (p.nargs < 0) for p in words)
     yield f"\n### imagebuild {name}\n\n`imagebuild {' '.join([name, *([arguments] if arguments else [])])}`\n"
     yield (command.help or "").strip() + "\n\n| option | |\n|---|---|"
     for parameter in command.params:

@@ -91,7 +91,7 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
     planned_note, note = newest.messages[::-1]
     assert planned_note == (
         f"note: {newest.image.reference} is planned; whether it was built and pushed is not known; "
-        "--catalog chooses among images that were, which `imagebuild catalog` lists"
+        "--catalog chooses among published images, which `imagebuild catalog` lists"
     )
     with pytest.raises(ConfigError, match="this name has no registry to pull it from"):
         job_of(IB, replace(planned, unnamed=True))
@@ -106,7 +106,7 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
     for line, offer, problem in (
         (f"{IB} --param driver=500", planned, f"also runs on driver 500; {NAME_ONE}"),
         ("mpijob --profile p5 --fabric efa", planned, "no image of the plan that has nccl-tests and runs on amd64 also "
-         "has the plug-in 'ofi'; build open with --with aws-ofi-nccl, say --with aws-ofi-nccl here, too, or name an"),
+         "has the plug-in 'ofi'; build open with --with aws-ofi-nccl, give --with aws-ofi-nccl here, too, or name an"),
         (IB, Offer(), f"^no image of the plan has nccl-tests; add `nccl-tests` to the components of one, or {NAME_ONE}"),
         ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, "no published image that has nccl-tests also "
          "runs on arm64"),

@@ -50,7 +50,7 @@ def test_variables_of_the_user_land_in_the_scope_they_name() -> None:
 
 def test_the_documented_names_can_be_set_anew() -> None:
     page = (ROOT / "docs/jobs.md").read_text()
-    sentence = re.search(r"two?\s+values for one name stop; only (.*?) may be set anew", page, re.DOTALL | re.I)
+    sentence = re.search(r"two?\s+values for one name are an error; only (.*?) may be set anew", page, re.DOTALL | re.I)
     assert sentence
     names = re.findall("`([A-Z_]+)`", sentence[1])
     assert len(names) == 4

@@ -303,7 +303,7 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
         ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "job ends after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
         ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano starts all pods or none, but looks for no rack", "minAvailable: 19", "          activeDeadlineSeconds: "]),
         ("mpijob --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "start-minutes": 7},
-         ["knows no racks: then pods wait, and the job ends after 7 minutes", "kueue-topology has Kueue place it"]),
+         ["knows no racks: without room pods wait, and the job ends after 7 minutes", "kueue-topology has Kueue place it"]),
         (f"mpijob {NVL72}", {"gang": "kueue", "queue": "q", "kueue-topology": True},
          [f"podset-slice-required-topology: {RACK}", 'podset-slice-size: "16"', "queue-name: q"]),
         ("jobset --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "kueue-topology": True},
@@ -335,7 +335,7 @@ def test_what_a_cluster_says_is_in_its_objects(
 
 def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
     known = facts_of_cluster(tmp_path, kubernetes={"gang": "kueue", "queue": "q", "kueue-topology": True})
-    note = "note: kueue-topology is about racks, and NVLink of h100 ends at the node"
+    note = "note: kueue-topology is ignored, as NVLink of h100 ends at the node"
     assert job("mpijob --profile h100 --cluster ours", known).messages == (note,)
     for line in ("mpijob --profile gb200-nvl72", "slurm --profile h100"):
         assert job(f"{line} --cluster ours", known).messages == ()
@@ -346,7 +346,7 @@ def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
     [
         (f"jobset {NVL72}", {"gang": "volcano"}, "JobSet creates workers when the first one of their rack has its place"),
         ("mpijob --profile a4", {"host-network": True}, "--fabric gib: with host-network pods have the node's network"),
-        ("mpijob --profile h100", {"quota": True}, "nobody says cpu and memory; add it to nodes.h100"),
+        ("mpijob --profile h100", {"quota": True}, "which needs cpu and memory; add it to nodes.h100"),
         ("mpijob --profile a3-mega --param cpu=9 --param memory=9Gi", {"quota": True}, "cpu and memory of sidecar tcpxo-daemon"),
     ],
 )  # fmt: skip

@@ -347,7 +347,7 @@ def test_a_command_says_it_in_one_line(
         ("plan --base registry", "--platform and --base: need --from or --github"),
         ("plan --markdown", "need --from"),
         ("plan --from . --json - --markdown", "exclude each other"),
-        ("plan --from . --why", "not for --github or --why"),
+        ("plan --from . --why", "cannot be combined with --github or --why"),
         ("plan --from . --base mine", "--base mine: must be one of 'bootstrap', 'registry'"),
         ("plan --from . --to nothing", "only --from can be nothing"),
         ("plan --from . --platform linux/arm64", "is not for linux/arm64"),

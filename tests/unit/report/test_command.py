@@ -111,7 +111,7 @@ def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) ->
     assert call("a.log.gz")[0] == 0
     Path("bad.log.gz").write_bytes(packed[:-8] + bytes(8))
     Path("short.log.gz").write_bytes(packed[:-12])
-    for name, problem in (("cut", "have no end"), ("short", "have no end"), ("bad", "are damaged (CRC check failed")):
+    for name, problem in (("cut", "break off"), ("short", "break off"), ("bad", "are damaged (CRC check failed")):
         file = f"{name}.log.gz"
         status, out, _ = call(file, "a.log.gz", "--json", "o.json", "--junit", "o.xml")
         assert (status, f"{file}: damaged: its compressed data {problem}" in out) == (5, True)
@@ -146,16 +146,16 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         (("a.log", "--baseline", "absent.json"), "absent.json: cannot be read"),
         (("a.log", "--baseline", ROOT / "LICENSE"), "LICENSE: contains no result; name a file"),
         (("a.log", *PROFILE, "--algorithm", "rings"), "rings"),
-        (("a.log", "--algorithm", "ring"), "--algorithm: says nothing without a profile"),
-        (("a.log", "--profiles", ROOT / "profiles"), "name one of them with --profile"),
+        (("a.log", "--algorithm", "ring"), "--algorithm: has no effect without a profile"),
+        (("a.log", "--profiles", ROOT / "profiles"), "name a profile with --profile"),
         (("a.log", "--allow", "all"), "--allow all: unknown kind; use one of unvalidated, partial, unjudged"),
         (("a.log", "--profile", "h100", "--algorithm", ""), "unknown class of algorithms"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
         (("a.log", "--html", "."), "--html .: is a folder; name a file"),
         (("a.log", "--json", "./a.log"), "--json a.log: would replace a file that is read"),
         ((".", "--junit", "a.log"), "--junit a.log: would replace a file that is read"),
-        (("a.log", "--json", "o", "--junit", "o"), "--junit o: --json goes there, too"),
-        (("a.log", "--junit", "-", "--html", "-"), "--html -: --junit goes there, too"),
+        (("a.log", "--json", "o", "--junit", "o"), "--junit o: --json writes this file, too"),
+        (("a.log", "--junit", "-", "--html", "-"), "--html -: --junit writes this file, too"),
         (("a.log", "--json", "-", "--markdown"), "--markdown: --json, --junit or --html has the standard output"),
         (("bad\udcff.log",), "bad\ufffd.log: cannot be read: its name is not UTF-8"),
     ],

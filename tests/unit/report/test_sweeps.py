@@ -38,7 +38,7 @@ def test_a_slow_host_is_told_from_a_slow_pair(slow: dict[tuple[str, ...], float]
 @pytest.mark.parametrize(
     ("runs", "word", "words"),
     [
-        (pairs({}), "even", "none is below 12.19 GB/s"),
+        (pairs({}), "even", "no run is below 12.19 GB/s"),
         # A pair that is slow in one of its three runs.
         (
             [*pairs({}) * 2, *pairs({("n1", "n4"): 6.5})],

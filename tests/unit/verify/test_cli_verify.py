@@ -120,7 +120,7 @@ def test_a_foreign_place_is_checked_by_name(call: Call, tmp_path: Path) -> None:
 def test_a_run_in_which_all_is_skipped_is_no_pass(call: Call) -> None:
     status, out, err = call("--runner", "exec:env", "--only", "library/other")
     assert (status, "0 passed, 0 failed, 2 skipped" in out) == (3, True)
-    assert "nothing was checked, all was skipped: the image has no user 'nobody-like-this'" in err
+    assert "no check ran, all were skipped: the image has no user 'nobody-like-this'" in err
 
 
 HERE = {path.strip("/"): Path(path).read_bytes() for path in ("/usr/bin/env", "/usr/bin/id", "/usr/bin/tr")}

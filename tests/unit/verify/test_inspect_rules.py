@@ -140,7 +140,7 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "netrc": ("no-tokens", {"root/.netrc": b"x"}, "/root/.netrc: is a file for secrets"),
     "address": ("no-tokens", {"etc/pip.conf": b"index-url = https://me:pass%20@host.example/x"}, "address with a password"),
     "anchor": ("no-site-ca", {"usr/local/share/ca-certificates/site.crt": b"x"}, "that a site trusts"),
-    "bundle": ("no-site-ca", {"etc/ssl/certs/all.crt": CERTIFICATE}, "holds 1 certificates that the distribution"),
+    "bundle": ("no-site-ca", {"etc/ssl/certs/all.crt": CERTIFICATE}, "holds 1 certificate that the distribution"),
     "lists": ("no-leftovers", {"var/lib/apt/lists/x_Packages": b"x"}, "is a package list of apt"),
     "archives": ("no-leftovers", {"var/cache/apt/archives/x.deb": b"x"}, "is a cache of apt"),
     "pip": ("no-leftovers", {"root/.cache/pip/http/x": b"x"}, "is a cache of what built it"),
@@ -152,7 +152,7 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "capability": ("setuid", {"opt/tool": Node(b"x", 0o755, pax={"SCHILY.xattr.security.capability": "x"})}, "capabilities"),
     "device": ("rootless", {"opt/null": Node(type=tarfile.CHRTYPE)}, "/opt/null: is a device, which only root can make, in lay"),
     "far-link": ("rootless", {"opt/sh": hardlink("usr/bin/bash")}, "/opt/sh: is a hard link to /usr/bin/bash, which is not before"),
-    "number": ("rootless", {"opt/x": Node(b"x", owner=70000)}, "/opt/x: belongs to number 70000; rootless containers have 65536"),
+    "number": ("rootless", {"opt/x": Node(b"x", owner=70000)}, "/opt/x: belongs to id 70000; ids in rootless containers end at 65535"),
     "aufs": ("rootless", {"opt/.wh..wh.plnk": b""}, "/opt/.wh..wh.plnk: is a mark of aufs, and no whiteout of OCI, in layer 2"),
     "own-whiteout": ("rootless", {"opt/x": b"x", "opt/.wh.x": b""}, "/opt/.wh.x: is a whiteout of what layer 2 brings itself"),
     "no-sh": ("command", {"usr/bin/.wh.sh": b""}, "/bin/sh: does not exist; enroot and Apptainer start containers by it"),
@@ -247,7 +247,7 @@ def test_a_fault_of_the_merged_tree_is_gone_when_it_is_hidden(case: Case) -> Non
         (
             "rootless",
             {"Env": [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=compute,ngx"]},
-            "NVIDIA_DRIVER_CAPABILITIES: has ngx, at which enroot's hook ends",
+            "NVIDIA_DRIVER_CAPABILITIES: has ngx, which enroot's hook refuses",
         ),
         (
             "rootless",
@@ -296,7 +296,7 @@ def test_a_secret_in_a_build_argument(case: Case) -> None:
         ("imagebuild.component.tool", "9", {"plan": "imagebuild.component.tool: is '9', the plan says '3.4'"}),
         ("imagebuild.axis.cuda", "12.9", {"plan": "is '12.9', the plan says '13.0'"}),
         ("imagebuild.lock", "0123", {"plan": "imagebuild.lock: is '0123', the plan says"}),
-        ("org.opencontainers.image.base.digest", "x", {"labels": "'x' is no digest"}),
+        ("org.opencontainers.image.base.digest", "x", {"labels": "'x' is not a digest"}),
     ],
 )
 def test_a_fault_in_labels(case: Case, label: str, value: str | None, found: dict[str, str]) -> None:
@@ -362,7 +362,7 @@ OF_MATRIX = "waivers: [{rule: setuid, subject: /opt/x, reason: so}]"
         ("gpu-code: ['/opt/*_perf']\n", {}, "gpu-code", "failed", "/opt/*_perf: holds no GPU code"),
         (WAIVER.format("runtime"), TOOL, "setuid", "passed",
          "/opt/tool: runs with the rights of its owner or group (mode 4755) (waived: tool: it is meant so)"),
-        (WAIVER.format("runtime"), {}, "setuid", "passed", "/opt/*: tool declares this as right, but it is not there"),
+        (WAIVER.format("runtime"), {}, "setuid", "passed", "/opt/*: tool waives what is not there; remove the waiver"),
         (WAIVER.format("devel"), {}, "setuid", "passed", ""),
         (WAIVER.format("devel"), TOOL, "setuid", "failed",
          "/opt/tool: runs with the rights of its owner or group (mode 4755)"),

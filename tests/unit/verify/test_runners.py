@@ -62,7 +62,7 @@ def test_a_probe_that_was_cut_off_is_none() -> None:
         ("1/state 4: ACTIVE", "1/state 2: INIT", {"rdma": "no port is active"}),
         ("verbs=", "x=", {"rdma": "no /dev/infiniband/uverbs* in the container"}),
         ("port=", "x=", {"rdma": "no port in /sys/class/infiniband"}),
-        ("gpus=8", "gpus=0", {"gpu": "nvidia-smi finds none"}),
+        ("gpus=8", "gpus=0", {"gpu": "nvidia-smi lists no GPU"}),
         ("tool=nvidia-smi\n", "\n", {}),
         ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "no nvidia-smi, which a driver brings"}),
     ],
