@@ -109,7 +109,9 @@ def catalog(number: int = 500, seed: int = 1) -> Catalog:
                 yield image(name, cuda, os, variant, "2.32.3" if week < 5 else "2.31.2", mpi, created, dice)
 
     made = list(islice(all_of_them(), number))  # type: ignore[call-overload]
-    made = [one for name in ("hpcx", "open", "quickstart") for one in newest_first(i for i in made if i.image == name)]
+    made = [
+        entry for name in ("hpcx", "open", "quickstart") for entry in newest_first(i for i in made if i.image == name)
+    ]
     return Catalog(
         repository="registry.example.org/gpu", read="2026-11-21T10:45:00Z", imagebuild="0.6.0", images=tuple(made)
     )

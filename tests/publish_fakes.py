@@ -100,11 +100,11 @@ class Site:
         """Push an image of a platform to the staging repository, with layers below its own; its digest."""
         registry = registry or self.fake
         target = self.target(name)
-        said = {"imagebuild.target": name, "org.opencontainers.image.version": name}
-        said |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
-        said |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()} | dict(labels or {})
+        message = {"imagebuild.target": name, "org.opencontainers.image.version": name}
+        message |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
+        message |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()} | dict(labels or {})
         repository = f"acme/{target.image}-staging"
-        return put_image(registry, repository, (*shared, content), platform, Labels=said).digest
+        return put_image(registry, repository, (*shared, content), platform, Labels=message).digest
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
         """Leave a build's result."""
@@ -123,7 +123,7 @@ class Site:
         name: str = NEW, checks: Iterable[CheckResult] | None = None, runner: str = "docker",
     ) -> VerifyResult:  # fmt: skip
         """Leave a verification, in which everything passed but for `outcomes`, and what needs a GPU was skipped."""
-        told = {**passing(name), **(outcomes or {})}
+        stated = {**passing(name), **(outcomes or {})}
         hashes = {rule.name: rule.sha256 for rule in rules_of(self.project, self.target(name))}
         found = [
             CheckResult(
@@ -133,7 +133,7 @@ class Site:
                 reason="" if o == "passed" else f"it was {o}",
                 sha256=hashes.get(f"{c}/{n}", ""),
             )
-            for c, n, o in ((*key.split("/"), outcome) for key, outcome in told.items())
+            for c, n, o in ((*key.split("/"), outcome) for key, outcome in stated.items())
         ]
         result = VerifyResult(
             image=f"{self.host}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,

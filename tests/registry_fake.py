@@ -162,8 +162,8 @@ class FakeRegistry(Registry):
             held.manifests.pop(found.digest, None)
             held.tags = {tag: named for tag, named in held.tags.items() if named != found.digest}
             return Answer(202)
-        told = {"Docker-Content-Digest": found.digest} if self.tells_digests else {}
-        return Answer(200, found.content, {"Content-Type": found.media_type, **told})
+        stated = {"Docker-Content-Digest": found.digest} if self.tells_digests else {}
+        return Answer(200, found.content, {"Content-Type": found.media_type, **stated})
 
     def take_manifest(self, request: Request, repository: str, reference: str) -> Answer:
         document, digest = json.loads(request.content), digest_of(request.content)

@@ -135,8 +135,8 @@ def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[
         printed = run(*isolation(run, place), "env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile",
                       "--norc", "-c", command, timeout=SCRIPT_TIMEOUT_S)  # fmt: skip
     except CommandError as error:
-        reason, _, said = str(error).rpartition("` ")[2].partition(": ")
-        lines = [line for line in said.splitlines() if line.strip()]
+        reason, _, message = str(error).rpartition("` ")[2].partition(": ")
+        lines = [line for line in message.splitlines() if line.strip()]
         why = ": ".join(dict.fromkeys([reason, *lines[:1], *lines[-1:]]))
         raise CommandError(
             f"expected a script that sets its environment (`{wanted.script}`), but it {why}; {MEND}"

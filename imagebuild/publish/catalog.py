@@ -337,8 +337,8 @@ def bandwidths_of(digest: str, result: VerifyResult | Report) -> Iterator[Bandwi
 def best_bandwidth(found: Iterable[Bandwidth]) -> Bandwidth | None:
     """Return the one that stands for all: all_reduce with most ranks; of equal ones, one with a ceiling."""
 
-    def rank(one: Bandwidth) -> tuple[bool, int, float, bool]:
-        return one.collective == "all_reduce", one.ranks or 0, one.gb_s, one.ceiling_gb_s is not None
+    def rank(result: Bandwidth) -> tuple[bool, int, float, bool]:
+        return result.collective == "all_reduce", result.ranks or 0, result.gb_s, result.ceiling_gb_s is not None
 
     return max(found, key=rank, default=None)
 

@@ -523,11 +523,11 @@ def provenance_maker(
         # Equal images of several builds have one provenance: that of the first build.
         build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
         for name, own in (origin or {}).items():
-            told = getattr(build, name) or "unknown"
+            named = getattr(build, name) or "unknown"
             # The second attempt of a run may publish what the first built.
-            if told.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
+            if named.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
                 raise ConfigError(
-                    f"{name} of its build is {told}, and that of this job {own or 'unknown'}; who signs without a key "
+                    f"{name} of its build is {named}, and that of this job {own or 'unknown'}; who signs without a key "
                     "publishes what the same run built"
                 )
         with lock:

@@ -99,7 +99,7 @@ def test_a_newer_image_with_failures_is_mentioned_and_not_offered(browser: Brows
     bad = new.model_copy(update={"platforms": (platform.model_copy(update={"checks": checks}),)})
     old = old.model_copy(update={"axes": new.axes, "platforms": old.platforms[:1], "created": "2026-10-01T00:00:00Z"})
     page = browser.new_page()
-    for images, offered, said in (
+    for images, offered, printed in (
         ((bad, old), old, f"Not offered, as it has failures: {bad.image}:{bad.tag}, dated {bad.created[:10]}."),
         ((bad,), bad, ""),
         ((new, old), new, ""),
@@ -108,12 +108,12 @@ def test_a_newer_image_with_failures_is_mentioned_and_not_offered(browser: Brows
         page.goto("about:blank")
         page.goto(write_site(made, tmp_path).as_uri())
         expect(page.locator("#tag")).to_have_text(f"{offered.image}:{offered.tag}")
-        expect(page.locator("#over")).to_have_text(said)
+        expect(page.locator("#over")).to_have_text(printed)
     page.close()
 
 
 @pytest.mark.parametrize(
-    ("address", "said", "shown"),
+    ("address", "printed", "shown"),
     [
         ("#cuda=12.6&os=debian13", "no image has OS debian13 and CUDA 12.6.", "hpcx:cuda12.6.3-"),
         ("#cuda=11.8&os=debian13", "no image has CUDA 11.8.", "debian13"),
@@ -124,10 +124,10 @@ def test_a_newer_image_with_failures_is_mentioned_and_not_offered(browser: Brows
         ("#os=ubuntu26.04&cuda=13.4", "", "ubuntu26.04"),
     ],
 )
-def test_a_link_that_cannot_be_met_says_so(visit: Visit, address: str, said: str, shown: str) -> None:
+def test_a_link_that_cannot_be_met_says_so(visit: Visit, address: str, printed: str, shown: str) -> None:
     opened = visit(f"catalog{address}")
-    expect(opened.page.locator("#unmet")).to_contain_text(said)
-    expect(opened.page.locator("#unmet")).to_be_visible(visible=bool(said))
+    expect(opened.page.locator("#unmet")).to_contain_text(printed)
+    expect(opened.page.locator("#unmet")).to_be_visible(visible=bool(printed))
     expect(opened.page.locator("#tag")).to_contain_text(shown)
     assert opened.messages == []
     opened.page.get_by_role("button", name="Start again").click()
@@ -137,8 +137,8 @@ def test_a_link_that_cannot_be_met_says_so(visit: Visit, address: str, said: str
 def test_commands_by_tag_and_by_digest(visit: Visit, catalog: Catalog) -> None:
     page = visit("catalog#image=open&cuda=13.5&variant=devel&platform=linux/arm64").page
     image = next(
-        one for one in catalog.images
-        if (one.image, one.axes["cuda"], one.axes["variant"]) == ("open", "13.5", "devel") and len(one.platforms) == 2
+        item for item in catalog.images
+        if (item.image, item.axes["cuda"], item.axes["variant"]) == ("open", "13.5", "devel") and len(item.platforms) == 2
     )  # fmt: skip
     codes = page.locator("#commands code")
     expect(codes.nth(0)).to_have_text(f"docker pull --platform linux/arm64 registry.example.org/gpu/open:{image.tag}")
@@ -150,7 +150,7 @@ def test_commands_by_tag_and_by_digest(visit: Visit, catalog: Catalog) -> None:
 
 
 def test_an_image_is_shown_when_its_name_is_followed(visit: Visit, catalog: Catalog) -> None:
-    image = next(one for one in catalog.images if any(platform.bandwidth for platform in one.platforms))
+    image = next(item for item in catalog.images if any(platform.bandwidth for platform in item.platforms))
     page = visit("catalog", permissions=["clipboard-read", "clipboard-write"]).page
     article = page.locator("article:visible")
     expect(article).to_have_count(0)

@@ -41,7 +41,7 @@ class Shop:
     faulty: Faulty
     registry: Registry
     evidence: Path
-    said: str = field(default="", init=False)
+    complaint: str = field(default="", init=False)
     """What the last command printed."""
 
     def args(self, name: str, *more: str | Path, evidence: Path | None = None, host: str = "") -> list[str | Path]:

@@ -71,8 +71,8 @@ def test_ranks_add_up(cluster: Cluster, uid: int, nodes: int, ranks: int) -> Non
     options = ["--mpi=pmix", f"--nodes={nodes}", f"--ntasks={ranks}"]
     done = cluster.slurm.srun(*options, *cluster.enter, cluster.slurm.folder / "sum", uid=uid)
     total = sum(range(ranks))
-    said = sorted(re.findall("user .*", done.stdout))
-    assert said == [f"user {uid}: rank {rank} of {ranks}, sum {total}" for rank in range(ranks)], done.stdout
+    message = sorted(re.findall("user .*", done.stdout))
+    assert message == [f"user {uid}: rank {rank} of {ranks}, sum {total}" for rank in range(ranks)], done.stdout
     assert done.returncode == 0, done.stdout
 
 

@@ -194,5 +194,5 @@ def test_a_job_in_an_image_runs_to_its_verdict(cluster: Slurm, programs: Path, t
     (image,) = (tmp_path / "images").glob("*.sqsh")
     registry, _, rest = IMAGE.partition("/")
     assert image.read_text() == f"docker://{registry}#{rest}\n"
-    told = (tmp_path / "pyxis").read_text().splitlines()
-    assert told == [f"--container-image={image}", "--no-container-mount-home", "--container-remap-root"]
+    stated = (tmp_path / "pyxis").read_text().splitlines()
+    assert stated == [f"--container-image={image}", "--no-container-mount-home", "--container-remap-root"]

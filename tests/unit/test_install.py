@@ -59,8 +59,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_of_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) -> None:
     ran("tar", "-xf", build(ROOT, tmp_path, "sdist"), "-C", tmp_path, check=True)
     again = build(next(tmp_path.glob("imagebuild-*/")), tmp_path / "again", "wheel")
-    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
-        assert sorted(one.namelist()) == sorted(other.namelist())
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as other:
+        assert sorted(first.namelist()) == sorted(other.namelist())
 
 
 def test_every_command_runs_far_from_a_clone(wheel: Path, tmp_path: Path) -> None:

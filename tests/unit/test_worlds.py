@@ -385,11 +385,11 @@ def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> No
         outcome = resolve_sources(entries, [source], Upstream(mirrors, pause_s=0.001), keep=lambda: None, mark=False)
     what = " ".join([*outcome.wrong.values(), *outcome.absent.values(), *outcome.unresolved.values()])
     assert not what or REMEDY.search(outcome.complaint())
-    said = re.sub(
+    message = re.sub(
         r"\b([0-9A-F]{16}|[0-9A-F]{40}|[0-9a-f]{64})\b| \(as http://[^)]*\)", lambda m: "…" if m[1] else "", what
     )
-    said = said.removeprefix(f"{url}: ").replace(url, "ADDRESS/")
-    row(world.says, "stops" if world.stops else "stops what needs it" if what else "taken as it is", said)
+    message = message.removeprefix(f"{url}: ").replace(url, "ADDRESS/")
+    row(world.says, "stops" if world.stops else "stops what needs it" if what else "taken as it is", message)
     if world.stops:
         by, trusted = (keys.fingerprint(key) for key in (world.by or shown.key, world.known or shown.key))
         assert re.search(world.stops.format(by=by, known=trusted), what), what

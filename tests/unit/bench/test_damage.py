@@ -192,8 +192,8 @@ def swap_rows_numbers(lines: list[str], source: random.Random) -> None:
 
 def swap(lines: list[str], rows: list[int], columns: list[int]) -> None:
     words = {at: lines[at].split() for at in rows}
-    (one, other), (here, there) = (words[at] for at in rows), columns
-    one[here], other[there] = other[there], one[here]
+    (entry, other), (here, there) = (words[at] for at in rows), columns
+    entry[here], other[there] = other[there], entry[here]
     for at, changed in words.items():
         lines[at] = "  ".join(changed)
 
@@ -337,7 +337,7 @@ def is_same(results: Results, healthy: str) -> bool:
     """Whether there are figures of runs, those of the healthy log but for a few that differ by rounding."""
     before, after = strict_rows(healthy), package_rows(results)
     return 0 < len(before) == len(after) and all(
-        one == other if isinstance(one, str) else other == pytest.approx(one, rel=0.06, abs=0.02)
+        entry == other if isinstance(entry, str) else other == pytest.approx(entry, rel=0.06, abs=0.02)
         for first, second in zip(before, after, strict=True)
-        for one, other in zip(first, second, strict=True)
+        for entry, other in zip(first, second, strict=True)
     )

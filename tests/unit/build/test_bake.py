@@ -83,10 +83,10 @@ def test_contexts_and_caches_of_one_target(run: BuildRun) -> None:
     inputs = BuildInputs(images={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}})
     caches = {first.id: [CacheEntry("ucx", "linux/amd64", "0123")]}
     run = replace(run, inputs=inputs, caches=caches)
-    one, other = (entry(run, target, cache="r.test/cache") for target in (first, second))
-    assert one["contexts"] == {"x": "/mine", "y": "/b"}
+    item, other = (entry(run, target, cache="r.test/cache") for target in (first, second))
+    assert item["contexts"] == {"x": "/mine", "y": "/b"}
     assert other["contexts"] == {"x": "/mine"}
-    assert one["cache-from"] == ["type=registry,ref=r.test/cache:ucx-amd64-0123"]
+    assert item["cache-from"] == ["type=registry,ref=r.test/cache:ucx-amd64-0123"]
     assert "cache-from" not in other
 
 

@@ -273,12 +273,12 @@ def test_a_package_that_is_not_there_is_found_in_the_files(
 
 def test_a_wheel_that_is_not_there_is_found_in_the_files(open_run: BuildRun) -> None:
     name = "[open-cuda13_5-debian13-devel nccl-wheel 2/3] RUN fetch-wheels"
-    for said, words in {
+    for printed, words in {
         "ERROR: No matching distribution found for nvidia-nccl-cu13==9": "the package index has no nvidia-nccl-cu13==9",
         "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If\n    nvidia-nccl-cu13==2.32.3 from x:":
         "nvidia-nccl-cu13 2.32.3 is not the file of the lock; `imagebuild lock --update nccl-wheel`",
     }.items():  # fmt: skip
-        stream = read(vertex("a", name), log("a", f"{said}\n"), vertex("a", name, end=T1, error="exit code: 1"))
+        stream = read(vertex("a", name), log("a", f"{printed}\n"), vertex("a", name, end=T1, error="exit code: 1"))
         last = explain_failure(open_run, stream, 1).splitlines()[-1]
         assert re.search(rf"nccl-wheel/component.yaml:\d+: wheels: {re.escape(words)}", last), last
 

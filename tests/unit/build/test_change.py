@@ -208,16 +208,16 @@ def jobs(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
     def run(*arguments: str, since: str | None = f"../{tiny.root.name}-before") -> tuple[list[str], str]:
         more = ("--changed-since", since) if since else ()
-        status, out, said = command("plan", "--github", *more, *arguments)
-        assert (status, len(out.splitlines())) == (0, 1), said  # a line, as GitHub's outputs are
-        return [entry["targets"] for entry in json.loads(out)["include"]], said
+        status, out, complaint = command("plan", "--github", *more, *arguments)
+        assert (status, len(out.splitlines())) == (0, 1), complaint  # a line, as GitHub's outputs are
+        return [entry["targets"] for entry in json.loads(out)["include"]], complaint
 
     return run
 
 
 def test_from_itself_and_from_nothing(jobs: Jobs) -> None:
-    found, said = jobs()
-    assert (found, said.startswith("0 of 3 targets differ from")) == ([], True)
+    found, complaint = jobs()
+    assert (found, complaint.startswith("0 of 3 targets differ from")) == ([], True)
     assert jobs(since="nothing") == (ALL, "3 of 3 targets differ from nothing: 3 new\n")
     assert jobs(since=None) == (ALL, "")
     assert jobs("cuda=13.0", since="nothing")[0] == ALL[1:]
@@ -244,29 +244,29 @@ def test_from_itself_and_from_nothing(jobs: Jobs) -> None:
 )  # fmt: skip
 def test_what_differs(jobs: Jobs, tiny: Files, file: str, old: str, new: str, found: list[str], why: str) -> None:
     tiny.replace(file, old, new)
-    targets, said = jobs()
+    targets, complaint = jobs()
     assert targets == found
-    assert said.strip().rpartition("-before")[2] == (f": {why}" if why else ""), said
+    assert complaint.strip().rpartition("-before")[2] == (f": {why}" if why else ""), complaint
 
 
 def test_a_platform_more_makes_a_target_differ_on_all(jobs: Jobs, tiny: Files) -> None:
     tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: [linux/amd64, linux/arm64]")
     tiny.replace("matrix.yaml", "linux/amd64: here", "linux/amd64: here, linux/arm64: [self-hosted, arm]")
-    found, said = jobs()
+    found, complaint = jobs()
     # Publishing makes an index of all platforms, so all are built.
     assert found == [target for target in ALL for _ in range(2)]
-    assert said.startswith("3 of 3 targets differ")
-    assert said.strip().endswith(": 3 new")
+    assert complaint.startswith("3 of 3 targets differ")
+    assert complaint.strip().endswith(": 3 new")
     assert jobs("--platform", "linux/amd64")[0] == []
 
 
 def test_a_state_that_this_version_cannot_read_counts_as_nothing(jobs: Jobs, tiny: Files) -> None:
     before = Files(tiny.root.parent / "old")
     before.replace("matrix.yaml", "repository:", "repositry:")
-    found, said = jobs(since="../old")
+    found, complaint = jobs(since="../old")
     assert found == ALL
-    assert "everything counts as changed" in said
-    assert "repositry: unknown key" in said
+    assert "everything counts as changed" in complaint
+    assert "repositry: unknown key" in complaint
 
 
 def test_jobs_have_a_runner_that_the_matrix_names() -> None:

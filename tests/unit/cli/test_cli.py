@@ -106,8 +106,8 @@ def test_a_build_takes_the_file_that_render_prints(
 
 def test_unresolved_prints_what_the_lock_lacks(call: Call, tiny: Files) -> None:
     tiny.lock({})
-    status, _, said = call("render", "tiny-cuda13.0-debian13-runtime")
-    assert (status, "or print the Dockerfile with --unresolved" in said) == (2, True)
+    status, _, complaint = call("render", "tiny-cuda13.0-debian13-runtime")
+    assert (status, "or print the Dockerfile with --unresolved" in complaint) == (2, True)
     status, text, _ = call("render", "tiny-cuda13.0-debian13-runtime", "--unresolved")
     assert (status, "debian:13-slim@sha256:unresolved" in text) == (0, True)
 
@@ -115,10 +115,12 @@ def test_unresolved_prints_what_the_lock_lacks(call: Call, tiny: Files) -> None:
 def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    status, text, said = call("plan", "quickstart", "--json", "-")
+    status, text, complaint = call("plan", "quickstart", "--json", "-")
     assert (status, json.loads(text)["targets"][0]["image"]) == (0, "quickstart")
-    assert said.startswith(f"{tmp_path}/empty has no matrix.yaml, so these are the images that come with imagebuild; ")
-    assert len(said.splitlines()) == 1
+    assert complaint.startswith(
+        f"{tmp_path}/empty has no matrix.yaml, so these are the images that come with imagebuild; "
+    )
+    assert len(complaint.splitlines()) == 1
     assert call("plan", "--project", tmp_path)[2] == ""
 
 
@@ -135,8 +137,8 @@ def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pyte
     ],
 )
 def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, status: int, message: str) -> None:
-    got, text, said = call("render", "tiny-cuda13.0-debian13-runtime", "--base-image", image)
-    assert (got, message in said, f"FROM {image} AS image\n" in text) == (status, True, status == 0)
+    got, text, complaint = call("render", "tiny-cuda13.0-debian13-runtime", "--base-image", image)
+    assert (got, message in complaint, f"FROM {image} AS image\n" in text) == (status, True, status == 0)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ def kind_of(schema: dict[str, Any]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(kind_of(one) for one in schema["anyOf"] if one.get("type") != "null"))
+        return " or ".join(
+            dict.fromkeys(kind_of(element) for element in schema["anyOf"] if element.get("type") != "null")
+        )
     if "enum" in schema or "const" in schema:
         return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
@@ -49,9 +51,9 @@ def keys(title: str, schema: dict[str, Any]) -> Iterator[str]:
 def reference(model: type[Model]) -> Iterator[str]:
     schema = model.model_json_schema(by_alias=True)
     yield from keys("The file", schema)
-    for name, one in sorted(schema.get("$defs", {}).items()):
-        if "properties" in one:
-            yield from keys(name, one)
+    for name, element in sorted(schema.get("$defs", {}).items()):
+        if "properties" in element:
+            yield from keys(name, element)
 
 
 def test_the_reference_of_files_is_fresh(golden: Callable[[str, str], None]) -> None:
@@ -63,8 +65,8 @@ def test_the_reference_of_files_is_fresh(golden: Callable[[str, str], None]) -> 
 
 def command_lines(name: str, command: Any) -> Iterator[str]:
     if inner := getattr(command, "commands", None):
-        for word, one in inner.items():
-            yield from command_lines(f"{name} {word}", one)
+        for word, element in inner.items():
+            yield from command_lines(f"{name} {word}", element)
         return
     words = [p for p in command.params if p.param_type_name == "argument"]
     arguments = " ".join((p.metavar if p.required else f"[{p.metavar}]") + "..." * (p.nargs < 0) for p in words)

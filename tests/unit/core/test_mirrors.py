@@ -65,7 +65,7 @@ def test_the_configuration_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("mirrors:\n  imges: {}\n", ":2: mirrors.imges: unknown key; did you mean 'images'?"),
         ("mirrors:\n  downloads:\n    https://a.b: http://c.d/\n", ":3: mirrors.downloads.https://a.b: "),
@@ -73,10 +73,10 @@ def test_the_configuration_is_read(tmp_path: Path) -> None:
         ("netrc: /nowhere/netrc\n", ":1: netrc: /nowhere/netrc cannot be read: No such file or directory"),
     ],
 )
-def test_mistakes_have_lines(tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_have_lines(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match="config.yaml") as raised:
         load_settings(environ(tmp_path, text))
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_a_wrong_netrc_is_not_quoted(tmp_path: Path) -> None:

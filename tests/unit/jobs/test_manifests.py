@@ -73,9 +73,9 @@ def test_the_command_in_the_header_makes_the_job_again(line: str) -> None:
 
 
 def test_the_order_of_features_is_nothing() -> None:
-    one = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature debug,dra --param name=it")
+    entry = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature debug,dra --param name=it")
     other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature dra,debug --param name=it")
-    assert one.splitlines()[1:] == other.splitlines()[1:]
+    assert entry.splitlines()[1:] == other.splitlines()[1:]
 
 
 @pytest.mark.parametrize("scheduler", ["mpijob", "jobset", "slurm"])

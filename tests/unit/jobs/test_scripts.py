@@ -113,8 +113,8 @@ def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(nodes: int, tm
     done = ran("/bin/bash", "-c", outer_script(manifest), env=env, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
     rounds: dict[str, list[str]] = {}
-    for one, other, number in re.findall(r"=== imagebuild: all_reduce of (n\d),(n\d), round (\d+) of", done.stdout):
-        rounds.setdefault(number, []).extend((one, other))
+    for element, other, number in re.findall(r"=== imagebuild: all_reduce of (n\d),(n\d), round (\d+) of", done.stdout):
+        rounds.setdefault(number, []).extend((element, other))
     assert len(rounds) == nodes - 1 + nodes % 2
     assert all(len(members) == len(set(members)) == nodes - nodes % 2 for members in rounds.values())
     pairs = {frozenset(members[i : i + 2]) for members in rounds.values() for i in range(0, len(members), 2)}

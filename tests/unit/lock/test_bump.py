@@ -67,8 +67,8 @@ def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan
         assert kinds[name] == set()
         assert found[name, 0].obstacles[0] == why
     # Every pin of the matrix is either asked about or has a reason.
-    said = propose(project, full_plan.targets, (), Fake(wheel_lists={"nvidia-nccl-cu13": ()}), pre=False)
-    assert {name for name, _, _ in said.kept} == set(project.matrix.model.versions)
+    message = propose(project, full_plan.targets, (), Fake(wheel_lists={"nvidia-nccl-cu13": ()}), pre=False)
+    assert {name for name, _, _ in message.kept} == set(project.matrix.model.versions)
 
 
 @pytest.fixture

@@ -24,14 +24,14 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
     reference = f"{registry.address}/some/image:13"
     found = Upstream().image(reference)
     assert found == LockedImage(digest=digest, platforms={name: made[name].digest for name in platforms[:2]})
-    one = made["linux/amd64"].digest
-    content = registry.manifest("some/image", one)
+    entry = made["linux/amd64"].digest
+    content = registry.manifest("some/image", entry)
     assert content
     registry.put_manifest("some/image", "13", content.content, content.media_type)
-    assert Upstream().image(reference) == LockedImage(digest=one)  # a single manifest has no platforms
+    assert Upstream().image(reference) == LockedImage(digest=entry)  # a single manifest has no platforms
     assert Upstream().image(reference, known=LockedImage(digest=digest)) == found
     with pytest.raises(CommandError, match="the pinned .* is for one platform; `lock --update` takes all"):
-        Upstream().image(reference, known=LockedImage(digest=one))
+        Upstream().image(reference, known=LockedImage(digest=entry))
     assert Upstream().has_image(reference, digest)
     assert not Upstream().has_image(reference, f"sha256:{'0' * 64}")
 

@@ -337,8 +337,8 @@ def command(files: Files) -> Command:
 
 
 def test_lock_from_nothing_check_and_changes(command: Command, server: Server, project_git: Path, keys: Keys) -> None:
-    said = command("lock")
-    assert "imagebuild.lock: 4 resolved; all 5 sources are pinned" in said
+    printed = command("lock")
+    assert "imagebuild.lock: 4 resolved; all 5 sources are pinned" in printed
     lock = command.lock
     assert lock["archives"][at(server, "host/a.tar")] == SHA256
     assert lock["git"][project_git.as_uri()] == {"v3.4": head(project_git, "v3.4")}

@@ -184,13 +184,13 @@ def test_what_takes_long_shows_that_it_is_alive(faulty: Faulty, capfd: pytest.Ca
     faulty.rule("slow", seconds=60)
     asking = threading.Thread(target=connect(faulty.address).tags, args=("a",))
     asking.start()
-    said, deadline = "", time.monotonic() + 30
-    while "for" not in said and time.monotonic() < deadline:
+    message, deadline = "", time.monotonic() + 30
+    while "for" not in message and time.monotonic() < deadline:
         time.sleep(0.05)
-        said += capfd.readouterr().err
+        message += capfd.readouterr().err
     faulty.clear()
     asking.join()
-    assert re.search(rf"{faulty.address}: 1 requests, .*; GET a/tags/list for \d+ s", said)
+    assert re.search(rf"{faulty.address}: 1 requests, .*; GET a/tags/list for \d+ s", message)
 
 
 def test_stop_ends_what_waits(faulty: Faulty) -> None:

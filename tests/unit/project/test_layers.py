@@ -195,5 +195,5 @@ def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, tiny: 
         before = load_project(paths.matrix, paths.dockerfiles, paths.lock)
         assert make_plan(before) == now
         assert "RUN make\n" in render(before)
-    status, _, said = command("plan", "--project", work, "--github", "--changed-since", "HEAD")
-    assert (status, "1 of 1 targets differ from HEAD: 1 image" in said) == (0, True), said
+    status, _, printed = command("plan", "--project", work, "--github", "--changed-since", "HEAD")
+    assert (status, "1 of 1 targets differ from HEAD: 1 image" in printed) == (0, True), printed

@@ -75,12 +75,12 @@ def test_one_mistake_is_one_line_about_its_place(tiny: Files, file: str, text: s
     tiny.write(COMPONENT, TEXTS[COMPONENT])
     tiny.write(file, text)
     found = complaints(tiny)
-    assert all(re.match(r"[\w./-]+:\d+: \S.*", one) for one in found), found
+    assert all(re.match(r"[\w./-]+:\d+: \S.*", entry) for entry in found), found
     assert not any(
-        word in one for one in found for word in ("Input should", "String should", "instance of", "valid")
+        word in entry for entry in found for word in ("Input should", "String should", "instance of", "valid")
     ), found
     # A value that names others is wrong where it is, and may be missing where it was used.
-    assert any(re.match(rf"{re.escape(file)}:{line or '[0-9]+'}: .*{re.escape(what)}", one) for one in found), found
+    assert any(re.match(rf"{re.escape(file)}:{line or '[0-9]+'}: .*{re.escape(what)}", entry) for entry in found), found
 
 
 def component(more: str, build: str | None = None) -> Callable[[Files], None]:
@@ -331,12 +331,12 @@ def test_a_command_says_it_in_one_line(
 ) -> None:
     monkeypatch.chdir(tiny.root)
     spoil(tiny)
-    status, printed, said = command(*line.split())
+    status, printed, shown = command(*line.split())
     assert (status in (2, 3), printed) == (True, "")
-    assert message in said
-    assert re.match(PLACE, said)
-    assert re.search("; |, not | must | write ", said), "no remedy"
-    assert len(said.splitlines()) <= 2
+    assert message in shown
+    assert re.match(PLACE, shown)
+    assert re.search("; |, not | must | write ", shown), "no remedy"
+    assert len(shown.splitlines()) <= 2
 
 
 @pytest.mark.parametrize(
@@ -381,9 +381,9 @@ def test_options_that_do_not_fit_are_said_in_one_line(
     tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch, line: str, message: str
 ) -> None:
     monkeypatch.chdir(tiny.root)
-    status, printed, said = command(*line.split())
-    assert (status in (2, 3), printed, len(said.splitlines())) == (True, "", 1)
-    assert message in said
+    status, printed, shown = command(*line.split())
+    assert (status in (2, 3), printed, len(shown.splitlines())) == (True, "", 1)
+    assert message in shown
 
 
 def test_a_plan_says_which_versions_the_lock_does_not_have(
@@ -391,9 +391,9 @@ def test_a_plan_says_which_versions_the_lock_does_not_have(
 ) -> None:
     monkeypatch.chdir(tiny.root)
     tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
-    status, printed, said = command("plan")
+    status, printed, shown = command("plan")
     assert (status, TARGET in printed) == (0, True)
-    assert said.startswith("imagebuild.lock:1: has no git https://example.org/tool.git 3.44, but 3.4; add it with")
+    assert shown.startswith("imagebuild.lock:1: has no git https://example.org/tool.git 3.44, but 3.4; add it with")
 
 
 def test_there_are_two_hundred_of_them() -> None:

@@ -261,7 +261,7 @@ def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_calle
 
 
 @pytest.mark.parametrize(
-    ("trust", "said"),
+    ("trust", "message"),
     [
         (Trust(), "whose signature"),
         (Trust("/nowhere/cosign.pub"), "no such file"),
@@ -270,8 +270,8 @@ def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_calle
         (Trust(identity="me", issuer="issuer", log=False), "--no-tlog"),
     ],
 )
-def test_nobodys_signature_is_not_verified(trust: Trust, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_nobodys_signature_is_not_verified(trust: Trust, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         trust.check()
 
 
@@ -357,7 +357,7 @@ def envelope(payload: bytes, kind: str = STATEMENT_MEDIA) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("media_type", "content", "said"),
+    ("media_type", "content", "message"),
     [
         (STATEMENT_MEDIA, statement(), ""),
         (BUNDLE_MEDIA, envelope(statement()), ""),
@@ -373,15 +373,15 @@ def envelope(payload: bytes, kind: str = STATEMENT_MEDIA) -> bytes:
         (STATEMENT_MEDIA, b"\xff\xfe\x00", "cannot be read"),
     ],
 )
-def test_statements_about_another_image_or_nothing(media_type: str, content: bytes, said: str) -> None:
+def test_statements_about_another_image_or_nothing(media_type: str, content: bytes, message: str) -> None:
     registry = FakeRegistry()
     name = "dev.sigstore.bundle.predicateType" if media_type == BUNDLE_MEDIA else "in-toto.io/predicate-type"
     attachment = Attachment("f", media_type, content, {name: KINDS["scan"]})
     registry.attach(REPOSITORY, Descriptor("m", SUBJECT.digest, 1), attachment)
     (read,) = read_attestations(registry, REPOSITORY, SUBJECT.digest)
     assert read.kind == "scan"
-    assert said in read.problem
-    assert bool(said) == bool(read.problem)
+    assert message in read.problem
+    assert bool(message) == bool(read.problem)
 
 
 BENCHMARK = GOOD.model_copy(update={"verifications": ()})
@@ -395,7 +395,7 @@ def judge(kind: str, document: object, subject: ManifestSubject = SUBJECT) -> tu
 
 
 @pytest.mark.parametrize(
-    ("kind", "document", "outcome", "said"),
+    ("kind", "document", "outcome", "message"),
     [
         ("sbom", sbom(SUBJECT.digest), "passed", "1 packages and components"),
         ("sbom", sbom(OTHER), "broken", "is about another image"),
@@ -417,14 +417,14 @@ def judge(kind: str, document: object, subject: ManifestSubject = SUBJECT) -> tu
         ("provenance", {}, "broken", "was it written by another version"),
     ],
 )
-def test_what_an_attachment_says(kind: str, document: object, outcome: str, said: str) -> None:
+def test_what_an_attachment_says(kind: str, document: object, outcome: str, message: str) -> None:
     found, detail = judge(kind, document)
     assert found == outcome
-    assert said in detail
+    assert message in detail
 
 
 @pytest.mark.parametrize(
-    ("replaced", "outcome", "said"),
+    ("replaced", "outcome", "message"),
     [
         ({}, "passed", "commit cccccccccccc"),
         ({"debian:13.7-slim": OTHER}, "passed", "of which 1 stood in for others (pkg:oci/debian@"),
@@ -432,14 +432,14 @@ def test_what_an_attachment_says(kind: str, document: object, outcome: str, said
     ],
 )
 def test_what_a_provenance_says(
-    published: Published, renderer: Renderer, replaced: dict[str, str], outcome: str, said: str
+    published: Published, renderer: Renderer, replaced: dict[str, str], outcome: str, message: str
 ) -> None:
     images = renderer.project.lock.images
     named = {f"{k}@{images[k].digest}" if k in images else k: v for k, v in replaced.items()}  # type: ignore[union-attr]
     document = published.provenance(AMD64, replaced=named)
     found, detail = judge("provenance", document)
     assert found == outcome
-    assert said in detail
+    assert message in detail
     assert judge("provenance", document, replace(SUBJECT, platform=ARM64)) == ("broken", "is about linux/amd64")
 
 
@@ -456,10 +456,10 @@ def test_what_failed_counts_where_it_is_required(published: Published) -> None:
 
 
 @pytest.mark.parametrize(
-    ("required", "said"), [(("sboom",), "did you mean 'sbom'"), (("signature",), "whose\\? give --key")]
+    ("required", "message"), [(("sboom",), "did you mean 'sbom'"), (("signature",), "whose\\? give --key")]
 )
-def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         published.verify(*required)
 
 
@@ -469,8 +469,8 @@ def test_what_is_no_image(published: Published, document: object) -> None:
     digest = digest_of(content)
     manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", digest)
     published.registry.repositories[REPOSITORY].manifests[digest] = manifest
-    for name, said in ((f"{REPOSITORY}@{digest}", "image"), (f"{REPOSITORY}:14", "registry.test has no such image")):
-        with pytest.raises((ConfigError, ResultError), match=said):
+    for name, message in ((f"{REPOSITORY}@{digest}", "image"), (f"{REPOSITORY}:14", "registry.test has no such image")):
+        with pytest.raises((ConfigError, ResultError), match=message):
             verify_attachments(parse_reference(f"registry.test/{name}"), published.registry, AttestRequest())
 
 
@@ -527,15 +527,15 @@ def test_add_to_several_platforms_at_once(published: Published) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "said"),
+    ("kind", "content", "message"),
     [
         ("verification", json.dumps(verification(OTHER)), "is no verification of sha256:.*about another image"),
         ("benchmark", "{}", "file.json: about: Field required"),
         ("sbom", "no", "file.json: .*Invalid JSON"),
     ],
 )
-def test_add_refuses_what_is_not_about_the_image(published: Published, kind: str, content: str, said: str) -> None:
-    with pytest.raises((ConfigError, ResultError), match=said):
+def test_add_refuses_what_is_not_about_the_image(published: Published, kind: str, content: str, message: str) -> None:
+    with pytest.raises((ConfigError, ResultError), match=message):
         add(published, kind, content)
     assert published.registry.referrers(REPOSITORY, published.platforms[AMD64].digest) == ()
     with pytest.raises(ConfigError, match=f"name the image by digest: .* now it names {published.digest}"):

@@ -195,8 +195,10 @@ def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project
     assert [entry.kind for entry in image.platforms[1].evidence] == ["signature"]
 
 
-@pytest.mark.parametrize(("signer", "said"), [("ours", "ours.pub"), ("theirs", ""), ("", "")])
-def test_whose_signature_it_is(registry: FakeRegistry, ours: Project, signer: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("signer", "message"), [("ours", "ours.pub"), ("theirs", ""), ("", "")])
+def test_whose_signature_it_is(
+    registry: FakeRegistry, ours: Project, signer: str, message: str, tmp_path: Path
+) -> None:
     amd64, _ = publish(registry)
     index, fake = str(registry.digest(REPOSITORY, TAG)), FakeCosign()
     if signer:
@@ -205,7 +207,7 @@ def test_whose_signature_it_is(registry: FakeRegistry, ours: Project, signer: st
     (tmp_path / "ours.pub").touch()
     trust = Trust(str(tmp_path / "ours.pub"), cosign=fake.cosign())
     found = with_signers(catalog(registry, ours), trust)
-    assert [image.verified_by for image in found.images] == [said]
+    assert [image.verified_by for image in found.images] == [message]
     assert ["not that of ours.pub: no signatures found" in problem for problem in found.problems] == [True] * (
         signer == "theirs"
     )

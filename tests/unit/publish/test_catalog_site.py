@@ -40,7 +40,7 @@ def few() -> Catalog:
     return catalog_samples.catalog(60)
 
 
-def spoiled(one: PublishedImage) -> PublishedImage:
+def spoiled(entry: PublishedImage) -> PublishedImage:
     """The image with hostile text wherever a registry may have put it."""
     platforms = tuple(
         p.model_copy(update={
@@ -52,14 +52,14 @@ def spoiled(one: PublishedImage) -> PublishedImage:
                               gpus=1, device=HOSTILE, failures=(HOSTILE,), version=HOSTILE),),
             "evidence": (AttachedFile(kind=HOSTILE, digest=HOSTILE),),
         })
-        for p in one.platforms
+        for p in entry.platforms
     )  # fmt: skip
     texts = {
         "target": HOSTILE, "description": HOSTILE, "axes": {"cuda": HOSTILE, "os": "x"}, "revision": HOSTILE,
         "versions": {HOSTILE: HOSTILE}, "stack": {"nccl": HOSTILE, "mpi": HOSTILE}, "created": HOSTILE,
         "restricted": {"x": HOSTILE}, "platforms": platforms,
     }  # fmt: skip
-    return one.model_copy(update=texts)
+    return entry.model_copy(update=texts)
 
 
 def test_hostile_text_is_text(few: Catalog) -> None:
@@ -110,16 +110,16 @@ def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
     rows = [a["data-digest"] for a in found.named("tr") if "data-digest" in a]
     assert rows == [image.digest.removeprefix("sha256:") for image in few.images]
     assert [a["id"] for a in found.named("article")] == [f"{image.image}:{image.tag}" for image in few.images]
-    image = next(one for one in few.images if one.platforms[0].bandwidth)
+    image = next(entry for entry in few.images if entry.platforms[0].bandwidth)
     assert "475 GB/s, 68%" in text
     article = text[text.index(f'id="{image.image}:{image.tag}"') :].partition("</article>")[0]
     platform = image.platforms[0]
-    said = [
+    message = [
         f"docker pull {image.reference}<", platform.digest, "signed, not verified" if image.signed else "not signed",
         f"{platform.checks[0].passed} passed, {platform.checks[0].failed} failed, 13 skipped", "31 low, 2 waived",
         f"imagebuild attest verify {image.reference}",
     ]  # fmt: skip
-    assert [part for part in said if part not in article] == []
+    assert [part for part in message if part not in article] == []
 
 
 def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:
@@ -145,10 +145,13 @@ def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:
         assert has_failures(signed) == (wanted[0] == "failed")
     read = "2026-11-22T04:17:00Z"
     updates = [SecurityUpdates(pending=number, read=read) for number in (0, 3)]
-    platforms = tuple(image.platforms[0].model_copy(update={"updates": one}) for one in updates)
-    for known, said in ((platforms, "; 3 security updates pending"), (platforms[:1], "; no security updates pending")):
+    platforms = tuple(image.platforms[0].model_copy(update={"updates": entry}) for entry in updates)
+    for known, message in (
+        (platforms, "; 3 security updates pending"),
+        (platforms[:1], "; no security updates pending"),
+    ):
         late = image.model_copy(update={"platforms": known})
-        assert facts_of(late)[1][2].endswith(f"{said}, as of 2026-11-22")
+        assert facts_of(late)[1][2].endswith(f"{message}, as of 2026-11-22")
         page = catalog_page(few.model_copy(update={"images": (late,)}))
         assert page.count("pending, as of") == 2 + len(known), "card, row, and each platform"
     old = image.model_copy(update={"digest": few.images[0].digest, "created": "2026-01-01T00:00:00Z"})

@@ -35,8 +35,8 @@ def ready(site: Site, **more: object) -> None:
     text = work.renderer.dockerfile(site.target(NEW)).text
     for platform in (AMD64, ARM64):
         digest = site.stage(NEW, platform, platform.encode())
-        told = {"dockerfile": hashlib.sha256(text.encode()).hexdigest(), **more}
-        site.built(NEW, {platform: digest}, file="", **told)
+        stated = {"dockerfile": hashlib.sha256(text.encode()).hexdigest(), **more}
+        site.built(NEW, {platform: digest}, file="", **stated)
         site.verified(digest, platform)
 
 
@@ -130,17 +130,17 @@ def test_a_job_signs_what_its_own_run_built(
         monkeypatch.setenv(name, value)
     run, own = "https://git.test/acme/images/actions/runs", f"https://git.test/{workflow}"
     monkeypatch.setattr(revision, "current_revision", lambda *_: COMMIT)
-    told = {"source": "https://git.test/acme/images", "workflow": own, "run": f"{run}/7/attempts/1"}
+    stated = {"source": "https://git.test/acme/images", "workflow": own, "run": f"{run}/7/attempts/1"}
     arguments = ("publish", "--results", str(site.evidence), "--sign", "--dry-run")
     for other in ({"run": f"{run}/6/attempts/1"}, {"workflow": f"{own}2"}, {"revision": "f" * 40}, {"source": ""}):
-        ready(site, **told | other)
+        ready(site, **stated | other)
         status, out, _ = command(*arguments)
         ((name, value),) = other.items()
         assert (status, f"provenance: {name} of its build is {value or 'unknown'}, and that of this job" in out) == (
             1,
             True,
         )
-    ready(site, **told)
+    ready(site, **stated)
     status, out, _ = command(*arguments)
     assert status == 0, out
 

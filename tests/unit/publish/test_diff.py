@@ -201,10 +201,10 @@ def test_a_registry_without_sboms() -> None:
 def test_the_table(layouts: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     made = compared(*layouts).model_copy(update={"notes": ("a note",), "not_compared": ("something",)})
     print_comparison(made)
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     for part in ("nccl", "…xxxxx AND a", "libc6  1  2", "a note", "not compared: something"):
-        assert part in said, part
-    assert said.splitlines()[-1].startswith(
+        assert part in message, part
+    assert message.splitlines()[-1].startswith(
         "1 component, 3 packages, 1 variable, 1 setting, 1 label, 2 layers differ; 0.0 MB becomes 0.0 MB ("
     )
 

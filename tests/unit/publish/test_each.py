@@ -55,8 +55,8 @@ def test_a_failure_does_not_stop_the_others_and_the_worst_status_counts(
 ) -> None:
     statuses = iter((1, 4, 0))
     assert run_for_each(folder, (), ["x"], lambda _: next(statuses)) == 4
-    said = capsys.readouterr().err
-    assert "a linux/amd64: exit status 1\nb linux/amd64: exit status 4\n1 of 3 succeeded" in said
+    message = capsys.readouterr().err
+    assert "a linux/amd64: exit status 1\nb linux/amd64: exit status 4\n1 of 3 succeeded" in message
 
 
 def test_groups_on_github(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,16 +110,16 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "status", "said"),
+    ("changed", "status", "message"),
     [
         ({"by": STRANGER}, 4, "the key is not in the file"),
         ({"more": "Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC"}, 4, "was valid until Wed, 01 Jan 2020"),
     ],
 )
-def test_an_archive_that_cannot_be_believed(look: Look, changed: dict[str, str], status: int, said: str) -> None:
+def test_an_archive_that_cannot_be_believed(look: Look, changed: dict[str, str], status: int, message: str) -> None:
     found, result, out = look(HAS, NEW, **changed)
     assert (found, result) == (status, None)
-    assert said in out
+    assert message in out
 
 
 @pytest.mark.parametrize(("package", "status"), [("libssl3t64", 1), ("a-wheel", 0)])

@@ -214,10 +214,10 @@ def test_the_arranged_site_is_published_where_nothing_is_wrong(site: Site) -> No
 def test_every_reason_is_said_at_once(site: Site) -> None:
     digests = arrange(site, {"outcomes": {"library/works": "failed", "library/newest": "skipped"}})
     site.scanned(digests[ARM64], "failed")
-    said = site.publish().reasons
-    assert "linux/amd64: library/works failed" in said
-    assert "linux/amd64: library/newest was skipped" in said
-    assert "linux/arm64: scan failed" in said
+    message = site.publish().reasons
+    assert "linux/amd64: library/works failed" in message
+    assert "linux/amd64: library/newest was skipped" in message
+    assert "linux/arm64: scan failed" in message
 
 
 def test_one_refused_target_does_not_stop_another(site: Site) -> None:
@@ -282,7 +282,7 @@ def test_required_checks_must_have_passed_somewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "name", "said", "not_said"),
+    ("rule", "name", "message", "not_said"),
     [
         ("{when: {arch: amd64}, checks: [library]}", NEW, "linux/amd64: library/on-gpu was skipped", "linux/arm64"),
         (
@@ -293,20 +293,20 @@ def test_required_checks_must_have_passed_somewhere(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_required_checks_of_some_images(tmp_path: Path, rule: str, name: str, said: str, not_said: str) -> None:
+def test_required_checks_of_some_images(tmp_path: Path, rule: str, name: str, message: str, not_said: str) -> None:
     site = Site(tmp_path, policy=f"publish: {{require: [{rule}]}}\n")
     site.ready(name)
     reasons = site.publish().reasons
-    assert said in reasons
+    assert message in reasons
     assert not_said not in reasons
 
 
 def test_required_attachments_must_be_there(tmp_path: Path) -> None:
     site = Site(tmp_path, policy="publish: {require-attachments: [sbom, scan]}\n")
     site.ready(NEW)
-    said = site.publish().reasons
-    assert "linux/arm64: no sbom of this digest" in said
-    assert "linux/amd64: no scan of this digest" in said
+    message = site.publish().reasons
+    assert "linux/arm64: no sbom of this digest" in message
+    assert "linux/amd64: no scan of this digest" in message
     for platform in (AMD64, ARM64):
         digest = site.stage(NEW, platform, b"layer" + platform.encode() + NEW.encode())
         site.listed(digest)

@@ -183,10 +183,10 @@ def test_two_publishers_of_the_same_target_never_mix(tmp_path: Path, seed: int) 
     assert len(digests) == 2
     assert not incomplete(site.fake)
     assert set(site.tags().values()) <= digests
-    assert "published" in [one.state for one in done] or all(one.state == "failed" for one in done)
-    for one in done:
-        assert one.state in ("published", "refused", "failed")
-        assert one.state == "published" or all(digest in "".join(one.reasons) for digest in digests if digest)
+    assert "published" in [entry.state for entry in done] or all(entry.state == "failed" for entry in done)
+    for entry in done:
+        assert entry.state in ("published", "refused", "failed")
+        assert entry.state == "published" or all(digest in "".join(entry.reasons) for digest in digests if digest)
 
 
 def evidence_of(site: Site) -> Iterator[tuple[str, str, Outcome]]:
@@ -207,8 +207,8 @@ def at_random(site: Site, seed: int) -> None:
                 digest = site.stage(name, platform, f"{name}{platform}{i}".encode())
                 pool.append(digest)
                 if chance.random() < 0.95 and (i == 0 or chance.random() < 0.2):
-                    said = name if chance.random() < 0.95 else NEW
-                    site.built(said, {platform: digest}, f"{digest[7:]}/result.json")
+                    message = name if chance.random() < 0.95 else NEW
+                    site.built(message, {platform: digest}, f"{digest[7:]}/result.json")
                 for k in range(chance.choice((0, 1, 1, 1, 1, 2))):
                     about = digest if chance.random() < 0.95 else chance.choice(pool)
                     outcomes: dict[str, Outcome] = {

@@ -67,8 +67,8 @@ def made(found: dict[str, Any], renderer: Renderer, full_plan: Plan) -> Make:
         name: str, platform: Platform = AMD64, labels: Mapping[str, str] | None = None, history: str = "",
         by: Renderer | None = renderer, plan: Plan = full_plan,
     ) -> dict[str, Any]:  # fmt: skip
-        said = labels_of(by or renderer, select_one(plan, name)) if labels is None else labels
-        image = located(platform=platform, config={"config": {"Labels": said}, "history": [{"created_by": history}]})
+        printed = labels_of(by or renderer, select_one(plan, name)) if labels is None else labels
+        image = located(platform=platform, config={"config": {"Labels": printed}, "history": [{"created_by": history}]})
         return complete_document(found, image, *image_parts(image, plan, by))
 
     return make
@@ -78,11 +78,11 @@ def named(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return [p for p in document["packages"] if p["name"] == name]
 
 
-def related(document: Mapping[str, Any], one: str, kind: str) -> set[str]:
+def related(document: Mapping[str, Any], entry: str, kind: str) -> set[str]:
     return {
         r["relatedSpdxElement"]
         for r in document["relationships"]
-        if (r["spdxElementId"], r["relationshipType"]) == (one, kind)
+        if (r["spdxElementId"], r["relationshipType"]) == (entry, kind)
     }
 
 
@@ -251,7 +251,7 @@ def test_the_same_image_gives_the_same_bytes(made: Make, found: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "printed"),
     [
         ({"imagebuild.lock": "0" * 12}, "the lock of this checkout is not the one"),
         ({"imagebuild.target": "quickstart-of-somebody"}, "this checkout has no target quickstart-of-somebody"),
@@ -259,11 +259,11 @@ def test_the_same_image_gives_the_same_bytes(made: Make, found: dict[str, Any]) 
     ],
 )
 def test_sources_of_another_lock_are_not_made_up(
-    made: Make, renderer: Renderer, full_plan: Plan, tmp_path: Path, changed: dict[str, str], said: str
+    made: Make, renderer: Renderer, full_plan: Plan, tmp_path: Path, changed: dict[str, str], printed: str
 ) -> None:
     labels = {**labels_of(renderer, select_one(full_plan, QUICKSTART)), **changed}
     document = made(QUICKSTART, labels=labels)
-    assert said in document["comment"]
+    assert printed in document["comment"]
     (nccl,) = named(document, "nccl-wheel")
     assert nccl["downloadLocation"] == "NOASSERTION"
     assert nccl["versionInfo"] == labels["imagebuild.component.nccl-wheel"]

@@ -140,7 +140,7 @@ def test_a_scanner_without_critical_fails_by_its_worst() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "ignored", "said"),
+    ("changes", "ignored", "message"),
     [
         ({}, True, ""),
         ({"package": "p*"}, True, ""),
@@ -149,12 +149,12 @@ def test_a_scanner_without_critical_fails_by_its_worst() -> None:
         ({"until": "2099-06-14"}, False, "the rule for CVE-1-1 ended on 2099-06-14; remove it, or give a new date"),
     ],
 )
-def test_what_is_ignored(changes: dict[str, str], ignored: bool, said: str) -> None:
+def test_what_is_ignored(changes: dict[str, str], ignored: bool, message: str) -> None:
     (found,), notes = judged(finding(), ignore=[RULE | changes])
     assert found.fails is not ignored
     assert (found.waived is not None) is ignored
-    assert said in "\n".join(notes)
-    assert bool(said) == bool(notes)
+    assert message in "\n".join(notes)
+    assert bool(message) == bool(notes)
 
 
 def test_what_fails_comes_first() -> None:
@@ -167,7 +167,7 @@ def test_what_fails_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("fail: {severity: awful}", "p.yaml:1: fail.severity"),
         ("ignore:\n  - {id: CVE-1, until: soon, reason: nothing calls it}", "p.yaml:2: ignore.0.until"),
@@ -176,9 +176,9 @@ def test_what_fails_comes_first() -> None:
         ("waivers: []", "waivers"),
     ],
 )
-def test_mistakes_have_their_line(tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_have_their_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "p.yaml").write_text(text + "\n")
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load_policy(tmp_path / "p.yaml")
 
 
@@ -224,7 +224,7 @@ def test_a_scan_that_fails_and_one_whose_finding_is_ignored(scan: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["./image", "--report", "trivy.json"], 0, "does not exist, so critical fails and nothing is ignored"),
         (["./image", "--report", "trivy.json"], 0, "and 1 more that fail nothing (1 low); --json has them"),
@@ -241,7 +241,7 @@ def test_a_scan_that_fails_and_one_whose_finding_is_ignored(scan: Call) -> None:
         (["./image"], 2, "--report"),
     ],
 )
-def test_exit_status(scan: Call, arguments: list[str], status: int, said: str) -> None:
+def test_exit_status(scan: Call, arguments: list[str], status: int, message: str) -> None:
     done, out, err = scan(*arguments)
     assert done == status, out + err
-    assert said in out + err
+    assert message in out + err

@@ -45,7 +45,7 @@ SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", statu
 )
 def test_the_verdict_on_everything(content: dict[str, object], overall: str, status: int, failed: list[str]) -> None:
     made = report(**content)
-    assert (made.overall, made.exit_status, [one.word for one in made.problems]) == (overall, status, failed)
+    assert (made.overall, made.exit_status, [item.word for item in made.problems]) == (overall, status, failed)
 
 
 def test_headlines() -> None:

@@ -114,10 +114,10 @@ def test_other_runs_are_no_sweep() -> None:
     runs = pairs({})
     assert find_sweeps(runs[:3]) == ()
     assert find_sweeps([runs[0]] * 9) == ()
-    assert find_sweeps([one.model_copy(update={"ranks": n}) for n, one in enumerate(runs)]) == ()
-    assert find_sweeps([one.model_copy(update={"hosts": ()}) for one in runs]) == ()
-    assert find_sweeps([one.model_copy(update={"verdict": "wrong-data"}) for one in runs]) == ()
-    assert all(one.hosts == () for one in Results(runs=runs).without_hosts().runs)
+    assert find_sweeps([item.model_copy(update={"ranks": n}) for n, item in enumerate(runs)]) == ()
+    assert find_sweeps([item.model_copy(update={"hosts": ()}) for item in runs]) == ()
+    assert find_sweeps([item.model_copy(update={"verdict": "wrong-data"}) for item in runs]) == ()
+    assert all(item.hosts == () for item in Results(runs=runs).without_hosts().runs)
 
 
 def test_a_sweep_is_one_picture_and_one_table(capsys: pytest.CaptureFixture[str]) -> None:

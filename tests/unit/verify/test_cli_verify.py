@@ -34,7 +34,7 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("x", "--runner", "podman"), 2, "--runner podman: unknown runner; use docker or exec:PREFIX"),
         (("x", "--hosts", "a,b"), 2, "--hosts: only with --runner exec"),
@@ -56,9 +56,9 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
         ),
     ],
 )
-def test_what_is_refused(call: Call, arguments: tuple[str, ...], status: int, said: str) -> None:
+def test_what_is_refused(call: Call, arguments: tuple[str, ...], status: int, message: str) -> None:
     found, _, err = call(*arguments)
-    assert said in err
+    assert message in err
     assert found == status
 
 

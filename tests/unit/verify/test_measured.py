@@ -36,7 +36,7 @@ def result(*runs: Run, outcome: str = "passed") -> CheckResult:
 
 
 @pytest.mark.parametrize(
-    ("tool", "results", "said"),
+    ("tool", "results", "message"),
     [
         ("nccl-tests", Results(runs=(run(),)), ""),
         ("nccl-tests", Results(runs=(run(), run(verdict="wrong-data", reason="3 wrong"))), "wrong-data: 3 wrong"),
@@ -50,9 +50,9 @@ def result(*runs: Run, outcome: str = "passed") -> CheckResult:
         ("ucx_perftest", Results(ucx=(UcxResult(source="s", title="t", final=False),)), "no final result"),
     ],
 )
-def test_what_makes_results_bad(tool: str, results: Results, said: str) -> None:
-    assert said in correctness_problem(results, tool)
-    assert bool(correctness_problem(results, tool)) is bool(said)
+def test_what_makes_results_bad(tool: str, results: Results, message: str) -> None:
+    assert message in correctness_problem(results, tool)
+    assert bool(correctness_problem(results, tool)) is bool(message)
 
 
 def test_a_log_is_read_under_the_check_s_name(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
 
 
 @pytest.mark.parametrize(
-    ("checked", "check", "outcome", "said"),
+    ("checked", "check", "outcome", "message"),
     [
         (result(run(480.0)), CHECK, "passed", ""),
         (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
@@ -84,9 +84,9 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
         (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),
     ],
 )
-def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcome: str, said: str) -> None:
+def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcome: str, message: str) -> None:
     (speed,) = judged_speed(checked, check, shipped("h100"), {}, one_host=True)
-    assert (speed.check, speed.outcome, said in speed.reason) == ("all-reduce-speed", outcome, True)
+    assert (speed.check, speed.outcome, message in speed.reason) == ("all-reduce-speed", outcome, True)
 
 
 def test_what_was_not_measured_has_no_speed() -> None:

@@ -155,11 +155,11 @@ def test_the_outer_deadline_holds_where_the_launcher_hangs(
 
 
 def test_a_launcher_that_cannot_start_anything_is_an_error(tmp_path: Path) -> None:
-    for prefix, said in (
+    for prefix, message in (
         (program(tmp_path, "refuse", "#!/bin/sh\necho no route to host >&2\nexit 255\n"), "no route to host"),
         (str(tmp_path / "absent"), "cannot be run"),
     ):
-        with pytest.raises(CommandError, match=said), ExecRunner(prefix).session():
+        with pytest.raises(CommandError, match=message), ExecRunner(prefix).session():
             pass
     with pytest.raises(ConfigError, match="No closing quotation"):
         ExecRunner("ssh 'node")
@@ -199,8 +199,8 @@ def test_a_rank_that_is_done_does_not_end_the_others() -> None:
         # The second is the beginning of the third.
         for rank in ("0", "1", "11", "2")
     ]
-    said = [(rank.communicate(timeout=300)[0], rank.returncode) for rank in ranks]
-    assert said == [(f"rank {n}\nend {n}\n", 0) for n in (0, 1, 11, 2)]
+    message = [(rank.communicate(timeout=300)[0], rank.returncode) for rank in ranks]
+    assert message == [(f"rank {n}\nend {n}\n", 0) for n in (0, 1, 11, 2)]
 
 
 def test_hosts_are_nodes(session: ExecSession) -> None:
