@@ -106,7 +106,8 @@ def plan(
     def show() -> None:
         from imagebuild.core.console import err, out, print_table
 
-        for line in workspace.renderer.check(targets):
+        # JSON has the keys of all stages, so that everything was rendered for it already.
+        for line in () if json_file else workspace.renderer.check(targets):
             err.print(line, markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])

@@ -204,9 +204,9 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     first = call("logs", *PROFILE, "--json", "one.json")
     again = call("one.json", "--json", "two.json")
     assert (first[0], first[1]) == (again[0], again[1])
-    first, second = read("one.json"), read("two.json")
-    assert first.pop("about")["profile"] == second.pop("about")["profile"] == "h100"
-    assert first == second
+    earlier, later = read("one.json"), read("two.json")
+    assert earlier.pop("about")["profile"] == later.pop("about")["profile"] == "h100"
+    assert earlier == later
     write("c.log", nccl_log(361, collective="all_gather"))
     call("one.json", "c.log", "--json", "three.json")
     assert [run["collective"] for run in read("three.json")["runs"]] == ["all_gather", "all_reduce", "all_reduce"]
