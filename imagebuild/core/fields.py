@@ -33,9 +33,15 @@ Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Text without line breaks and other control characters: it stays on its line of a Dockerfile."""
 EnvironmentValue = Annotated[str, Field(pattern=r'^[^\x00-\x1f\x7f"\\`]*$')]
 """As `Line`, and without quotes, backslashes and backticks: it is the same text in a Dockerfile, a shell and sshd."""
-Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Url = Annotated[str, Field(pattern=r"^(https?|\{[a-z-]+\})://\S+$")]
-Folder = Annotated[str, Field(pattern=r"^/[^\s\x00]*$")]
+VARIABLE, FOLDER = r"^[A-Za-z_][A-Za-z0-9_]*$", r"^/[^\s\x00]*$"
+Variable = Annotated[str, Field(pattern=VARIABLE)]
+Folder = Annotated[str, Field(pattern=FOLDER)]
+URL, GIT_URL = r"^(https?|\{[a-z-]+\})://\S+$", r"^(https?://|ssh://|git://|file://|git@)\S+$"
+Url = Annotated[str, Field(pattern=URL)]
+GitUrl = Annotated[str, Field(pattern=GIT_URL)]
+PACKAGE = r"^[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?$"
+PackageText = Annotated[str, Field(pattern=PACKAGE)]
+"""A package of a distribution, perhaps with its version and architecture; words in braces are filled in."""
 VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$"
 VersionText = Annotated[str, Field(pattern=VERSION)]
 """A version, or a value of an axis: safe in a shell line, a tag and an address without quotes."""
@@ -56,14 +62,14 @@ PATTERN_WORDS: Mapping[str, str] = {
     f"^{DIGEST}$": "a digest: sha256: and 64 digits (0-9, a-f)",
     r"^[0-9A-F]{40}$": "the fingerprint of a key: 40 digits (0-9, A-F)",
     r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$": "a package in lower case: name or name=version",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable: letters, digits and underscores",
+    VARIABLE: "the name of a variable: letters, digits and underscores",
     r"^[a-z0-9]+([._-][a-z0-9]+)*$": "the name of a label: lower case, with dots, such as com.acme.team",
     r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$": "user or user:group, names or numbers",
     r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$": "lower case as ghcr.io/acme, without a tag",
-    r"^(https?|\{[a-z-]+\})://\S+$": "an address that begins with https://",
-    r"^/[^\s\x00]*$": "an absolute path, without blanks",
-    r"^[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?$": "a package: name or name={version}",
-    r"^(https?://|ssh://|git://|file://|git@)\S+$": "the address of a git repository, such as https://host/name.git",
+    URL: "an address that begins with https://",
+    FOLDER: "an absolute path, without blanks",
+    PACKAGE: "a package: name or name={version}",
+    GIT_URL: "the address of a git repository, such as https://host/name.git",
     VERSION: "a version: letters, digits and . + ~ : _ -",
     r"^[0-9]{2,3}[a-z]?$": "a compute capability without its dot, such as 90",
     r"^[A-Za-z0-9][A-Za-z0-9._:/{}@-]*$": "an image such as debian:13-slim",

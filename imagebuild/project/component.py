@@ -11,7 +11,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Condition, EnvironmentValue, Folder, Model, Name, Url, Variable, matches
+from imagebuild.core.fields import (
+    Arch,
+    Condition,
+    EnvironmentValue,
+    Folder,
+    GitUrl,
+    Model,
+    Name,
+    PackageText,
+    Url,
+    Variable,
+    matches,
+)
 from imagebuild.project.lockfile import ArchiveTree, TreeFacts
 from imagebuild.project.matrix import CheckWaiver
 
@@ -159,9 +171,6 @@ class Repository(Model):
         if self.key.startswith("package:") and not self.configured:
             raise ValueError("key: an image that does not trust the repository yet needs the address of its key")
         return self
-
-
-PackageText = Annotated[str, Field(pattern=r"^[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?$")]
 
 
 class Packages(Model):
@@ -351,7 +360,7 @@ class Component(Model):
     """The build stage is a tool of others' stages; an image cannot have the component."""
     stage_only: bool = False
     """The build stage serves other stages; nothing of it is copied into the image."""
-    git: Annotated[str, Field(pattern=r"^(https?://|ssh://|git://|file://|git@)\S+$")] | None = None
+    git: GitUrl | None = None
     """Address of the git repository."""
     tag: str = "{version}"
     """Tag of a version in the git repository; the lock has the commit."""
