@@ -163,7 +163,7 @@ _FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
         r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"
         r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
         r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
-        r"|not enough slots available|was unable to (?:launch|find|start)|driver version is insufficient"
+        r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
         r"|is not supported by this test|\bKilled\s{0,4}$",
     ),
 )  # fmt: skip
@@ -171,7 +171,7 @@ _FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
 `Test NCCL failure … 'unhandled cuda error'` is an error of CUDA.
 
 No other error causes a CUDA error. The first communication error or timeout causes the others. "remote process exited"
-is what all other ranks say. Launchers and traces say only that something happened. Nothing as short
+is what all other ranks say. PMIx "was unable to find a usable compression library" and goes on without one. Launchers and traces say only that something happened. Nothing as short
 as `timeout` is searched: MPICH ends every output with "0 network timeouts".
 """
 _ANY_FAILURE = re.compile("|".join(message for _, _, message in _FAILURES))
