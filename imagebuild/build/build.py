@@ -72,7 +72,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         # A build can take an hour: whether its images can be stored is seen before.
         for target in {target.image: target for target in request.targets}.values():
             buildx.staging_repository(project, target).check_writable()
-    sources = buildx.replaced_sources(project, request.targets, request.sources)
+    stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
+    sources = buildx.replaced_sources(project, stages, request.sources)
     endpoint = engine.find_engine(os.environ)
     if not request.builder and endpoint.host.startswith("unix://"):
         for name in sorted({platform for _, platform in parts} - {native_platform()}):

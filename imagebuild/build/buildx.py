@@ -297,22 +297,33 @@ class BuildProgress(Progress):
         return "" if vertex.cached and self.live else state
 
 
-def replaced_sources(project: Project, targets: Sequence[Target], given: Sequence[str]) -> dict[str, str]:
-    """Turn `["ucx=/src/ucx"]` into stage → folder that replaces it. Raises ConfigError for what cannot be replaced."""
-    names = {name for name, component in project.components.items() if component.model.git}
+def replaced_sources(project: Project, stages: Container[str], given: Sequence[str]) -> dict[str, str]:
+    """Turn `["ucx=/src/ucx"]` into stage → folder that replaces it, for a build that has these stages.
+
+    A name is that of a component, of its pin, or of what it provides: `nccl` is also `nccl-git`. Raises ConfigError for
+    what cannot be replaced.
+    """
+    models = {name: component.model for name, component in project.components.items()}
     replaced = {}
     for text in given:
-        name, equals, folder = text.partition("=")
-        if not equals or not folder:
+        name, _, folder = text.partition("=")
+        if not folder:
             raise ConfigError(f"--source {text}: write it as NAME=FOLDER")
-        if name not in names:
-            raise ConfigError(f"--source {text}: no component {name!r} with a source in git{suggestion(name, names)}")
+        wanted = {name, *(models[name].provides if name in models else ())}
+        things = {n: {n, m.pin, *m.provides} for n, m in models.items() if m.git}
+        found = [name] if name in things else [n for n, own in things.items() if own & wanted]
+        if not found:
+            near = suggestion(name, things)
+            raise ConfigError(f"--source {text}: no component {name!r} with a source in git{near}")
         path = Path(folder).expanduser().resolve()
         if not path.is_dir() or not any(path.iterdir()):
             raise ConfigError(f"--source {text}: {path} is not a folder with something in it")
-        if not any(name in t.components for t in targets):
-            raise ConfigError(f"--source {text}: no selected target uses {name}")
-        replaced[f"{name}-source"] = str(path)
+        used = [n for n in found if f"{n}-source" in stages]
+        if not used:
+            raise ConfigError(f"--source {text}: no selected target uses {' or '.join(found)}")
+        if len(used) > 1:
+            raise ConfigError(f"--source {text}: targets use {' and '.join(used)}; name one of them")
+        replaced[f"{used[0]}-source"] = str(path)
     return replaced
 
 

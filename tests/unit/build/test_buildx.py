@@ -298,17 +298,21 @@ def test_without_a_failed_step_buildx_speaks(open_run: BuildRun) -> None:
         ("ucx={}", "is not a folder with something in it"),
     ],
 )
-def test_wrong_sources(project: Project, full_plan: Plan, tmp_path: Path, given: str, message: str) -> None:
+def test_wrong_sources(project: Project, tmp_path: Path, given: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        replaced_sources(project, full_plan.targets, [given.format(tmp_path)])
+        replaced_sources(project, {"ucx-source"}, [given.format(tmp_path)])
 
 
-def test_a_source_that_no_selected_target_uses(project: Project, full_plan: Plan, tmp_path: Path) -> None:
+def test_a_source_is_named_by_its_component_its_pin_or_what_it_provides(project: Project, tmp_path: Path) -> None:
     (tmp_path / "configure").touch()
-    quickstart = [t for t in full_plan.targets if t.image == "quickstart"]
+    stages = {f"{name}-source" for name in ("ucx", "nccl-git", "rdma-core-git", "pmix-git", "openmpi-git")}
+    for name, component in {
+        "ucx": "ucx", "nccl": "nccl-git", "nccl-git": "nccl-git", "rdma-core": "rdma-core-git",
+        "pmix": "pmix-git", "openmpi": "openmpi-git", "mpi": "openmpi-git",
+    }.items():  # fmt: skip
+        assert replaced_sources(project, stages, [f"{name}={tmp_path}"]) == {f"{component}-source": str(tmp_path)}
     with pytest.raises(ConfigError, match="no selected target uses ucx"):
-        replaced_sources(project, quickstart, [f"ucx={tmp_path}"])
-    assert replaced_sources(project, full_plan.targets, [f"ucx={tmp_path}"]) == {"ucx-source": str(tmp_path)}
+        replaced_sources(project, set(), [f"ucx={tmp_path}"])
 
 
 def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Path) -> None:
