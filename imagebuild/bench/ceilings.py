@@ -299,7 +299,7 @@ _COPY_PATHS = (
     (r"device_to_device_bidirectional\w*_(read|write)[12]$", "pair", 1, 0.5),
     (r"device_to_device_bidirectional\w*_total$", "pair", 2, 0.5),
     (r"device_to_device_bidirectional", "pair", 2, 0.25),
-    (r"device_to_device", "pair", 1, 0.5),
+    (r"device_to_device|_bw_within_node", "pair", 1, 0.5),
     (r"all_to_one|one_to_all", "link", 1, 0.5),
     (r"host\w*(bidirectional|_all)|all_to_host", "host-link", 1, 0.25),
     (r"host_to_|_to_host", "host-link", 1, 0.5),
@@ -310,7 +310,8 @@ direction only; one between a GPU and the host only the direction that it names.
 
 Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts. Both ways at once they
 reach 35 % to and from hosts, and 43 % of the total between GPUs with 0.2. The sources are a public write-up of
-nvbandwidth 0.2 (8 H800) and superbenchmark's tests (GH200); docs/evidence/gpu-results.md has H200."""
+nvbandwidth 0.2 (8 H800) and superbenchmark's tests (GH200); docs/evidence/gpu-results.md has H200,
+and what kernels that call NVSHMEM reach there."""
 
 
 def copy_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:

@@ -171,8 +171,9 @@ _FAILURES: tuple[tuple[int, RunVerdict, str], ...] = (
 `Test NCCL failure … 'unhandled cuda error'` is an error of CUDA.
 
 No other error causes a CUDA error. The first communication error or timeout causes the others. "remote process exited"
-is what all other ranks say. PMIx "was unable to find a usable compression library" and goes on without one. Launchers and traces say only that something happened. Nothing as short
-as `timeout` is searched: MPICH ends every output with "0 network timeouts".
+is what all other ranks say. Launchers and traces say only that something happened. Nothing as short as `timeout` is
+searched: MPICH ends every output with "0 network timeouts". PMIx, which "was unable to find a usable compression
+library", goes on without one.
 """
 _ANY_FAILURE = re.compile("|".join(message for _, _, message in _FAILURES))
 _OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")

@@ -183,7 +183,10 @@ amd64 X86
 arm64 ARM64
 NAMES
 )
-make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" \
+# The compiler of Debian 12 knows this extension of Arm and crashes on the file that uses it.
+ls64=yes
+"$CC" -O2 -march=armv9-a+ls64 -Iinclude -DGDRAPI_ARCH=ARM64 -DCOMPILED_LS64=1 -c src/memcpy_ls64.c -o /dev/null 2> /dev/null || ls64=no
+make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" HAS_LS64="$ls64" \
   NVCCFLAGS="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") -std=c++17" \
   prefix=/opt/gdrcopy DESTDIR=/out/devel lib_install exes_install
 install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE

@@ -253,7 +253,10 @@ amd64 X86
 arm64 ARM64
 NAMES
 )
-make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" \
+# The compiler of Debian 12 knows this extension of Arm and crashes on the file that uses it.
+ls64=yes
+"$CC" -O2 -march=armv9-a+ls64 -Iinclude -DGDRAPI_ARCH=ARM64 -DCOMPILED_LS64=1 -c src/memcpy_ls64.c -o /dev/null 2> /dev/null || ls64=no
+make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" HAS_LS64="$ls64" \
   NVCCFLAGS="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") -std=c++17" \
   prefix=/opt/gdrcopy DESTDIR=/out/devel lib_install exes_install
 install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE
@@ -313,7 +316,8 @@ rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   libevent-dev:$TARGETARCH \
-  libhwloc-dev:$TARGETARCH
+  libhwloc-dev:$TARGETARCH \
+  zlib1g-dev:$TARGETARCH
 
 EOF
 
@@ -330,7 +334,7 @@ export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
 ./autogen.pl
 # PRRTE, which is in Open MPI, needs the headers for development.
 ./configure $CROSS --prefix=/opt/pmix --disable-static --disable-sphinx --with-devel-headers --without-munge \
-  --with-hwloc --with-libevent --disable-python-bindings
+  --with-hwloc --with-libevent --with-zlib --disable-python-bindings
 make
 make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete

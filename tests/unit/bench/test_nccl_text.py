@@ -312,6 +312,10 @@ TAGGED = "".join(f"[1,0]<stdout>:{line}\n" for line in CUT.splitlines()) + REMOT
 LATE = "slurmstepd: error: *** JOB 1 CANCELLED AT 2026-11-21T07:12:33 DUE TO TIME LIMIT ***\n"
 TIMEOUT = "node1: Test timeout (60s) common.cu:524\n"
 COMMAND = "+ mpirun -np 8 ./build/all_reduce_perf -b 8 -e 128M\n"
+NO_ZLIB = (
+    COMMAND
+    + "PMIx was unable to find a usable compression library\non the system. We will therefore be unable to compress\n"
+)
 NOT_LAUNCHED = COMMAND + "mpirun was unable to launch the specified application\n"
 WRONG = Table(wrong={2: 96, 5: 32})
 BOUNDS = "# Out of bounds values : 0 OK\n"
@@ -382,6 +386,7 @@ def test_facts_of_one_run(text: str, facts: dict[str, object]) -> None:
     (TABLE.text() + CUT + TIMEOUT, ["ok", "timeout"]),
     (CUT + TIMEOUT + TABLE.text(), ["timeout", "ok"]),
     (TABLE.text() + NOT_LAUNCHED, ["ok", "failed"]),
+    (NO_ZLIB + TABLE.text(), ["ok"]),
     (COMMAND, []),
 ])  # fmt: skip
 def test_a_failure_belongs_to_its_run(text: str, verdicts: list[str]) -> None:

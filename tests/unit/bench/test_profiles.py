@@ -268,23 +268,24 @@ def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: 
     assert "box.yaml:9: all_reduce on 8 ranks, 1 node: 800 GB/s is not below" in text
 
 
-def measured_reports() -> list[Report]:
+def measured_reports(pattern: str) -> list[Report]:
     """The results in docs/evidence/gpu-results, which were measured on GPUs."""
     return [
         Report.model_validate_json(file.read_text())
-        for file in sorted((ROOT / "docs/evidence/gpu-results").glob("*.json"))
+        for file in sorted((ROOT / "docs/evidence/gpu-results").glob(pattern))
     ]
 
 
 def test_data_of_measured_results_were_right() -> None:
-    assert len(measured_reports()) == 4
-    assert {run.verdict for report in measured_reports() for run in report.runs} == {"ok"}
-    assert not sum(source.unread for report in measured_reports() for source in report.sources)
+    reports = measured_reports("*.json")
+    assert len(reports) == 6
+    assert {run.verdict for report in reports for run in report.runs} == {"ok"}
+    assert not sum(source.unread for report in reports for source in report.sources)
 
 
 def test_references_are_the_least_of_the_measured_runs() -> None:
     best = defaultdict(list)
-    for report in measured_reports():
+    for report in measured_reports("h200*.json"):
         for run in report.runs:
             rows = [row for row in run.rows if row.size_bytes >= 1 << 30]
             halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
@@ -295,3 +296,12 @@ def test_references_are_the_least_of_the_measured_runs() -> None:
         values = best[reference.collective, reference.ranks]
         assert len(values) == 4
         assert reference.rate == pytest.approx(min(values), abs=0.06)
+
+
+@pytest.mark.parametrize("test", ["put_bw_within_node", "get_bw_within_node"])
+def test_references_of_nvshmem_are_the_lesser_of_the_measured_runs(test: str) -> None:
+    tables = [table for report in measured_reports("slim-*.json") for table in report.tables if table.subject == test]
+    assert len(tables) == 2
+    best = [max(row.bw_average or 0 for row in table.rows) for table in tables]
+    reference = next(copy for copy in shipped("h200").copies if copy.is_for(test))
+    assert reference.rate == pytest.approx(min(best), abs=0.06)
