@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagebuild import oci
 from imagebuild.core.errors import ConfigError
@@ -19,59 +19,35 @@ if TYPE_CHECKING:
     from imagebuild.project import Project
     from imagebuild.render import Dockerfile
 
-Compression = Literal["gzip", "zstd"]
-HIGHEST_LEVEL: Mapping[str, int] = {"gzip": 9, "zstd": 22}
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
 FINAL_STAGE = "image"
 """Stage of every Dockerfile that installs packages of the distribution."""
 
 
-@dataclass(frozen=True)
-class LayerFormat:
-    """Say how layers that leave the engine are written."""
+def layer_attributes(
+    compression: str, locked: date | None, environ: Mapping[str, str], rebuilt: date | None = None
+) -> str:
+    """Return the attributes of BuildKit's exporter of layouts: compression, and the latest time of a file.
 
-    epoch: int = field(default_factory=lambda: int(oci.EPOCH))
-    """Latest time of a file, in seconds since 1970."""
-    compression: Compression = "gzip"
-    level: int | None = None
-    """None: BuildKit's default."""
-
-    @property
-    def attributes(self) -> str:
-        """Return the attributes of BuildKit's exporter of OCI layouts."""
-        level = "" if self.level is None else f",compression-level={self.level}"
-        # The epoch is given to the exporter alone: a build argument would be part of every step's cache key.
-        return (
-            f"compression={self.compression}{level},force-compression=true,"
-            f"rewrite-timestamp=true,source-date-epoch={self.epoch}"
-        )
-
-
-def parse_compression(text: str) -> tuple[Compression, int | None]:
-    """Split `zstd:19` into name and level. Raises ConfigError for an unknown compression or level."""
-    name, colon, level = text.partition(":")
-    for known in get_args(Compression):
-        if name == known and not colon:
-            return known, None
-        if name == known and level.isdigit() and int(level) <= HIGHEST_LEVEL[known]:
-            return known, int(level)
-    raise ConfigError(f"--compression {text}: use gzip or zstd, with a level if you want: gzip:9, zstd:19")
-
-
-def epoch_of(environ: Mapping[str, str], locked: date | None) -> int:
-    """Return the epoch of the environment, else the date of the lock, else the release day of the oldest base image.
-
-    Raises ConfigError if the environment's value is not a number.
+    That is the day of a rebuild, else what the environment says, the day of the lock, or the release of the oldest base
+    image. Raises ConfigError for a day before the lock's or in the future, and for a variable that is no number.
     """
-    if given := environ.get(EPOCH_VARIABLE):
-        if not given.isdigit():
-            raise ConfigError(
-                f"{EPOCH_VARIABLE}={given}: must be seconds since 1970, for example from `git log -1 --format=%ct`"
-            )
-        return int(given)
-    if locked is None:
-        return int(oci.EPOCH)
-    return int(datetime(locked.year, locked.month, locked.day, tzinfo=UTC).timestamp())
+    today, given = datetime.now(UTC).date(), "" if rebuilt else environ.get(EPOCH_VARIABLE, "")
+    if rebuilt and not (locked or rebuilt) <= rebuilt <= today:
+        raise ConfigError(f"--rebuild {rebuilt}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
+    if given and not given.isdigit():
+        raise ConfigError(
+            f"{EPOCH_VARIABLE}={given}: must be seconds since 1970, for example from `git log -1 --format=%ct`"
+        )
+    day = rebuilt or locked
+    dated = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else oci.EPOCH
+    # The epoch is given to the exporter alone: a build argument would be part of every step's cache key.
+    return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={given or dated}"
+
+
+def new_layout(layout: Path) -> Path:
+    """Return where BuildKit writes a layout before it replaces the one of an earlier build."""
+    return layout.with_name(f"{layout.name}.new")
 
 
 @dataclass(frozen=True)
@@ -83,8 +59,8 @@ class BuildRequest:
     """Empty: the platforms of each target."""
     output: str = "load"
     """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
-    layer_format: LayerFormat = field(default_factory=LayerFormat)
-    """Format of layouts and of what is pushed."""
+    layers: str = f"compression=gzip,force-compression=true,rewrite-timestamp=true,source-date-epoch={oci.EPOCH}"
+    """How layers are written that leave the engine, see `layer_attributes`."""
     builder: str | None = None
     """Builder of docker buildx; None: the engine's own."""
     sources: tuple[str, ...] = ()
@@ -115,20 +91,10 @@ class BuildRequest:
 
     @property
     def repeat_options(self) -> tuple[str, ...]:
-        """Return the options with which another command builds a stage of the same from the same."""
-        # A bundle that is being made has nothing to build from. --rebuild is for whole images.
-        named = {
-            "--builder": self.builder,
-            "--base": None if self.base == "bootstrap" else self.base,
-            "--ca": self.ca,
-            "--registry": self.changes.repository,
-            "--bundle": None if self.record else self.bundle,
-        }
+        """Return the options with which another command builds a stage of the same."""
         given = {"--platform": self.platforms, "--source": self.sources}
-        given |= {name: (str(value),) for name, value in named.items() if value}
         words = (word for option, values in given.items() for value in values for word in (option, value))
-        flags = ("--no-cache",) if self.no_cache else ()
-        return (*self.project_options, *words, *flags, *self.changes.options)
+        return (*self.project_options, *words, *self.changes.options)
 
 
 @dataclass(frozen=True)
@@ -154,6 +120,17 @@ class BuildInputs:
     stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Target → stage → context that replaces it in that target; `images` wins."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
+
+
+class Provided(NamedTuple):
+    """Hold what mirrors or a bundle give to a build."""
+
+    images: Mapping[str, str] = {}
+    """Image in `FROM` → context that replaces it."""
+    stages: Mapping[str, Mapping[str, str]] = {}
+    """Target → stage → context."""
+    secrets: Mapping[str, str] = {}
+    """Secret → text."""
 
 
 @dataclass(frozen=True)
@@ -188,17 +165,14 @@ class BuildRun:
 
 
 def bake_file(run: BuildRun) -> dict[str, Any]:
-    """Return the bake file for targets whose Dockerfiles are `folder/<id>/Dockerfile`.
-
-    Raises ConfigError for a platform that a target is not for.
-    """
+    """Return the bake file for targets whose Dockerfiles are `folder/<id>/Dockerfile`."""
     request, inputs = run.request, run.inputs
     entries: dict[str, dict[str, Any]] = {}
     for target in request.targets:
         output = "type=docker" if request.output == "load" and not request.stage else "type=cacheonly"
         # What is pushed is a layout first: the docker driver cannot push by digest, and rewrites times in layouts only.
         if layout := run.layout_folder(target):
-            output = f"type=oci,tar=false,dest={layout},{request.layer_format.attributes}"
+            output = f"type=oci,tar=false,dest={new_layout(layout)},{request.layers}"
         entry = entries[target.bake_name] = {
             "context": str(run.context),
             # Inline text would need escaping: bake expands ${…}.
@@ -223,11 +197,15 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
 
 
 def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
-    """Return the target's platforms, or those of them that are wanted. Raises ConfigError if none is left."""
-    chosen = tuple(p for p in target.platforms if not wanted or p in wanted)
-    if not chosen:
-        raise ConfigError(f"{target.id}: is not for {', '.join(wanted)}; it is for {', '.join(target.platforms)}")
-    return chosen
+    """Return the target's platforms, or those of them that are wanted."""
+    return tuple(platform for platform in target.platforms if not wanted or platform in wanted)
+
+
+def check_platforms(targets: Sequence[Target], wanted: Sequence[str]) -> None:
+    """Raise ConfigError for a target that is for none of the wanted platforms."""
+    for target in targets:
+        if not platforms_of(target, wanted):
+            raise ConfigError(f"{target.id}: is not for {', '.join(wanted)}; it is for {', '.join(target.platforms)}")
 
 
 def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:

@@ -9,19 +9,17 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, cast, get_args
+from typing import IO, cast
 from urllib.parse import urlsplit
 
-from imagebuild import oci
 from imagebuild.build import private
-from imagebuild.core import debian, files
+from imagebuild.core import debian
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.fields import Model, Platform
 from imagebuild.core.run import RunProgram, run_logged, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
@@ -30,12 +28,17 @@ Log = Callable[[str], None]
 RunLogged = Callable[..., None]
 """Function that runs a program as `core.run.run_logged` does."""
 
-PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
 # apt makes these folders by itself; made here, they would belong to the user that the host's apt runs as.
 TAR_OPTIONS = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/archives/partial"
 ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": TAR_OPTIONS, "LC_ALL": "C.UTF-8"}
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+VERSION = "./etc/debian_version"
+DAY = 86400
+"""Seconds."""
+RENEW_DAYS = 7
+KEEP_DAYS = 30
 
 # As in official slim images: documentation is left out, licences stay.
 DPKG_OPTIONS = (
@@ -135,29 +138,6 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: Ru
     run_logged((*prefix, *command), log, name="mmdebstrap", env={**ENV, "TMPDIR": str(tar.parent)})
 
 
-LAYOUT = "layout"
-DAY = 86400
-"""Seconds."""
-RENEW_DAYS = 7
-KEEP_DAYS = 30
-PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-VERSION = "./etc/debian_version"
-
-
-@dataclass(frozen=True)
-class BootstrappedBase:
-    """Identify a bootstrapped image for one or more platforms."""
-
-    layout: Path
-    digest: str
-    platforms: tuple[str, ...]
-
-    @property
-    def context(self) -> str:
-        """Return what BuildKit takes as a named context."""
-        return f"oci-layout://{self.layout}@{self.digest}"
-
-
 @dataclass(frozen=True)
 class BootstrapTools:
     """Hold the functions that touch the machine, so that tests can replace them."""
@@ -169,22 +149,6 @@ class BootstrapTools:
     now: Callable[[], float] = time.time
 
 
-class CachedRootfs(Model):
-    """Describe a file system in the cache."""
-
-    created: float
-    """Seconds since 1970."""
-    manifest: layout.Descriptor
-
-    @classmethod
-    def read(cls, path: Path) -> CachedRootfs | None:
-        """Read a record; None if there is no such file, or it is damaged: it is only a cache."""
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValueError):
-            return None
-
-
 def bootstrap(
     platforms: Sequence[str],
     cache: Path,
@@ -192,84 +156,60 @@ def bootstrap(
     release: str = "trixie",
     log: Log = lambda _line: None,
     tools: BootstrapTools = BootstrapTools(),
-) -> BootstrappedBase:
-    """Return one image of `platforms`; bootstrap those that the cache lacks, or has from more than RENEW_DAYS ago.
+) -> str:
+    """Return one image of `platforms` as a named context of BuildKit; bootstrap it if the cache has none of this week.
 
-    Raises ConfigError for a platform that cannot be made or a cache that cannot be written, CommandError when a program
-    fails or is missing.
+    Raises ConfigError for a cache that cannot be written, CommandError when a program fails or is missing.
     """
     sources = tuple(map(signed_source, tools.sources(release)))
-    if unknown := [name for name in platforms if name not in PLATFORMS]:
-        known = ", ".join(PLATFORMS)
-        raise ConfigError(f"no base can be bootstrapped for platform {unknown[0]!r}; possible: {known}")
-    recipes = [RootfsRecipe(release, name, sources) for name in platforms]
-    cache = cache.absolute()
-    oldest = tools.now() - RENEW_DAYS * DAY
+    recipes = [RootfsRecipe(release, name, sources) for name in sorted(platforms)]
+    # All that decides what is made, such as options and the archive.
+    key = repr(([recipe.command("", "") for recipe in recipes], sorted(ENV.items()), image_settings("", "")))
+    place = cache.absolute() / f"{release}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        # Only one process at a time adds to the cache or removes from it.
-        with private.alone(cache, lambda: log("waiting for another imagebuild that uses the same cache of bases")):
-            manifests = [_cached(cache, recipe, oldest) or _make(cache, recipe, tools, log) for recipe in recipes]
-            digest = layout.write_index(cache / LAYOUT, manifests)
-            _forget(cache, tools.now() - KEEP_DAYS * DAY)
+        place.mkdir(parents=True, exist_ok=True)
+        # Of several processes, one makes what all of them want.
+        with private.alone(place):
+            made = _newest(place)
+            if not made or made.stat().st_mtime < tools.now() - RENEW_DAYS * DAY:
+                made = _make(place, recipes, tools, log)
+        for path in cache.glob("*/*"):  # a build that began long ago may still read the one of last week
+            if path.stat().st_mtime < tools.now() - KEEP_DAYS * DAY:
+                shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
-    return BootstrappedBase(cache / LAYOUT, digest, tuple(platforms))
+    return f"oci-layout://{made}@sha256:{made.name}"
 
 
-def load_into_engine(image: BootstrappedBase, environ: Mapping[str, str], run: RunProgram = run_program) -> str:
-    """Import the image into an engine with the classic image store; return what BuildKit takes as a named context.
-
-    Such an engine builds for its own platform only. Raises ConfigError for more, CommandError if docker fails.
-    """
-    if len(image.platforms) > 1:
-        raise ConfigError(
-            f"this engine's image store holds one platform at a time, not {' and '.join(image.platforms)}; "
-            "use --platform local, or enable the containerd image store"
-        )
-    (platform,) = image.platforms
-    name = f"imagebuild/base:{image.digest.removeprefix('sha256:')[:16]}"
-    try:
-        run("docker", "image", "inspect", name, env=environ, timeout=20)
-    except CommandError:
-        (layer,) = (i.layers[0].file for i in oci.images_in(image.layout, image.layout) if i.platform == platform)
-        run("docker", "import", "--platform", platform, "--change", f"ENV {PATH}", str(layer), name, env=environ)
-    return f"docker-image://{name}"
+def _newest(place: Path) -> Path | None:
+    """Return the youngest layout of a folder that is whole: each has the name of its digest."""
+    whole = [path for path in place.iterdir() if layout.has_image(path, f"sha256:{path.name}")]
+    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _cached(cache: Path, recipe: RootfsRecipe, oldest: float) -> layout.Descriptor | None:
-    """Return the image of a file system that is complete and not older than `oldest`."""
-    record = CachedRootfs.read(_record_path(cache, recipe))
-    if not record or record.created < oldest:
-        return None
-    manifest = record.manifest
-    return manifest if layout.has_image(cache / LAYOUT, manifest.digest, manifest.size) else None
-
-
-def _record_path(cache: Path, recipe: RootfsRecipe) -> Path:
-    """Return a path whose name depends on all that decides what is made, such as options and the archive."""
-    key = repr((recipe.command("", ""), sorted(ENV.items()), image_settings("", "")))
-    return cache / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-
-
-def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) -> layout.Descriptor:
-    """Bootstrap a file system, and add it to the cache as an image."""
-    log(f"bootstrapping {recipe.release} for {recipe.platform}")
+def _make(place: Path, recipes: Sequence[RootfsRecipe], tools: BootstrapTools, log: Log) -> Path:
+    """Bootstrap the file systems of all platforms, and return the layout that has them as one image."""
     ensure_mmdebstrap(tools.run, log)
-    tools.emulate(recipe.arch)
-    with _scratch(cache) as folder:
-        tar = folder / "root.tar"
-        make_rootfs(recipe, tar, tools.run, tools.run_logged, log)
-        try:
-            with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
-                version = file.read().decode().strip()
-        except (KeyError, ValueError, OSError, tarfile.TarError) as error:
-            raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
-        image = image_settings(recipe.release, version)
-        manifest = layout.add_image(cache / LAYOUT, tar, recipe.platform, image)
-    record = CachedRootfs(created=tools.now(), manifest=manifest)
-    files.write_text(_record_path(cache, recipe), record.model_dump_json(indent=1))
-    return manifest
+    # Not in the cache, as apt's own user may not be able to get there.
+    with tempfile.TemporaryDirectory(prefix="imagebuild-base-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        manifests = []
+        for recipe in recipes:
+            log(f"bootstrapping {recipe.release} for {recipe.platform}")
+            tools.emulate(recipe.arch)
+            make_rootfs(recipe, tar := folder / "root.tar", tools.run, tools.run_logged, log)
+            try:
+                with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
+                    image = image_settings(recipe.release, file.read().decode().strip())
+            except (KeyError, ValueError, OSError, tarfile.TarError) as error:
+                raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
+            manifests.append(layout.add_image(folder / "layout", tar, recipe.platform, image))
+        digest = layout.write_index(folder / "layout", manifests)
+        made = place / digest.removeprefix("sha256:")
+        shutil.copytree(folder / "layout", made, dirs_exist_ok=True)
+    os.utime(made, (tools.now(), tools.now()))
+    return made
 
 
 def image_settings(release: str, version: str) -> layout.ImageSettings:
@@ -278,30 +218,3 @@ def image_settings(release: str, version: str) -> layout.ImageSettings:
     name = "org.opencontainers.image."
     labels = {f"{name}title": f"debian-{release}", f"{name}description": description, f"{name}version": version}
     return layout.ImageSettings(layout.CREATED, (PATH,), ("bash",), labels, description)
-
-
-def _forget(cache: Path, before: float) -> None:
-    """Remove records older than `before`, and blobs that no record names, unless a running build may read them."""
-    records = {path: record for path in cache.glob("*.json") if (record := CachedRootfs.read(path))}
-    for path in [path for path, record in records.items() if record.created < before]:
-        path.unlink()
-        del records[path]
-    manifests = [record.manifest for record in records.values()]
-    layout.prune_blobs(cache / LAYOUT, manifests, older_than=time.time() - DAY)
-
-
-@contextmanager
-def _scratch(cache: Path) -> Iterator[Path]:
-    """Provide a temporary folder; not in the cache, as apt's own user may not be able to get there.
-
-    Folders of processes that were killed are removed, too: they used the same cache, and we hold its lock.
-    """
-    prefix = f"imagebuild-base-{hashlib.sha256(bytes(cache)).hexdigest()[:12]}-"
-    for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    try:
-        folder.chmod(0o755)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

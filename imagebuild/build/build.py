@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.build import bake, buildx, private
-from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry, LayerFormat
+from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry, Provided
 from imagebuild.core import console, settings
-from imagebuild.core.console import format_size, out
-from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.console import out
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
@@ -34,31 +33,18 @@ MANY = 4
 """From so many targets on, a command that people copy does not name them."""
 
 
-def size_of_downloads(urls: Collection[str]) -> str:
-    """Return the size of files as ` (1.2 GB)`; nothing if a server does not answer or does not tell."""
-    from imagebuild.core.http import Downloads
-
-    try:
-        configured = settings.load_settings(os.environ)
-        ca = settings.ca_bundle(None, os.environ)
-        web = Downloads(configured.mirrors.download, ca, configured.netrc_file, pause_s=0)
-        sizes = [web.length(url) for url in urls]
-    except ImagebuildError:
-        return ""
-    return "" if None in sizes else f" ({format_size(sum(size or 0 for size in sizes))})"
-
-
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
     """Build the targets and show progress.
 
     Raises ConfigError, CommandError or ResultError; steps that ran until then stay cached.
     """
     request = replace(request, folder=request.folder.resolve())
+    bake.check_platforms(request.targets, request.platforms)
     parts = [(target, p) for target in request.targets for p in bake.platforms_of(target, request.platforms)]
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
     names = [target.id for target in request.targets] if len(request.targets) < MANY else []
     command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
-    check_resolved(project.lock, needed, command, size_of_downloads)
+    check_resolved(project.lock, needed, command)
     # The text is for all platforms; of those that are not built, the lock may have nothing.
     renderer = renderer.with_unresolved(request.targets)
     project = renderer.project
@@ -78,19 +64,23 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     if not request.builder and endpoint.host.startswith("unix://"):
         for name in sorted({platform for _, platform in parts} - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
-    commit = revision.current_revision(project.matrix.path, project.roots[0])
+    caches: Mapping[str, Sequence[CacheEntry]] = {}
+    if request.cache:
+        from imagebuild.build.change import ProjectState, cache_entries
+
+        caches = cache_entries(ProjectState(renderer, request.targets, request.platforms, request.base))
     run = BuildRun(
         request,
         project,
         dockerfiles,
         endpoint,
-        caches=caches_of(project, request, dockerfiles),
-        revision=commit,
+        caches=caches,
+        revision=revision.current_revision(project.matrix.path, project.roots[0]),
         origin=revision.origin_of_build(project.matrix.path, os.environ),
     )
     results: list[BuildResult] = []
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
-    with progress, build_inputs(renderer, run, bundle, progress) as provided:
+    with progress, build_inputs(run, bundle, progress) as provided:
         inputs = replace(provided, images={**provided.images, **sources})
         size = request.jobs or len(request.targets)
         for start in range(0, len(request.targets), size):
@@ -147,98 +137,72 @@ def bundle_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> B
     return bundle
 
 
-def caches_of(
-    project: Project, request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]
-) -> dict[str, list[CacheEntry]]:
-    """Return the caches of compiling stages that each target needs; none without --cache."""
-    if not request.cache:
-        return {}
-    from imagebuild.build.change import ProjectState, cache_entries
-
-    texts = {target.id: dockerfiles[target.id].text for target in request.targets}
-    state = ProjectState(project, request.targets, texts, request.platforms, request.base)
-    return {t.id: [e for p in state.platforms_of(t) for e in cache_entries(state, t, p)] for t in request.targets}
-
-
 @contextmanager
 def build_inputs(
-    renderer: Renderer, run: BuildRun, bundle: Bundle | Recording | None, progress: buildx.BuildProgress
+    run: BuildRun, bundle: Bundle | Recording | None, progress: buildx.BuildProgress
 ) -> Iterator[BuildInputs]:
     """Provide this machine's secrets, bootstrapped bases, and what comes from mirrors or a bundle.
 
     The secrets are its CA bundle, and its Python package index if it has one configured. BuildKit fetches everything
-    else itself. Raises ConfigError for an engine that cannot use mirrors or bundles.
+    else itself. Raises ConfigError for an engine that cannot use bundles.
     """
     request, configured = run.request, settings.load_settings(os.environ)
-    needs_trees = bundle or configured.mirrors.downloads
-    if needs_trees and not request.builder and not engine.has_containerd_store(run.engine):
-        raise ConfigError("mirrors and bundles need an engine with the containerd image store; enable it there")
+    if bundle and not engine.has_containerd_store(run.engine):
+        raise ConfigError("bundles need an engine with the containerd image store; enable it there")
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        own = {}
-        if ca := settings.ca_bundle(request.ca, os.environ):
-            own["ca"] = ca
-        if index := settings.configured_index():
-            own["pip.conf"] = Path(folder) / "pip.conf"
-            own["pip.conf"].write_text(settings.pip_conf_text(index))
+        index, ca = settings.configured_index(), settings.ca_bundle(request.ca, os.environ)
+        texts = {"pip.conf": settings.pip_conf_text(index)} if index else {}
         offline = bundle and not request.record
-        given = BuildInputs({} if offline else bootstrapped_bases(run, progress), secrets=own)
-        if not bundle and configured.mirrors == settings.Mirrors():
-            yield given
-            return
+        run = replace(run, inputs=BuildInputs({} if offline else bootstrapped_bases(run, progress)))
+        with provided_inputs(run, bundle, configured, progress) as (images, stages, more):
+            secrets = {"ca": ca} if ca else {}
+            for name, text in {**texts, **more}.items():
+                secrets[name] = Path(folder, name)
+                secrets[name].write_text(text)
+            yield BuildInputs({**run.inputs.images, **images}, stages, secrets)
 
-        from imagebuild.build import inputs
 
-        needs = {
-            target.id: inputs.needed_inputs(
-                renderer.recipe(target),
-                run.project.lock,
-                run.dockerfiles[target.id].stages,
-                bake.platforms_of(target, request.platforms),
-            )
-            for target in request.targets
-        }
-        trees, secrets = inputs.Trees(cache_folder("sources")), Path(folder)
-        wanted = inputs.InputsRequest(needs, given, run.engine, configured, ca, trees, secrets, progress.note)
-        with bundle.provide(wanted) if bundle else inputs.inputs_from_mirrors(wanted) as provided:
-            yield provided
+def provided_inputs(
+    run: BuildRun, bundle: Bundle | Recording | None, configured: settings.Settings, progress: buildx.BuildProgress
+) -> AbstractContextManager[Provided]:
+    """Return what provides images, contexts of stages, and texts of secrets: a bundle, mirrors, or nothing."""
+    if not bundle and configured.mirrors == settings.Mirrors():
+        return nullcontext(Provided())
+    from imagebuild.build import inputs
+
+    needs = {
+        target.id: inputs.needs_of(run.dockerfiles[target.id].text, bake.platforms_of(target, run.request.platforms))
+        for target in run.request.targets
+    }
+    provide = bundle.provide if bundle else inputs.from_mirrors
+    return provide(run, needs, progress.note)
 
 
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:
-    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it."""
-    request = run.request
+    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it.
+
+    There is none with `--base registry`, and for an engine whose image store takes no such bases.
+    """
+    request, matrix = run.request, run.project.matrix.model
     if request.base == "registry":
+        return {}
+    if not request.builder and not engine.has_containerd_store(run.engine):
+        progress.note("bases come from their registry (--base registry): the engine has the classic image store")
         return {}
     from imagebuild.build import base
 
-    contexts, matrix = {}, run.project.matrix.model
     systems = {(target.axes["os"], matrix.images[target.image].build_on) for target in request.targets}
     oldest = (build_on or matrix.bases[name].build_on for name, build_on in systems)
+    platforms = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
+    contexts = {}
     for name in sorted({*(name for name, _ in systems), *filter(None, oldest)}):
         entry = matrix.bases[name]
-        if not entry.release:
-            continue
-        progress.note(f"base {name}: {entry.release} from the distribution's archive, or from the cache")
-        platforms = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
-        image = base.bootstrap(
-            sorted({*platforms, native_platform()}), cache_folder(), release=entry.release, log=progress.note
-        )
-        classic_store = not request.builder and not engine.has_containerd_store(run.engine)
-        contexts[digest_of(run.project.lock, entry.image)] = (
-            base.load_into_engine(image, run.engine.environment) if classic_store else image.context
-        )
+        if entry.release:
+            progress.note(f"base {name}: {entry.release} from the distribution's archive, or from the cache")
+            contexts[digest_of(run.project.lock, entry.image)] = base.bootstrap(
+                sorted({*platforms, native_platform()}), cache_folder(), release=entry.release, log=progress.note
+            )
     return contexts
-
-
-def layer_format_of(project: Project, compression: str, day: date | None = None) -> LayerFormat:
-    """Return the format of layers; their latest time is the day of a rebuild, or as environment or lock say.
-
-    Raises ConfigError for another compression, and for a day before the lock's or in the future.
-    """
-    locked, today = project.lock.date, datetime.now(UTC).date()
-    if day and (day > today or (locked and day < locked)):
-        raise ConfigError(f"--rebuild {day}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
-    epoch = bake.epoch_of({} if day else os.environ, day or project.lock.date)
-    return LayerFormat(epoch, *bake.parse_compression(compression))
 
 
 def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds: float) -> None:

@@ -13,12 +13,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,10 +27,8 @@ from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
-from imagebuild.core.fields import Loc, YamlFile
 from imagebuild.core.files import write_text
 from imagebuild.core.run import end_program, start_program
-from imagebuild.core.yaml import dotted_key
 from imagebuild.oci.engine import compressed_size, engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.matrix import Target
@@ -48,14 +44,9 @@ STEP_NAME = re.compile(
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
 """Name of a progress bar of a layer that comes from a registry. Steps that run have no bars, only output."""
-LOOKED_UP_S = 0.001
-"""A `RUN` step that took less did not run, as no container starts in that time: BuildKit looked it up, and then took
-the result of an equal step of another target, without reporting so. A `COPY` may be nearly as fast: 2 ms were seen."""
 LOG_LINES = 400
 """Lines of output kept for each step."""
 ERROR_LINES = 25
-LAYOUT_ENTRIES = ("blobs", "index.json", "ingest", "oci-layout")
-"""What may be in an OCI layout, and in one whose writing was interrupted."""
 # Faults of exporting, after which all steps are in the cache: containerd's garbage collector was faster than the export
 # (https://github.com/containerd/containerd/issues/10835), or a dozen large images at once took it too long.
 EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
@@ -104,12 +95,6 @@ class Vertex:
     def is_source(self) -> bool:
         """Return whether this is the source of an `ADD`, looked up in every build, and not the step that copies it."""
         return not self.inputs and bool(self.parts) and self.name.partition("] ")[2].startswith("ADD ")
-
-    @property
-    def looked_up(self) -> bool:
-        """Return whether a `RUN` step ended before its program could have started."""
-        is_run = bool(self.parts and self.parts["text"].startswith("RUN "))
-        return is_run and self.seconds < LOOKED_UP_S and not self.error
 
     @property
     def cancelled(self) -> bool:
@@ -172,14 +157,12 @@ class EventStream:
     def steps(self, components: Mapping[str, str]) -> tuple[Step, ...]:
         """Return the steps that ran or were cached, each once, in the order in which they started.
 
-        `components` is stage → component. The time of an `ADD` includes the time in which its source was fetched. A
-        step that was cancelled did not run: in a build that succeeds, BuildKit cancels a step while it looks up its
-        inputs, and takes what an equal step of another target makes.
+        `components` is stage → component. A step that was cancelled did not run: in a build that succeeds, BuildKit
+        cancels a step while it looks up its inputs, and takes what an equal step of another target makes.
         """
         from imagebuild.project.records import Step  # noqa: PLC0415 - no build needs it before its end
 
-        sources = {v.digest: v.seconds for v in self.vertices.values() if v.is_source}
-        done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached) and v.digest not in sources]
+        done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached) and not v.is_source]
         return tuple(
             Step(
                 name=" ".join(v.name.split())[:200],
@@ -187,7 +170,7 @@ class EventStream:
                 stage=v.stage,
                 component=components.get(v.stage),
                 cached=v.cached or v.cancelled,
-                seconds=round(v.seconds + sum(sources.get(i, 0) for i in v.inputs if not v.cached), 3),
+                seconds=round(v.seconds, 3),
                 error=None if v.cancelled else v.error or None,
             )
             for v in sorted(done, key=lambda v: v.started or 0)
@@ -237,16 +220,14 @@ class EventStream:
             yield "started", vertex, ""
         # A source is completed once when it is identified, and may fail when it is fetched.
         if completed and (not ran_before or report.get("error")):
-            # A step that was looked up, or cancelled for one target, may then run for another that wants it.
+            # A step that was cancelled for one target may then run for another that wants it.
             vertex.started = started or vertex.started
             vertex.completed, vertex.error = completed, report.get("error") or ""
-            vertex.cached = bool(report.get("cached") or vertex.pulled or vertex.looked_up)
+            vertex.cached = bool(report.get("cached") or vertex.pulled)
             if vertex.partial:
                 vertex.log.append(vertex.partial)
                 vertex.partial = ""
             yield "completed", vertex, ""
-        elif completed and started and vertex.is_source and completed - started > vertex.seconds:
-            vertex.started, vertex.completed = started, completed  # the second report is of fetching it
 
 
 def _parse_time(text: str | None) -> float | None:
@@ -257,13 +238,12 @@ def _parse_time(text: str | None) -> float | None:
 
 
 class BuildProgress(Progress):
-    """Show a build. Under GitHub Actions, what a step printed is a group that can be unfolded."""
+    """Show a build."""
 
     def __init__(self, targets: Iterable[str] = (), *, verbose: bool = False) -> None:
         super().__init__(live=not verbose)
         self._targets = ", ".join(targets)
         self._verbose = verbose
-        self._groups = os.environ.get("GITHUB_ACTIONS") == "true"
         self._shown: set[str] = set()
         """Digests of the vertices that run."""
         self._done: dict[str, Vertex] = {}
@@ -273,7 +253,7 @@ class BuildProgress(Progress):
         if vertex.digest not in self._shown and kind != "log":
             self._shown.add(vertex.digest)
             self.begin(vertex.digest, vertex.title)
-        if kind == "log" and self._verbose and not self._groups:
+        if kind == "log" and self._verbose:
             self.note(f"{vertex.stage or 'build'} | {line}")
         elif kind == "log" and vertex.digest in self._shown:
             self.advance(vertex.digest, line)
@@ -288,13 +268,11 @@ class BuildProgress(Progress):
         self._done[vertex.digest] = vertex
         cached = sum(v.cached for v in self._done.values())
         self.headline = f"{len(self._done) - cached} steps run, {cached} cached  {self._targets}"
-        state = "cached" if vertex.cached else format_duration(vertex.seconds)
         if vertex.error:
-            state = "cancelled" if vertex.cancelled else "failed"
-        if self._groups and vertex.log:
-            sys.stderr.write("\n".join([f"::group::{vertex.title} ({state})", *vertex.log, "::endgroup::\n"]))
-            return ""
-        return "" if vertex.cached and self.live else state
+            return "cancelled" if vertex.cancelled else "failed"
+        if vertex.cached:
+            return "" if self.live else "cached"
+        return format_duration(vertex.seconds)
 
 
 def replaced_sources(project: Project, stages: Container[str], given: Sequence[str]) -> dict[str, str]:
@@ -304,25 +282,21 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
     what cannot be replaced.
     """
     models = {name: component.model for name, component in project.components.items()}
+    names = {name: {name, model.pin, *model.provides} for name, model in models.items() if model.git}
     replaced = {}
     for text in given:
         name, _, folder = text.partition("=")
-        if not folder:
-            raise ConfigError(f"--source {text}: write it as NAME=FOLDER")
-        wanted = {name, *(models[name].provides if name in models else ())}
-        things = {n: {n, m.pin, *m.provides} for n, m in models.items() if m.git}
-        found = [name] if name in things else [n for n, own in things.items() if own & wanted]
-        if not found:
-            near = suggestion(name, things)
-            raise ConfigError(f"--source {text}: no component {name!r} with a source in git{near}")
         path = Path(folder).expanduser().resolve()
-        if not path.is_dir() or not any(path.iterdir()):
-            raise ConfigError(f"--source {text}: {path} is not a folder with something in it")
-        used = [n for n in found if f"{n}-source" in stages]
-        if not used:
-            raise ConfigError(f"--source {text}: no selected target uses {' or '.join(found)}")
-        if len(used) > 1:
-            raise ConfigError(f"--source {text}: targets use {' and '.join(used)}; name one of them")
+        if not folder or not path.is_dir() or not any(path.iterdir()):
+            raise ConfigError(f"--source {text}: write it as NAME=FOLDER, with a folder that has something in it")
+        wanted = {name} if name in names else {name, *(models[name].provides if name in models else ())}
+        found = [component for component, own in names.items() if own & wanted]
+        used = [component for component in found if f"{component}-source" in stages]
+        if len(used) != 1:
+            near = "" if found else suggestion(name, names)
+            raise ConfigError(
+                f"--source {text}: selected targets use {' and '.join(used) or 'no source in git'} of that name{near}"
+            )
         replaced[f"{used[0]}-source"] = str(path)
     return replaced
 
@@ -330,12 +304,24 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
 def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[BuildResult, ...]:
     """Build all targets at once, and return their results, which `export_images` completes.
 
-    Raises CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
+    Layouts of earlier builds stay until the new ones are whole. Raises ConfigError if something else is where a layout
+    is to be, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
     """
     began = time.monotonic()
-    with layouts_replaced(run):
+    layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
+    for layout in layouts:
+        if layout.exists() and not (layout / "oci-layout").is_file():
+            raise ConfigError(f"{layout}: is no OCI layout; remove it, or choose another folder")
+        shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit would add to it
+    try:
         write_inputs(run)
         stream, metadata = execute_bake(run, bake.bake_file(run), progress)
+        for layout in layouts:
+            shutil.rmtree(layout, ignore_errors=True)
+            bake.new_layout(layout).rename(layout)
+    finally:
+        for layout in layouts:
+            shutil.rmtree(bake.new_layout(layout), ignore_errors=True)
     seconds = round(time.monotonic() - began, 3)
     from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
 
@@ -387,34 +373,6 @@ def execute_bake(
         metadata_file.unlink(missing_ok=True)
 
 
-@contextmanager
-def layouts_replaced(run: BuildRun) -> Iterator[None]:
-    """Move the layouts of earlier builds aside, since BuildKit would add to them; restore them if the build fails.
-
-    Raises ConfigError if a layout's folder has something else in it.
-    """
-    layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
-    earlier = {layout: layout.with_name(f"{layout.name}.before") for layout in layouts if layout.is_dir()}
-    for layout in earlier:
-        if other := sorted(path.name for path in layout.iterdir() if path.name not in LAYOUT_ENTRIES):
-            raise ConfigError(
-                f"{layout}: has {other[0]}, so it is no OCI layout; remove the folder, or choose another one"
-            )
-    for layout, aside in earlier.items():
-        shutil.rmtree(aside, ignore_errors=True)
-        layout.rename(aside)
-    try:
-        yield
-    except BaseException:
-        for layout in layouts:
-            shutil.rmtree(layout, ignore_errors=True)
-            if layout in earlier:
-                earlier[layout].rename(layout)
-        raise
-    for aside in earlier.values():
-        shutil.rmtree(aside)
-
-
 def write_inputs(run: BuildRun) -> None:
     """Write the Dockerfiles. Raises ConfigError if the folder cannot be written."""
     try:
@@ -432,7 +390,7 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
     if run.request.builder:
         command += ["--builder", run.request.builder]
     environ = {
-        # buildx would make it a build argument, and so a part of every step's cache key; see `LayerFormat`.
+        # buildx would make it a build argument, and so a part of every step's cache key; the exporter gets it.
         **{name: value for name, value in os.environ.items() if name != bake.EPOCH_VARIABLE},
         **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
@@ -483,75 +441,8 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
             f"  reason  {re.sub('process .* did not', 'it did not', vertex.error.strip().splitlines()[-1])}",
             *(["  the end of its output:", *(f"    {line}" for line in lines)] if lines else []),
             f"  again   imagebuild build {target.id} {options} -v",
-            *_package_fault(run, target, component, "\n".join(vertex.log)),
-            *_copy_fault(run, vertex),
         ]
     )
-
-
-PACKAGE_FAULTS = (
-    (
-        r"^E: (?:Unable to locate package|Couldn't find any package by \w+|Package) '?(?P<name>[\w.+-]+)",
-        "{os} has no package {name!r}; correct the name, or leave it out",
-    ),
-    (
-        r"^E: Version '(?P<version>[^'*]+)\*?' for '(?P<name>[^']+)' was not found",
-        "{os} has no version {version} of {name}; `apt-cache madison {name}` in its image says which it has",
-    ),
-    (
-        r"^ERROR: No matching distribution found for (?P<name>[\w.-]+)(?P<version>\S*)",
-        "the package index has no {name}{version} for these images; take another version, then `imagebuild lock`",
-    ),
-    (
-        r"DO NOT MATCH THE HASHES.*\n +(?P<name>[\w.-]+)==(?P<version>\S+)",
-        "{name} {version} is not the file of the lock; `imagebuild lock --update {component}` pins what is there",
-    ),
-)
-"""What apt-get or pip print of a package → what is wrong, and the remedy."""
-
-
-def _package_fault(run: BuildRun, target: Target, component: str | None, log: str) -> Iterator[str]:
-    """Yield a line if a package could not be installed: where it is named, what is wrong, and the remedy."""
-    for pattern, words in PACKAGE_FAULTS:
-        if match := re.search(pattern, log, re.MULTILINE):
-            place, owner = _place_of_package(run.project, target, component, match["name"])
-            yield f"{place}: {words.format(os=target.axes['os'], component=owner, **match.groupdict())}"
-            return
-
-
-def _copy_fault(run: BuildRun, vertex: Vertex) -> Iterator[str]:
-    """Yield a line if a stage leaves nothing where images take it from."""
-    missing = re.search(r'"/?(out/\w+)": not found', vertex.error)
-    stage = re.search(r"--from=(\S+)", vertex.title)
-    component = component_of(stage[1], run.project.components) if stage else None
-    if missing and component:
-        template = run.project.folder(component) / "build.j2"
-        yield f"{template}:1: the stage leaves no /{missing[1]}; put what images of that variant get there"
-
-
-def _place_of_package(project: Project, target: Target, component: str | None, package: str) -> tuple[str, str]:
-    """Return where a package is named, and by which component; else the target, and the component or image."""
-    names = [component] if component else [*target.components]
-    packages = project.matrix.model.images[target.image].packages.apt
-    lists: list[tuple[YamlFile[Any], Loc, Sequence[str]]] = []
-    lists.append((project.matrix, ("images", target.image, "packages", "apt"), packages))
-    for name in names:
-        document = project.components[name]
-        owner = project.components[document.model.wheels_from or name]
-        lists.append((document, ("packages", "runtime"), document.model.packages.runtime))
-        lists.append((document, ("packages", "devel"), document.model.packages.devel))
-        lists.append((owner, ("wheels",), owner.model.wheels))
-    for file, key, i, text in ((file, key, i, text) for file, key, texts in lists for i, text in enumerate(texts)):
-        # What a template fills in may be any text.
-        wanted = re.sub(r"\\{[\w-]+\\}", ".*", re.escape(re.split("[=<>~!:]", text)[0]))
-        if wanted != ".*" and re.fullmatch(wanted, package):
-            return f"{file.at(*key, i)}: {dotted_key(key)}", file.path.parent.name
-    for name in names:
-        path = project.template(f"components/{name}/build.j2")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
-            if re.search(rf"(?<![\w.+-]){re.escape(package)}(?![\w.+-])", line):
-                return f"{path}:{number}", name
-    return target.id, component or target.image
 
 
 def component_of(stage: str, components: Container[str]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import shutil
 import sys
 import tempfile
@@ -12,102 +13,103 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import Any, BinaryIO, Literal
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from imagebuild.build.bake import BuildInputs
+from imagebuild.build.bake import BuildRun, Provided
 from imagebuild.build.inputs import (
+    Download,
     DownloadStore,
-    GitStore,
-    InputsRequest,
-    NeededInputs,
-    StoredFile,
+    Git,
+    Needs,
     apt_get_for_proxy,
     contexts_of,
+    missing_images,
 )
 from imagebuild.core import yaml
-from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
-from imagebuild.core.fields import Commit, Digest, Model, Platform
+from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
+from imagebuild.core.fields import ARCHS, Digest, Model, Platform
 from imagebuild.core.files import write_text
-from imagebuild.core.http import Downloads
+from imagebuild.core.http import Downloads, file_sha256
 from imagebuild.core.run import run_program
-from imagebuild.core.settings import git_environment, pip_conf_text, pip_environment
+from imagebuild.core.settings import Settings, ca_bundle, git_environment, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import check_image, start_layout
+from imagebuild.oci.layout import start_layout
 from imagebuild.oci.registry import Layout, copy_image, pull_image
 from imagebuild.render.recipe import pip_platforms
 
 MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+"""File with the hashes of all others, written last."""
+WHEELS = "/wheels/"
+"""Page of the package proxy that lists the wheels, and the beginning of their addresses."""
 
 
 class BundleManifest(Model):
     """Describe the file `manifest.json` of a bundle."""
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     created: str
     """Time at which it was complete, in UTC. Packages and security updates are as they were then."""
     targets: tuple[str, ...]
     stages: dict[str, tuple[Platform, ...]]
     """Key of a build stage → platforms for which it was built when the bundle was made."""
-    files: dict[str, StoredFile]
-    """Address → file: archives, keys, packages; of wheels `/wheels/` and the file's name."""
     images: dict[str, Digest] = Field(default_factory=dict)
     """Image as FROM names it → image in the bundle: the same, or a bootstrapped base that replaces it."""
-    git: dict[Commit, str] = Field(default_factory=dict)
-    """Commit → address of its repository."""
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """Use a bundle that is complete."""
+class BundlePaths:
+    """Say where a bundle keeps what it holds."""
 
     folder: Path
-    manifest: BundleManifest
-
-    GIT: ClassVar[str] = "git"
-    IMAGES: ClassVar[str] = "images"
-
-    @classmethod
-    def read(cls, folder: Path) -> Bundle:
-        """Read the manifest. Raises ConfigError if the folder holds no complete bundle."""
-        path = folder.absolute() / MANIFEST
-        if not path.is_file():
-            raise ConfigError(
-                f"{folder}: no bundle is here ({MANIFEST} is missing); make one with `imagebuild bundle create`"
-            )
-        return cls(folder.absolute(), yaml.read_yaml(path, BundleManifest).model)
-
-    @cached_property
-    def store(self) -> DownloadStore:
-        """Return the downloaded files."""
-        return DownloadStore(self.folder, dict(self.manifest.files))
-
-    @cached_property
-    def git(self) -> GitStore:
-        """Return the commits."""
-        return GitStore(self.folder / self.GIT)
 
     @property
     def layout(self) -> Path:
         """Return the folder of the OCI layout that has the images."""
-        return self.folder / self.IMAGES
+        return self.folder / "images"
+
+    def git(self, commit: str) -> Path:
+        """Return the folder of a clone."""
+        return self.folder / "git" / commit
+
+    def copy_commit(self, download: Download, folder: Path) -> None:
+        """Write the files of a commit into a folder. Raises ResultError if anything is missing or damaged."""
+        Git().copy(self.git(download.commit), download.commit, folder)
+
+
+@dataclass(frozen=True)
+class Bundle(BundlePaths):
+    """Use a bundle that is complete."""
+
+    manifest: BundleManifest
+
+    @classmethod
+    def read(cls, folder: Path) -> Bundle:
+        """Read the manifest. Raises ConfigError if the folder holds no complete bundle."""
+        folder = folder.absolute()
+        if not (folder / SUMS).is_file():
+            raise ConfigError(
+                f"{folder}: no bundle is here ({SUMS} is missing); make one with `imagebuild bundle create`"
+            )
+        return cls(folder, yaml.read_yaml(folder / MANIFEST, BundleManifest).model)
 
     @contextmanager
-    def provide(self, request: InputsRequest) -> Iterator[BuildInputs]:
+    def provide(self, run: BuildRun, needs: Mapping[str, Needs], note: Callable[[str], None]) -> Iterator[Provided]:
         """Provide all inputs of a build. Raises ConfigError for an image that the bundle lacks."""
-        if absent := [image for image in request.images if image not in self.manifest.images]:
+        images = missing_images(run, needs)
+        if absent := [image for image in images if image not in self.manifest.images]:
             raise ConfigError(f"{self.folder}: the bundle has no {', '.join(absent)}")
-        images = {image: f"oci-layout://{self.layout}@{self.manifest.images[image]}" for image in request.images}
-        stages = contexts_of(request, self.store.checked, self.git)
-        with package_proxy(gateway_address(request.engine), self.store, request.note) as proxy:
-            yield request.provide(images, stages, _proxy_secrets(proxy, recording=False))
+        contexts = {image: f"oci-layout://{self.layout}@{self.manifest.images[image]}" for image in images}
+        store = DownloadStore(self.folder)
+        stages = contexts_of(needs, store.get, self.copy_commit, note)
+        with package_proxy(gateway_address(run.engine), store, note) as proxy:
+            yield Provided(contexts, stages, _proxy_secrets(proxy, recording=False))
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
         """Say why a target cannot be built from the bundle; return an empty text if it can.
@@ -122,51 +124,29 @@ class Bundle:
                 return f"the bundle was made without {', '.join(sorted(absent))}"
         return ""
 
-    def find_damage(self, note: Callable[[str], None]) -> list[str]:
-        """List what is missing or has changed since the bundle was made."""
-        checks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
-        checks += [(self.store.checked, (url,)) for url in self.manifest.files]
-        checks += [(check_image, (self.layout, digest)) for digest in sorted(set(self.manifest.images.values()))]
-        checks += [(self.git.check, (url, commit)) for commit, url in self.manifest.git.items()]
-        note(f"checking {len(checks)} files, images and commits")
-        damage = []
-        for check, arguments in checks:
-            try:
-                check(*arguments)
-            except ResultError as error:
-                damage.append(str(error))
-        return damage
-
-    def missing_inputs(self, need: NeededInputs) -> list[str]:
-        """List what a target needs by the lock, but the bundle does not have."""
-        missing = []
-        for item in need.stages.values():
-            if item.kind == "git":
-                if item.pin not in self.manifest.git:
-                    missing.append(f"no commit {item.pin} of {item.url}")
-            elif item.url not in self.manifest.files:
-                missing.append(f"no {item.url}")
-            elif item.pin not in ("", self.manifest.files[item.url].sha256):
-                missing.append(f"another {item.url}")
-        here = {file.sha256 for file in self.manifest.files.values()}
-        lines = sorted({line for wheels in need.wheels for line in wheels.requirements})
-        missing += [f"no wheel {line}" for line in lines if line.rpartition(":")[2] not in here]
-        missing += [f"no image {image}" for image in sorted(need.images - set(self.manifest.images))]
-        return missing
+    def find_damage(self) -> list[str]:
+        """List the files that are missing or have changed since the bundle was made."""
+        lines = (self.folder / SUMS).read_text(encoding="utf-8").splitlines()
+        sums = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
+        found = {name: file_sha256(path) for name in sums if (path := self.folder / name).is_file()}
+        return [
+            f"{self.folder / name}: {'has changed' if name in found else 'is missing'}; make the bundle again"
+            for name, sha256 in sums.items()
+            if found.get(name) != sha256
+        ]
 
 
-@dataclass
-class Recording:
+@dataclass(frozen=True)
+class Recording(BundlePaths):
     """Make a bundle."""
 
-    folder: Path
-    stages: dict[str, set[Platform]]
+    stages: Mapping[str, set[Platform]]
     """Key of a build stage → platforms."""
     images: dict[str, str] = field(default_factory=dict)
     """Image as FROM names it → digest in the bundle."""
 
     @classmethod
-    def start(cls, folder: Path, stages: dict[str, set[Platform]]) -> Recording:
+    def start(cls, folder: Path, stages: Mapping[str, set[Platform]]) -> Recording:
         """Make the folder. Raises ConfigError if it has something in it or cannot be written."""
         folder = folder.absolute()
         try:
@@ -178,89 +158,70 @@ class Recording:
         return cls(folder, stages)
 
     @contextmanager
-    def provide(self, request: InputsRequest) -> Iterator[BuildInputs]:
+    def provide(self, run: BuildRun, needs: Mapping[str, Needs], note: Callable[[str], None]) -> Iterator[Provided]:
         """Fetch all inputs, through mirrors where there are any, and keep them; finish the bundle after the build."""
-        mirrors, netrc_file = request.settings.mirrors, request.settings.netrc_file
-        store = DownloadStore(self.folder, {}, Downloads(mirrors.download, request.ca, netrc_file))
-        fetch_wheels(request, store)
-        with git_environment(request.ca, netrc_file) as environ:
-            git = GitStore(self.folder / Bundle.GIT, mirrors.download, environ)
-            for item in dict.fromkeys(item for need in request.needs.values() for item in need.stages.values()):
-                request.note(f"fetching {item.url}")
-                if item.kind == "git":
-                    git.fetch(item.url, item.pin)
-                else:
+        configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
+        mirrors, netrc = configured.mirrors, configured.netrc_file
+        store = DownloadStore(self.folder, Downloads(mirrors.download, ca, netrc))
+        fetch_wheels(self.folder / "wheels", needs, configured, ca, note)
+        with git_environment(ca, netrc) as environ:
+            for item in dict.fromkeys(item for need in needs.values() for item in need.stages.values()):
+                note(f"fetching {item.url}")
+                if not item.commit:
                     store.get(item.url)
-            stages = contexts_of(request, store.get, git)
-        layout = self.folder / Bundle.IMAGES
-        for image in request.images:
-            request.note(f"pulling {image}")
-            self.images[image] = pull_image(mirrors.image(image), layout)
-        start_layout(layout)
-        for image, context in request.given.images.items():
+                elif not self.git(item.commit).exists():
+                    Git(mirrors, environ).clone(item, self.git(item.commit))
+        stages = contexts_of(needs, store.get, self.copy_commit, note)
+        for image in missing_images(run, needs):
+            note(f"pulling {image}")
+            self.images[image] = pull_image(mirrors.image(image), self.layout)
+        start_layout(self.layout)
+        for image, context in run.inputs.images.items():
             base, _, self.images[image] = context.removeprefix("oci-layout://").rpartition("@")
-            copy_image(self.images[image], Layout(Path(base)), Layout(layout))
-        images = {image: f"oci-layout://{layout}@{digest}" for image, digest in self.images.items()}
-        with package_proxy(gateway_address(request.engine), store, request.note) as proxy:
-            yield request.provide(images, stages, _proxy_secrets(proxy, recording=True))
-        self.finish(store.files, request.needs)
+            copy_image(self.images[image], Layout(Path(base)), Layout(self.layout))
+        contexts = {image: f"oci-layout://{self.layout}@{digest}" for image, digest in self.images.items()}
+        with package_proxy(gateway_address(run.engine), store, note) as proxy:
+            yield Provided(contexts, stages, _proxy_secrets(proxy, recording=True))
+        self.finish(tuple(needs))
 
-    def finish(self, files: Mapping[str, StoredFile], needs: Mapping[str, NeededInputs]) -> None:
-        """Write the manifest, which makes the folder a bundle."""
-        commits = {i.pin: i.url for need in needs.values() for i in need.stages.values() if i.kind == "git"}
+    def finish(self, targets: tuple[str, ...]) -> None:
+        """Write the manifest and the hashes of all files, which makes the folder a bundle."""
         manifest = BundleManifest(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            targets=tuple(needs),
+            targets=targets,
             stages={key: tuple(sorted(platforms)) for key, platforms in sorted(self.stages.items())},
-            files=dict(sorted(files.items())),
             images=dict(sorted(self.images.items())),
-            git=commits,
         )
         write_text(self.folder / MANIFEST, manifest.model_dump_json(indent=1, by_alias=True) + "\n")
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
+        sums = [f"{file_sha256(path)}  {path.relative_to(self.folder)}\n" for path in files]
+        write_text(self.folder / SUMS, "".join(sums))
 
 
-WHEELS = "/wheels/"
-"""Beginning of the addresses of wheels in the manifest, and at the package proxy."""
-
-
-def fetch_wheels(request: InputsRequest, store: DownloadStore) -> None:
+def fetch_wheels(
+    folder: Path, needs: Mapping[str, Needs], settings: Settings, ca: Path | None, note: Callable[[str], None]
+) -> None:
     """Fetch the wheels that a build needs with pip, from the index that it is configured for or a mirror of it.
 
     Raises CommandError if pip cannot get one of them with the hash of the lock.
     """
-    settings, folder = request.settings, store.folder / "wheels"
     index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
-    environ = pip_environment(request.ca, settings.netrc_file)
-    wanted = {wheels for need in request.needs.values() for wheels in need.wheels if wheels.requirements}
-    for wheels in sorted(wanted, key=lambda wheels: (wheels.arch, wheels.requirements)):
-        names = ", ".join(line.partition(" ")[0] for line in wheels.requirements)
-        request.note(f"fetching {names} for {wheels.arch}")
+    environ = pip_environment(ca, settings.netrc_file)
+    wanted = {(a, w) for need in needs.values() for a in ARCHS if f"linux/{a}" in need.platforms for w in need.wheels}
+    for arch, wheels in sorted(wanted):
+        names = ", ".join(line.partition(" ")[0] for line in wheels)
+        note(f"fetching {names} for {arch}")
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as scratch:
-            (requirements := Path(scratch) / "requirements").write_text("\n".join(wheels.requirements))
+            (requirements := Path(scratch) / "requirements").write_text("\n".join(wheels))
             try:
                 run_program(
                     sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                    "--no-cache-dir", "--require-hashes", "--dest", str(folder), *index, *pip_platforms(wheels.arch),
+                    "--no-cache-dir", "--require-hashes", "--dest", str(folder), *index, *pip_platforms(arch),
                     "--requirement", str(requirements), env=environ,
                 )  # fmt: skip
             except CommandError as error:
                 reason = str(error).partition("): ")[2] or str(error)
-                raise CommandError(f"pip cannot download {names} for {wheels.arch}: {reason}") from None
-    for path in folder.glob("*.whl"):
-        store.add(f"{WHEELS}{path.name}", path)
-
-
-def index_page(store: DownloadStore, project: str) -> str:
-    """Return a page of a package index with links to the wheels of a project. Raises Absent if there are none."""
-    links = [
-        f'<a href="{escape(address)}#sha256={store.files[address].sha256}">{escape(address)}</a><br>\n'
-        for address in sorted(store.files)
-        if address.startswith(WHEELS)
-        and canonicalize_name(address.removeprefix(WHEELS).partition("-")[0]) == canonicalize_name(project)
-    ]
-    if not links:
-        raise Absent(f"the bundle has no wheel of {project}")
-    return f"<!DOCTYPE html><html><body>\n{''.join(links)}</body></html>\n"
+                raise CommandError(f"pip cannot download {names} for {arch}: {reason}") from None
 
 
 def gateway_address(engine: Endpoint) -> str:
@@ -295,6 +256,12 @@ def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]
         thread.join()
 
 
+def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:
+    """Return the secrets that lead apt and pip of a build to the proxy. Wheels are verified by their hashes."""
+    pip = f"[global]\nno-index = true\nfind-links = {proxy}{WHEELS}\ntrusted-host = {urlsplit(proxy).hostname}\n"
+    return {"apt-get": apt_get_for_proxy(proxy, recording=recording), "pip.conf": pip}
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answer the requests of one connection."""
 
@@ -317,15 +284,17 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the server looks for this name
 
     def _answer(self) -> None:
-        kind, _, name = unquote(self.path).strip("/").partition("/")
-        if kind == "simple" and name:
-            page = index_page(self.store, name).encode()
+        wheels = {path.name: path for path in (self.store.folder / "wheels").glob("*.whl")}
+        if self.path == WHEELS:
+            page = "".join(f'<a href="{quote(name)}">{escape(name)}</a>\n' for name in sorted(wheels)).encode()
             self._send(io.BytesIO(page), len(page), "text/html; charset=utf-8")
             return
-        url = urlsplit(self.path)
-        if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
-            url = url._replace(scheme="https", netloc=url.hostname or "")
-        path = self.store.get(urlunsplit(url) if url.scheme else unquote(self.path))
+        path = wheels.get(unquote(self.path.removeprefix(WHEELS)))
+        if not path:
+            url = urlsplit(self.path)
+            if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
+                url = url._replace(scheme="https", netloc=url.hostname or "")
+            path = self.store.get(urlunsplit(url))
         with path.open("rb") as file:
             self._send(file, path.stat().st_size, "application/octet-stream")
 
@@ -343,8 +312,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Print nothing: `log` gets a line for each request that failed."""
-
-
-def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:
-    """Return the secrets that lead apt and pip of a build to the proxy."""
-    return {"apt-get": apt_get_for_proxy(proxy, recording=recording), "pip.conf": pip_conf_text(f"{proxy}/simple/")}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from math import ceil
-from typing import Any, Literal, get_args
+from typing import Any
 
 from imagebuild import oci
 from imagebuild.build import bake, buildx
@@ -25,7 +24,7 @@ from imagebuild.project import load, plan
 from imagebuild.project.load import ProjectPaths
 from imagebuild.project.lockfile import digest_of
 from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Changes, Project
+from imagebuild.project.plan import Changes
 from imagebuild.project.records import BuildResult
 from imagebuild.project.revision import files_at_revision
 from imagebuild.render.renderer import Renderer
@@ -40,73 +39,50 @@ WORKING_TREE = "the working tree"
 class ProjectState:
     """Hold what one state of a project says about builds."""
 
-    project: Project
+    renderer: Renderer
     targets: Sequence[Target]
-    texts: Mapping[str, str]
-    """Target → Dockerfile."""
     platforms: Sequence[str] = ()
     """Empty: the platforms of each target."""
     base: str = "bootstrap"
-    checks: Mapping[str, object] = field(default_factory=dict)
-    """Target → all that decides the result of its verification."""
 
     @cached_property
     def bases(self) -> dict[str, str]:
         """Return official image → what is bootstrapped instead, which depends on the release only."""
-        bases = self.project.matrix.model.bases.values() if self.base == "bootstrap" else ()
-        return {digest_of(self.project.lock, b.image): f"bootstrapped {b.release}" for b in bases if b.release}
+        project = self.renderer.project
+        bases = project.matrix.model.bases.values() if self.base == "bootstrap" else ()
+        return {digest_of(project.lock, b.image): f"bootstrapped {b.release}" for b in bases if b.release}
 
-    def platforms_of(self, target: Target) -> tuple[Platform, ...]:
-        """Return the platforms that a target is built for, of those that were chosen."""
-        return tuple(p for p in target.platforms if not self.platforms or p in self.platforms)
-
-    def stages(self, target: Target, platform: str) -> dict[str, Stage]:
-        """Return name → stage, of all stages that BuildKit executes for a target; the last one is the image."""
-        return needed_stages(stages_of(self.texts[target.id], platform, self.bases))
+    def builds(self) -> Iterator[tuple[Target, Platform, dict[str, Stage]]]:
+        """Yield each target for each of its platforms, with the stages that BuildKit executes, the image's last."""
+        for target in self.targets:
+            text = self.renderer.dockerfile(target).text
+            for platform in bake.platforms_of(target, self.platforms):
+                yield target, platform, needed_stages(stages_of(text, platform, self.bases))
 
 
 def read_state(
     paths: ProjectPaths, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
-    """Read a project and render targets; sources that the lock lacks are unresolved, as their hashes need not be known.
+    """Read a project and select targets; sources that the lock lacks are unresolved, as their hashes need not be known.
 
     Raises ConfigError with every mistake in the files, NothingSelected if no target is selected.
     """
     project = load.load_project(paths.matrix, paths.dockerfiles, paths.lock)
-    versions = plan.versions_with(project, changes)
     targets = plan.select_targets(plan.make_plan(project, changes), select)
-    renderer = Renderer(project, versions).with_unresolved(targets)
-    texts = {target.id: renderer.dockerfile(target).text for target in targets}
-    return ProjectState(renderer.project, targets, texts, platforms, base, _checks_of_targets(project, targets))
+    renderer = Renderer(project, plan.versions_with(project, changes)).with_unresolved(targets)
+    return ProjectState(renderer, targets, platforms, base)
 
 
-def _checks_of_targets(project: Project, targets: Iterable[Target]) -> dict[str, object]:
-    of_components: dict[str, object] = {}
-    for name, document in project.components.items():
-        scripts = [(check, load.script_of(project, name, check)) for check in document.model.checks]
-        of_components[name] = scripts, document.model.waivers, document.model.gpu_code
-    images = {name: (i.waivers, i.size_limit_mb) for name, i in project.matrix.model.images.items()}
-    return {
-        target.id: ([of_components[name] for name in target.components], images[target.image]) for target in targets
-    }
+class CostStage(Model):
+    """Describe a stage of which steps will be executed."""
 
-
-class CostStep(Model):
-    """Describe a step that will be executed."""
-
-    component: str | None
-    """Component whose stage it is in; None for the final stage."""
     stage: str
-    number: int
-    """Number among the steps of its stage, from 1."""
-    command: str
-    """`RUN`, `COPY`, `ADD` or `WORKDIR`."""
-    platforms: tuple[str, ...]
-    """Platforms of the images that it is for."""
+    component: str | None
+    """Component whose stage it is; None for the final stage."""
+    run: int
+    """`RUN` steps that will be executed; one that targets or platforms share counts once."""
     targets: tuple[str, ...]
-    """Targets that need it."""
-    key: str
-    """Steps with equal keys are one step."""
+    """Targets that need them."""
 
 
 class Cost(Model):
@@ -120,36 +96,27 @@ class Cost(Model):
     """`RUN` steps that will be executed; one that targets or platforms share counts once."""
     run_of: int
     """All `RUN` steps."""
-    targets: dict[str, tuple[str, ...]]
-    """Selected target → stages with a step that will be executed."""
-    steps: tuple[CostStep, ...]
-    """Every step that will be executed."""
+    stages: tuple[CostStage, ...]
+    """Every stage with a step that will be executed, the final stage last."""
 
 
-def steps_of(state: ProjectState) -> dict[str, CostStep]:
+@dataclass
+class _Step:
+    """Hold a step that targets and platforms share."""
+
+    stage: str
+    word: str
+    targets: dict[str, None] = field(default_factory=dict)
+
+
+def _steps_of(state: ProjectState) -> dict[str, _Step]:
     """Return key → step, for all targets and platforms of a state."""
-    components = frozenset(state.project.components)
-    places: dict[str, tuple[str, int, str]] = {}
-    users: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for target in state.targets:
-        for platform in state.platforms_of(target):
-            for name, stage in state.stages(target, platform).items():
-                for number, (command, key) in enumerate(stage.steps, 1):
-                    places.setdefault(key, (name, number, command))
-                    targets, platforms = users.setdefault(key, ({}, {}))
-                    targets[target.id] = platforms[platform] = None
-    return {
-        key: CostStep(
-            component=component_of(name, components),
-            stage=name,
-            number=number,
-            command=command,
-            targets=tuple(users[key][0]),
-            platforms=tuple(users[key][1]),
-            key=key,
-        )
-        for key, (name, number, command) in places.items()
-    }
+    steps: dict[str, _Step] = {}
+    for target, _, stages in state.builds():
+        for name, stage in stages.items():
+            for word, key in stage.steps:
+                steps.setdefault(key, _Step(name, word)).targets[target.id] = None
+    return steps
 
 
 def compare_states(before: ProjectState | None, after: ProjectState, names: tuple[str, str]) -> Cost:
@@ -157,21 +124,27 @@ def compare_states(before: ProjectState | None, after: ProjectState, names: tupl
 
     `names` has the names of the two states.
     """
-    known = steps_of(before) if before else {}
-    steps = steps_of(after)
-    executed = [step for step in steps.values() if step.key not in known]
-    executed.sort(key=lambda step: step.component is None)
-    stages: dict[str, dict[str, None]] = {target.id: {} for target in after.targets}
-    for step in executed:
-        for target in step.targets:
-            stages[target][step.stage] = None
+    known = _steps_of(before) if before else {}
+    steps = _steps_of(after)
+    executed: dict[str, list[_Step]] = {}
+    for key, step in steps.items():
+        if key not in known:
+            executed.setdefault(step.stage, []).append(step)
+    stages = [
+        CostStage(
+            stage=name,
+            component=component_of(name, after.renderer.project.components),
+            run=sum(step.word == "RUN" for step in of_stage),
+            targets=tuple(dict.fromkeys(target for step in of_stage for target in step.targets)),
+        )
+        for name, of_stage in executed.items()
+    ]
     return Cost(
         before=names[0],
         after=names[1],
-        run=sum(step.command == "RUN" for step in executed),
-        run_of=sum(step.command == "RUN" for step in steps.values()),
-        targets={target: tuple(names) for target, names in stages.items()},
-        steps=tuple(executed),
+        run=sum(stage.run for stage in stages),
+        run_of=sum(step.word == "RUN" for step in steps.values()),
+        stages=tuple(sorted(stages, key=lambda stage: stage.component is None)),
     )
 
 
@@ -199,31 +172,29 @@ def predict_cost(request: ChangeRequest) -> Cost:
     if request.after == NOTHING:
         raise ConfigError("--to nothing: only --from can be nothing")
 
-    def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:
-        with files_at_revision(reference, request.paths) if reference else nullcontext(request.paths) as paths:
-            return read_state(paths, changes, select, request.platforms, request.base)
+    with ExitStack() as files:
 
-    before = None if request.before == NOTHING else state(request.before, Changes(), ())
-    after = state(request.after, request.changes, request.select)
-    for target in after.targets:
-        bake.platforms_of(target, request.platforms)
-    name = " ".join([request.after or WORKING_TREE, *request.changes.options])
-    return compare_states(before, after, (request.before or "", name))
+        def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:
+            there = files_at_revision(reference, request.paths) if reference else nullcontext(request.paths)
+            return read_state(files.enter_context(there), changes, select, request.platforms, request.base)
+
+        before = None if request.before == NOTHING else state(request.before, Changes(), ())
+        after = state(request.after, request.changes, request.select)
+        bake.check_platforms(after.targets, request.platforms)
+        name = " ".join([request.after or WORKING_TREE, *request.changes.options])
+        return compare_states(before, after, (request.before or "", name))
 
 
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
     """Print the stages that are executed again, for which targets; in Markdown, as a summary for GitHub Actions."""
-    counts = Counter((step.stage, step.command == "RUN") for step in cost.steps)
-    components = {step.stage: step.component or "" for step in cost.steps}
-    users = Counter(stage for stages in cost.targets.values() for stage in stages)
-    stage_rows = [
-        (stage, component, str(counts[stage, True]), str(counts[stage, False]), str(users[stage]))
-        for stage, component in components.items()
-    ]
-    target_rows = [(target, ", ".join(stages) or "none") for target, stages in cost.targets.items()]
+    stage_rows = [(s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages]
+    targets: dict[str, list[str]] = {}
+    for stage in cost.stages:
+        for target in stage.targets:
+            targets.setdefault(target, []).append(stage.stage)
     tables = (
-        (("stage", "component", "RUN steps", "other steps", "targets"), stage_rows),
-        (("target", "stages executed"), target_rows),
+        (("stage", "component", "RUN steps", "targets"), stage_rows),
+        (("target", "stages executed"), [(target, ", ".join(stages)) for target, stages in targets.items()]),
     )
     change = f"from {cost.before} to {cost.after}"
     summary = f"{cost.run} of {cost.run_of} RUN steps are executed; one that targets or platforms share counts once"
@@ -238,11 +209,15 @@ def show_cost(cost: Cost, *, markdown: bool = False) -> None:
     out.print(f"{change}: {summary}", markup=False)
 
 
-def cache_entries(state: ProjectState, target: Target, platform: Platform) -> list[CacheEntry]:
-    """Return the caches of the compiling stages that a target needs for a platform."""
-    compiling = {name for name, component in state.project.components.items() if component.model.compiles}
-    stages = state.stages(target, platform)
-    return [CacheEntry(name, platform, stage.key) for name, stage in stages.items() if name in compiling]
+def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
+    """Return target → the caches of the compiling stages that it needs, on all of its platforms."""
+    components = state.renderer.project.components
+    compiling = {name for name, component in components.items() if component.model.compiles}
+    entries: dict[str, list[CacheEntry]] = {target.id: [] for target in state.targets}
+    for target, platform, stages in state.builds():
+        found = (CacheEntry(name, platform, stage.key) for name, stage in stages.items() if name in compiling)
+        entries[target.id] += found
+    return entries
 
 
 def cache_bake_file(content: Mapping[str, Any], repository: str, owners: Mapping[CacheEntry, Target]) -> dict[str, Any]:
@@ -289,70 +264,23 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     buildx.execute_bake(run, content, progress, "bake-caches.json")
 
 
-Reason = Literal["new", "image", "date", "checks", "tags"]
-"""How a target differs: it is new; its image differs; the lock's date does, which is the latest time of files; its
-checks do; or it has a tag that it did not have."""
-
-
-def changed_targets(before: ProjectState, after: ProjectState) -> dict[str, Reason]:
-    """Return the targets of `after` that differ in `before` on at least one of their platforms, each with a reason.
-
-    This version of imagebuild renders both: changes of its own code are not seen.
-    """
-    known = {target.id: target for target in before.targets}
-    reasons: dict[str, Reason] = {}
-    for new in after.targets:
-        old = known.get(new.id)
-        if not old or not set(after.platforms_of(new)) <= set(old.platforms):
-            reasons[new.id] = "new"
-        elif _images_differ(before, old, after, new):
-            reasons[new.id] = "image"
-        elif before.project.lock.date != after.project.lock.date:
-            reasons[new.id] = "date"
-        elif before.checks[old.id] != after.checks[new.id]:
-            reasons[new.id] = "checks"
-        elif {*new.tags, *new.aliases} - {*old.tags, *old.aliases}:
-            reasons[new.id] = "tags"
-    return reasons
-
-
-def _images_differ(before: ProjectState, old: Target, after: ProjectState, new: Target) -> bool:
-    if before.texts[old.id] == after.texts[new.id] and before.bases == after.bases:  # faster than keys
-        return False
-    states = ((before, old), (after, new))
-    images = ([[*s.stages(target, p).values()][-1].key for p in after.platforms_of(new)] for s, target in states)
-    return next(images) != next(images)
-
-
 Build = tuple[str, Platform]
 """The build of a target for one platform."""
 
 
-def group_builds(
-    builds: Sequence[Build], jobs: int, compiled: Callable[[Build], Iterable[str]]
-) -> list[Sequence[Build]]:
-    """Divide builds into at most `jobs` groups, each for one platform, as even as possible.
+def group_builds(builds: Sequence[Build], jobs: int) -> list[Sequence[Build]]:
+    """Divide builds into at most `jobs` groups of neighbours, each for one platform.
 
-    Builds that compile the same are neighbours, so that few runners compile it. `compiled` returns the keys of what a
-    build compiles; it is called only if there are more builds than jobs. Raises ConfigError if there are more
-    platforms than jobs.
+    Raises ConfigError if there are more platforms than jobs.
     """
     if len(builds) <= jobs:
         return [[build] for build in builds]
-    numbers = Counter(platform for _, platform in builds)
-    if len(numbers) > jobs:
-        raise ConfigError(f"--github-jobs {jobs}: a job is for one platform, and there are {len(numbers)} platforms")
-    keys = {build: tuple(compiled(build)) for build in builds}
-    shared = Counter(key for of_build in keys.values() for key in of_build)
-    # Keys that most builds share come first, so that sorting makes a tree of them.
-    order = {build: sorted(of_build, key=lambda key: (-shared[key], key)) for build, of_build in keys.items()}
-    size = next(size for size in count(1) if sum(ceil(n / size) for n in numbers.values()) <= jobs)
-    groups: list[Sequence[Build]] = []
-    for platform, number in numbers.items():
-        ordered = sorted((build for build in builds if build[1] == platform), key=order.__getitem__)
-        parts = ceil(number / size)
-        groups += [ordered[i * number // parts : (i + 1) * number // parts] for i in range(parts)]
-    return groups
+    platforms = dict.fromkeys(platform for _, platform in builds)
+    if len(platforms) > jobs:
+        raise ConfigError(f"--github-jobs {jobs}: a job is for one platform, and there are {len(platforms)} platforms")
+    parts = [[build for build in builds if build[1] == platform] for platform in platforms]
+    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts) <= jobs)
+    return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
 
 
 def job_matrix(
@@ -385,37 +313,41 @@ def print_workflow_jobs(request: ChangeRequest, jobs: int) -> None:
     """
     state = read_state(request.paths, request.changes, request.select, request.platforms)
     targets = list(state.targets)
-    if not any(state.platforms_of(target) for target in targets):
+    if not any(bake.platforms_of(target, request.platforms) for target in targets):
         raise ConfigError(f"--platform {' '.join(request.platforms)}: no selected target is for it")
     if request.before is not None:
-        reasons = changed_since(request.before, request.paths, state)
-        counts = Counter(reasons.values())
-        text = ", ".join(f"{counts[reason]} {reason}" for reason in get_args(Reason) if counts[reason])
-        summary = f"{len(reasons)} of {len(targets)} targets differ from {request.before}"
-        err.print(f"{summary}: {text}" if text else summary, markup=False)
-        targets = [target for target in targets if target.id in reasons]
+        targets = changed_since(request.before, request.paths, state)
+        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {request.before}", markup=False)
     # Publishing needs all platforms of a target that differs on one of them.
-    builds = [(target.id, platform) for target in targets for platform in state.platforms_of(target)]
-
-    by_id = {target.id: target for target in targets}
-    groups = group_builds(builds, jobs, lambda b: [entry.key for entry in cache_entries(state, by_id[b[0]], b[1])])
+    builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, request.platforms)]
+    groups = group_builds(builds, jobs)
     if len(groups) < len(builds):
         err.print(f"{len(builds)} builds in {len(groups)} jobs of at most {max(map(len, groups))}", markup=False)
-    out.print(json.dumps(job_matrix(groups, state.project.matrix.model.github_runners)), markup=False)
+    out.print(json.dumps(job_matrix(groups, state.renderer.project.matrix.model.github_runners)), markup=False)
 
 
-def changed_since(reference: str, paths: ProjectPaths, after: ProjectState) -> dict[str, Reason]:
+def changed_since(reference: str, paths: ProjectPaths, after: ProjectState) -> list[Target]:
     """Return the targets that differ from another state; all if that is `nothing`, or this version cannot read it.
 
-    Raises ConfigError for what is neither a revision nor a folder.
+    A target differs if what its image depends on does, or if it has a platform or a tag that it had not. This version
+    of imagebuild renders both states. Raises ConfigError for what is neither a revision nor a folder.
     """
-    everything: dict[str, Reason] = {target.id: "new" for target in after.targets}
     if reference == NOTHING:
-        return everything
+        return list(after.targets)
     with files_at_revision(reference, paths) as files:
         try:
-            return changed_targets(read_state(files, Changes(), ()), after)
+            before = read_state(files, Changes(), ())
+            known = {target.id: (target, before.renderer.key(target)) for target in before.targets}
         except ConfigError as error:
             # What was right then may be a mistake for this version; CI must not stop at it.
             err.print(f"{reference} cannot be read, so everything counts as changed: {error}", markup=False)
-            return everything
+            return list(after.targets)
+
+    def differs(target: Target) -> bool:
+        old, key = known.get(target.id, (None, ""))
+        if old is None or set(bake.platforms_of(target, after.platforms)) - set(old.platforms):
+            return True
+        more = {*target.tags, *target.aliases} - {*old.tags, *old.aliases}
+        return bool(more) or key != after.renderer.key(target)
+
+    return [target for target in after.targets if differs(target)]

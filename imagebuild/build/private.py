@@ -6,16 +6,13 @@ import fcntl
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 from imagebuild.core.errors import CommandError
 from imagebuild.core.fields import CPUS
@@ -23,57 +20,50 @@ from imagebuild.core.run import (
     RunProgram,
     os_errors_as_command_errors,
     process_table,
-    program_version,
     require_root,
     run_program,
-    version_numbers,
     which,
 )
-from imagebuild.oci.engine import BUILDX_MIN, ENGINE_MIN, MINIMUM, EnginePaths, buildx_version, engine_flaw
+from imagebuild.oci.engine import EnginePaths, buildx_version, engine_flaw
 
 POLICY = Path("/usr/sbin/policy-rc.d")
-UNITS = [Path("/usr/lib/systemd/system") / n for n in ("docker.service", "docker.socket", "containerd.service")]
+NET = Path("/sys/class/net")
+BINFMT = Path("/proc/sys/fs/binfmt_misc")
+BINFMT_D = Path("/usr/lib/binfmt.d")
 
+PROGRAMS = {"dockerd": "docker.io", "docker": "docker-cli", "iptables": "iptables", "ip": "iproute2", "git": "git"}
+"""Program that the engine needs → its package. BuildKit calls git for sources in git."""
 # Debian 12 is the one release whose own engine is too old while the next release's packages install on it.
 NEXT_RELEASE = {"bookworm": "trixie"}
 FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "docker-compose", "qemu-user-static", "cosign"})
 
 
 @contextmanager
-def alone(folder: Path, wait: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Hold a lock on a folder; `wait` is called first if another process holds it."""
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder; wait while another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def _services_held(run: RunProgram) -> Iterator[None]:
-    """Keep a container service that a package brings from starting, now (by policy) and at the next boot.
+def _services_held() -> Iterator[None]:
+    """Keep a container service that a package brings from starting: it would be a second engine, on docker0.
 
-    It would be a second engine, on docker0. A service that was there before stays as it is, and a machine that has a
-    policy of its own, as container images do, keeps it.
+    A machine that has a policy of its own, as container images do, keeps it.
     """
-    before = {unit for unit in UNITS if unit.exists()}
-    policy_is_ours = not POLICY.exists()
-    if policy_is_ours:
+    ours = not POLICY.exists()
+    if ours:
         POLICY.write_text("#!/bin/sh\nexit 101\n")  # nothing may start
         POLICY.chmod(0o755)
     try:
         yield
     finally:
-        if policy_is_ours:
+        if ours:
             POLICY.unlink(missing_ok=True)
-        for unit in UNITS:
-            if unit.exists() and unit not in before and shutil.which("systemctl"):
-                run("systemctl", "disable", "--quiet", unit.name)
 
 
 def _add_next_release(release: str, codename: str) -> None:
@@ -99,61 +89,50 @@ def _add_next_release(release: str, codename: str) -> None:
 
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
-    """Install `packages` without starting a service, removing a package or changing the version of another one.
+    """Install `packages` without starting a service or removing a package.
 
-    Raises CommandError if the distribution is not Debian 12+ or Ubuntu, has them too old, or apt fails.
+    Raises CommandError if the distribution is neither Debian nor Ubuntu, or apt fails.
     """
     from imagebuild.core import debian
 
     here = debian.distribution()
-    old = here.id == "debian" and here.version.isdigit() and int(here.version) < 12
-    if here.id not in ("debian", "ubuntu") or old:
-        names = " ".join(packages)
-        raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {names}")
-    later = NEXT_RELEASE.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
+    if here.id not in ("debian", "ubuntu"):
+        raise CommandError(f"packages are installed on Debian and Ubuntu only; install by hand: {' '.join(packages)}")
+    later = NEXT_RELEASE.get(here.codename) if FROM_NEXT.intersection(packages) else None
+    quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     # One at a time: apt does not wait for another apt, and the first of two to end would remove the policy.
-    with alone(POLICY.parent), _services_held(run):
+    with alone(POLICY.parent), _services_held():
         if later:
             _add_next_release(later, here.codename)
-        try:
-            run("apt-get", "update")
-        except CommandError:  # a third party's index may be broken, which does not matter for other packages
-            if not all(debian.apt_candidate(package, run) for package in packages if package != "docker-cli"):
-                raise
-        wanted = []
-        for package in packages:
-            if later and package in FROM_NEXT:
-                wanted.append(f"{package}/{later}")
-                continue
-            offer = debian.apt_candidate(package, run)
-            if version_numbers(offer) < (least := MINIMUM.get(package, ())):
-                raise CommandError(
-                    f"{package} is {offer or 'missing'} in this distribution, {'.'.join(map(str, least))} or newer is "
-                    "needed; install Docker with its buildx plug-in from another source, and imagebuild will use it"
-                )
-            # Where there is no docker-cli, as on Ubuntu, docker.io contains the client.
-            if offer or package != "docker-cli":
-                wanted.append(package)
-        quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+        wanted = [f"{package}/{later}" if later and package in FROM_NEXT else package for package in packages]
+        run("apt-get", "update")
         run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
 
 
-NET = Path("/sys/class/net")
+def missing_packages(run: RunProgram = run_program) -> list[str]:
+    """List the packages that a private engine needs and this machine lacks."""
+    from imagebuild.core import debian
+
+    packages = [package for program, package in PROGRAMS.items() if not which(program)]
+    if debian.distribution().id == "ubuntu":  # where docker.io has the client
+        packages = [package for package in packages if package != "docker-cli"]
+    return packages if buildx_version(run) else [*packages, "docker-buildx"]
+
+
 BRIDGE_ADDRESS = "02:42:ac:1e:00:01"
 """Hardware address of the bridge. Without one of its own a bridge takes that of its lowest port. It would change when a
 container ends, and others would send to the old one until they ask again, half a minute later."""
+BLOCKS = (IPv4Network("172.30.0.0/16"), IPv4Network("10.213.0.0/16"), IPv4Network("192.168.192.0/18"))
 
 
 def choose_pool(taken: Iterable[IPv4Network]) -> IPv4Network:
     """Choose addresses for the private engine's networks that overlap no route. Raises CommandError if none is left."""
     # A VPN that routes everything in two halves does not count as taking these.
     routes = [network for network in taken if network.prefixlen >= 8]
-    blocks = [IPv4Network("172.30.0.0/16"), IPv4Network("10.213.0.0/16"), IPv4Network("192.168.192.0/18")]
-    for block in blocks:
-        for pool in block.subnets(new_prefix=19):
-            if not any(pool.overlaps(route) for route in routes):
-                return pool
-    tried = ", ".join(map(str, blocks))
+    pools = (pool for block in BLOCKS for pool in block.subnets(new_prefix=19))
+    if free := next((pool for pool in pools if not any(pool.overlaps(route) for route in routes)), None):
+        return free
+    tried = ", ".join(map(str, BLOCKS))
     raise CommandError(f"no addresses are left for a bridge: routes use all of {tried} (see `ip route`)")
 
 
@@ -180,14 +159,6 @@ def mtu(routes: Iterable[tuple[IPv4Network, str]]) -> int:
     return min([1500, *(int((NET / device / "mtu").read_text()) for device in devices)])
 
 
-def has_network(bridge: str, run: RunProgram) -> bool:
-    """Return whether there is a network device of this name. Without the program `ip` there was never a bridge."""
-    with suppress(CommandError):
-        run("ip", "link", "show", bridge)
-        return True
-    return False
-
-
 def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
     """Make the bridge, with the first half of the pool, and the firewall rules."""
     inside = next(pool.subnets())
@@ -203,7 +174,7 @@ def remove_network(bridge: str, run: RunProgram) -> None:
 
     Our bridge goes last, as it tells the pool.
     """
-    if not has_network(bridge, run):
+    if not (NET / bridge).exists():
         return
     devices = [(network, device) for network, device in network_routes(run) if network.prefixlen < 32]
     for pool in {network.supernet() for network, device in devices if device == bridge}:
@@ -215,42 +186,33 @@ def remove_network(bridge: str, run: RunProgram) -> None:
     run("ip", "link", "delete", bridge)
 
 
-BINFMT = Path("/proc/sys/fs/binfmt_misc")
-BINFMT_D = Path("/usr/lib/binfmt.d")
-
-
 def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
-    """Make programs of `arch` (amd64 or arm64) run here.
+    """Make programs of `arch` (amd64 or arm64) run here: register an emulator with the kernel if it has none.
 
-    The whole machine has one table of emulators; an entry that works is kept. Raises ConfigError if root is needed,
-    CommandError if a step fails.
+    The whole machine has one table of emulators. Raises ConfigError if root is needed, CommandError if a step fails.
     """
-    name = f"qemu-{CPUS[arch]}"
+    names = [f"qemu-{CPUS[arch]}{end}" for end in ("", "-static")]
 
-    def works() -> bool:
-        """Return whether the kernel runs such programs in every root file system: flag F of an emulator."""
-        texts = [entry.read_text() for end in ("", "-static") if (entry := BINFMT / f"{name}{end}").exists()]
-        return any(text.startswith("enabled") and re.search(r"^flags: \w*F", text, re.M) for text in texts)
+    def registered() -> bool:
+        return any((BINFMT / name).exists() for name in names)
 
     def described() -> list[Path]:
-        """Return the configuration files of the emulator, if it is installed."""
-        return [path for end in ("", "-static") if (path := BINFMT_D / f"{name}{end}.conf").exists()]
+        return [path for name in names if (path := BINFMT_D / f"{name}.conf").exists()]
 
-    if CPUS[arch] == platform.machine() or works():
+    if CPUS[arch] == platform.machine() or registered():
         return
     require_root(f"setting up the emulation of {arch}")
     if not (BINFMT / "register").exists():
         run("mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT))
-    if not described():
+    if not registered() and not described():
         install(["qemu-user-static"], run)
-    if works():  # the package registered it, as it does where systemd runs
+    if registered():  # the package did it, as it does where systemd runs
         return
     if not described():
         raise CommandError(f"qemu-user-static has no emulator of {arch}: there is no file for it in {BINFMT_D}")
     line = next(line for line in described()[0].read_text().splitlines() if line.startswith(":")).strip()
     with os_errors_as_command_errors():
-        if (entry := BINFMT / name).exists():
-            entry.write_text("-1")
+        # Flag F makes the kernel hold the emulator, so that it is there in every root file system.
         (BINFMT / "register").write_text(line if "F" in line.rpartition(":")[2] else f"{line}F")
 
 
@@ -261,52 +223,6 @@ DAEMON = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd 
 ABSENT_POLLS = 8
 """Polls in a row, 0.2 s apart, that must find no process of the engine before it counts as ended: it is launched by a
 chain of programs, and a process that starts the next one has no argv at first."""
-
-
-@dataclass(frozen=True)
-class EngineStatus:
-    """Describe the private engine. What only a running engine can tell is None if it does not run."""
-
-    running: bool
-    host: str
-    data_root: str
-    pid: int | None = None
-    version: str | None = None
-
-
-def missing_packages(run: RunProgram = run_program, which: Callable[[str], str | None] = which) -> list[str]:
-    """List the packages that a private engine needs and this machine lacks or has too old."""
-    docker, buildx = program_version(run, "docker", "--version"), buildx_version(run)
-    old_engine = program_version(run, "dockerd", "--version") < ENGINE_MIN
-    need = {
-        "docker.io": old_engine,
-        # An old docker.io contains the client, and loses it when it is upgraded.
-        "docker-cli": not docker or (old_engine and docker < ENGINE_MIN),
-        "docker-buildx": buildx < BUILDX_MIN,
-        "iptables": not which("iptables"),
-        "iproute2": not which("ip"),
-        "git": not which("git"),  # BuildKit calls it for sources in git
-    }
-    return [package for package, wanted in need.items() if wanted]
-
-
-def daemon_config(paths: EnginePaths, pool: IPv4Network, mtu: int, *, nvidia: bool = False) -> dict[str, Any]:
-    """Return the content of daemon.json. Half of the pool is for the bridge, the other half for networks made later."""
-    config: dict[str, Any] = {
-        "features": {"containerd-snapshotter": True, "cdi": True},
-        "hosts": [paths.host],
-        "data-root": str(paths.data),
-        "exec-root": str(paths.exec_root),
-        "pidfile": str(paths.pidfile),
-        "bridge": paths.bridge,
-        "default-address-pools": [{"base": str(list(pool.subnets())[1]), "size": 24}],
-        "iptables": False,
-        "mtu": mtu,
-        "default-network-opts": {"bridge": {"com.docker.network.driver.mtu": str(mtu)}},
-    }
-    if nvidia:
-        config["runtimes"] = {"nvidia": {"path": "nvidia-container-runtime"}}
-    return config
 
 
 def engine_processes(paths: EnginePaths) -> dict[int, list[str]]:
@@ -326,7 +242,7 @@ def engine_processes(paths: EnginePaths) -> dict[int, list[str]]:
     return {pid: table[pid][1] for pid in pids}
 
 
-def dockerd_of(processes: Mapping[int, list[str]]) -> int | None:
+def _dockerd_of(processes: Mapping[int, list[str]]) -> int | None:
     """Return which of an engine's processes is dockerd; None if it does not run."""
     return next((pid for pid, argv in processes.items() if argv and Path(argv[0]).name == "dockerd"), None)
 
@@ -350,7 +266,7 @@ def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
     """End the engine, and remove all that it made except its data, also what a crash or a `kill -9` left."""
     deadline = time.monotonic() + seconds
     known = engine_processes(paths)
-    if pid := dockerd_of(known):
+    if pid := _dockerd_of(known):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)  # it stops its containers first
     while time.monotonic() < deadline + 10:
@@ -361,7 +277,7 @@ def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
         if not left:
             break
         known |= left
-        if dockerd_of(left) is None or time.monotonic() > deadline:
+        if _dockerd_of(left) is None or time.monotonic() > deadline:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -370,40 +286,27 @@ def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
     shutil.rmtree(paths.run, ignore_errors=True)
 
 
-def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EngineStatus:
-    """Start the private engine unless it runs; install the packages that it lacks first.
+def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EnginePaths:
+    """Start the private engine unless it answers, and return where it is; install the packages that it lacks first.
 
-    Packages come from the distribution's own archive, on Debian 12 also from the next release's. The engine service
-    that they bring is neither started nor enabled; no engine that is already there is stopped, configured or upgraded.
-    Raises ConfigError if not root, CommandError if a step fails; what was started is removed again.
+    Packages come from the distribution's own archive, on Debian 12 also from the next release's. No engine that is
+    already there is stopped, configured or upgraded. Raises ConfigError if not root, CommandError if a step fails; what
+    was started is removed again.
     """
     paths = EnginePaths.of(environ)
-    if dockerd_of(engine_processes(paths)) is None:
-        require_root("`imagebuild engine up`")
-        with os_errors_as_command_errors():
-            paths.data.mkdir(parents=True, exist_ok=True)
-            with alone(paths.state):  # a second `up` or `down` would remove a half-made engine
-                if dockerd_of(engine_processes(paths)) is None:
-                    _install_missing(run)
-                    _launch(paths, run)
-    elif os.geteuid() and (flaw := engine_flaw(paths.host, run)):
-        remedy = "use sudo, or join the group docker"
-        raise CommandError(f"the private engine runs, but not for this user: {remedy} ({flaw})")
-    _await(paths, run)
-    return engine_status(environ, run)
-
-
-def _install_missing(run: RunProgram) -> None:
-    """Install what the engine lacks. Raises CommandError if that would upgrade an engine that runs here."""
-    missing = missing_packages(run)
-    running = dockerd_of({pid: argv for pid, (_, argv) in process_table().items()})
-    if "docker.io" in missing and running and program_version(run, "dockerd", "--version"):
-        raise CommandError(
-            f"the engine that runs here (pid {running}) is too old, and imagebuild upgrades none but its own; "
-            "upgrade it to Docker Engine 26+, or stop it and run `imagebuild engine up` again"
-        )
-    if missing:
-        install(missing, run)
+    if engine_flaw(paths.host, run) is None:
+        return paths
+    require_root("`imagebuild engine up`")
+    with os_errors_as_command_errors():
+        paths.data.mkdir(parents=True, exist_ok=True)
+        with alone(paths.state):  # a second `up` or `down` would remove a half-made engine
+            if _dockerd_of(engine_processes(paths)) is not None:
+                _await(paths, run)
+                return paths
+            if missing := missing_packages(run):
+                install(missing, run)
+            _launch(paths, run)
+    return paths
 
 
 def _launch(paths: EnginePaths, run: RunProgram) -> None:
@@ -415,8 +318,21 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         # dockerd would give the bridge the address that it had before, which another engine may have by now.
         (paths.data / "network/files/local-kv.db").unlink(missing_ok=True)
         routes = network_routes(run)
-        pool = choose_pool(network for network, _ in routes)
-        config = daemon_config(paths, pool, mtu(routes), nvidia=bool(which("nvidia-container-runtime")))
+        pool, largest = choose_pool(network for network, _ in routes), mtu(routes)
+        config = {
+            "features": {"containerd-snapshotter": True, "cdi": True},
+            "hosts": [paths.host],
+            "data-root": str(paths.data),
+            "exec-root": str(paths.exec_root),
+            "pidfile": str(paths.pidfile),
+            "bridge": paths.bridge,
+            # The other half of the pool is the bridge's.
+            "default-address-pools": [{"base": str(list(pool.subnets())[1]), "size": 24}],
+            "iptables": False,
+            "mtu": largest,
+            "default-network-opts": {"bridge": {"com.docker.network.driver.mtu": str(largest)}},
+            "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}} if which("nvidia-container-runtime") else {},
+        }
         paths.config.write_text(json.dumps(config, indent=2) + "\n")
         add_network(paths.bridge, pool, run)
         run("setsid", "--fork", "sh", "-c", LAUNCH, str(paths.config), str(paths.log), DAEMON)
@@ -432,7 +348,7 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     Raises ConfigError if not root.
     """
     paths = EnginePaths.of(environ)
-    left = paths.run.exists() or (purge and paths.state.exists()) or has_network(paths.bridge, run)
+    left = paths.run.exists() or (purge and paths.data.exists()) or (NET / paths.bridge).exists()
     if not left and not engine_processes(paths):
         return
     require_root("`imagebuild engine down`")
@@ -443,15 +359,3 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
             shutil.rmtree(paths.data, ignore_errors=not paths.data.exists())
             for file in (paths.config, paths.log):
                 file.unlink(missing_ok=True)
-            with suppress(OSError):  # IMAGEBUILD_STATE may name a folder that has other things in it
-                paths.state.rmdir()
-
-
-def engine_status(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EngineStatus:
-    """Return the state of the private engine, whether or not there is one."""
-    paths = EnginePaths.of(environ)
-    version = None
-    if pid := dockerd_of(engine_processes(paths)):
-        with suppress(CommandError):
-            version = run("docker", "--host", paths.host, "info", "--format", "{{.ServerVersion}}", timeout=20).strip()
-    return EngineStatus(pid is not None, paths.host, str(paths.data), pid, version)

@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
     },
     "This machine": {
         "doctor": Listed("build", "Say what this machine has for building and checking, and how to get what it lacks."),
-        "engine": Listed("build", "Start, show and stop a private Docker Engine, for machines that have none."),
+        "engine": Listed("build", "Start and stop a private Docker Engine, for machines that have none."),
     },
 }
 """Commands by the section of the help that lists them."""

@@ -6,10 +6,9 @@ import os
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,7 +18,6 @@ from imagebuild.core.console import err, format_size, out, print_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
 if TYPE_CHECKING:
-    from imagebuild.build.private import EngineStatus
     from imagebuild.lock.resolve import UpstreamReport
 
 
@@ -38,7 +36,7 @@ def build(
     output: Annotated[Path | None, option("-o, --output DIR", "Write images as OCI layouts into a folder.")] = None,
     registry: options.RegistryOption = None,
     compression: Annotated[
-        str, option("--compression NAME[:LEVEL]", "Compression of layers that leave the engine: gzip or zstd.")
+        Literal["gzip", "zstd"], option("--compression gzip|zstd", "Compression of layers that leave the engine.")
     ] = "gzip",
     builder: Annotated[str | None, option("--builder NAME", "Builder of docker buildx to build with.")] = None,
     source: Annotated[
@@ -72,8 +70,8 @@ def build(
     verbose: options.VerboseOption = False,
 ) -> None:
     """Build targets with BuildKit."""
-    from imagebuild.build.bake import BuildRequest
-    from imagebuild.build.build import build_targets, layer_format_of, print_builds
+    from imagebuild.build.bake import BuildRequest, layer_attributes
+    from imagebuild.build.build import build_targets, print_builds
     from imagebuild.project.plan import check_repository, select_targets
 
     check_repository("--cache", cache)
@@ -88,7 +86,7 @@ def build(
         targets=targets,
         platforms=options.parse_platforms(platform),
         output="push" if push else str(output.resolve()) if output else "load",
-        layer_format=layer_format_of(workspace.project, compression, day),
+        layers=layer_attributes(compression, workspace.project.lock.date, os.environ, day),
         builder=builder,
         sources=tuple(source or ()),
         base=base,
@@ -141,7 +139,6 @@ def create_bundle(
     """Build targets without a cache, and keep everything that this downloads."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
-    from imagebuild.build.bundle import Bundle
     from imagebuild.project.plan import select_targets
 
     changes = edits.parse()
@@ -163,9 +160,8 @@ def create_bundle(
             record=True,
         )
         build_targets(workspace.project, workspace.renderer, request)
-    files = Bundle.read(directory).manifest.files.values()
-    size = format_size(sum(file.size for file in files))
-    out.print(f"{directory}: {len(files)} downloads of {size}, for {len(targets)} targets", markup=False)
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    out.print(f"{directory}: {format_size(size)}, for {len(targets)} targets", markup=False)
 
 
 @options.subcommand(bundle, "verify", "imagebuild bundle verify /media/usb/bundle")
@@ -175,25 +171,17 @@ def verify_bundle(
     directory: BundleArgument,
     json_file: options.JsonOption = None,
 ) -> None:
-    """Compare a bundle with its manifest and the lock, and list the targets that can be built from it."""
+    """Compare a bundle with its hashes, and list the targets that can be built from it."""
     from imagebuild.build.bundle import Bundle
-    from imagebuild.build.inputs import needed_inputs
 
     bundle = Bundle.read(directory)
-    if damage := bundle.find_damage(lambda text: err.print(text, markup=False)):
+    if damage := bundle.find_damage():
         raise ResultError("\n".join(damage))
-    workspace = project.open(edits.parse())
-    served, wrong = {}, []
+    workspace, served = project.open(edits.parse()), {}
     for target in workspace.plan.targets:
         stages = workspace.renderer.dockerfile(target).stages
-        platforms = tuple(p for p in target.platforms if not bundle.problem(stages, [p]))
-        if not platforms:
-            continue
-        needed = needed_inputs(workspace.renderer.recipe(target), workspace.project.lock, stages, platforms)
-        wrong += [f"{target.id}: the bundle has {text}" for text in bundle.missing_inputs(needed)]
-        served[target.id] = platforms
-    if wrong:
-        raise ResultError("\n".join(wrong))
+        if platforms := tuple(p for p in target.platforms if not bundle.problem(stages, [p])):
+            served[target.id] = platforms
     if not served:
         raise ConfigError(
             f"{directory}: the bundle is undamaged, but made for other versions; no target here can be built from it"
@@ -218,34 +206,22 @@ def use_bundle(directory: BundleArgument) -> None:
     out.print(f"{file}: `bundle` is {bundle.folder} now", markup=False)
 
 
-engine = options.command_group("Start, show and stop a private Docker Engine, for machines that have none.")
+engine = options.command_group("Start and stop a private Docker Engine, for machines that have none.")
 
 
 @options.subcommand(engine, "up", "sudo imagebuild engine up")
-def start(json_file: options.JsonOption = None) -> None:
+def start() -> None:
     """Start the private engine; install it first if this machine has no usable engine."""
     from imagebuild.build.private import start_engine
     from imagebuild.oci.engine import find_engine
 
     try:
         existing = find_engine(os.environ)
-        if existing.origin != "private":
-            text = f"An engine answers at {existing.host} ({existing.origin}); nothing to do."
-            found = {"running": True, "host": existing.host, "origin": existing.origin}
-            options.print_result(json_file, found, lambda: out.print(text))
-            return
+        out.print(f"An engine answers at {existing.host} ({existing.origin}); nothing to do.", markup=False)
     except CommandError as error:
-        reason = str(error).partition(";")[0]
-        err.print(f"Starting a private engine: {reason}", markup=False)
-    _show_engine(start_engine(), json_file)
-
-
-@options.subcommand(engine, "status", "imagebuild engine status --json -")
-def status(json_file: options.JsonOption = None) -> None:
-    """Show whether the private engine runs, and where it keeps its data."""
-    from imagebuild.build.private import engine_status
-
-    _show_engine(engine_status(), json_file)
+        err.print(f"Starting a private engine: {str(error).partition(';')[0]}", markup=False)
+        paths = start_engine()
+        out.print(f"The private engine answers at {paths.host}; its data are in {paths.data}.", markup=False)
 
 
 @options.subcommand(engine, "down", "sudo imagebuild engine down --purge")
@@ -257,12 +233,6 @@ def stop(
 
     stop_engine(purge=purge)
     out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
-
-
-def _show_engine(status: EngineStatus, json_file: str | None) -> None:
-    values = {name: value for name, value in asdict(status).items() if value is not None}
-    rows = [(name.replace("_", " "), str(value)) for name, value in values.items()]
-    options.print_result(json_file, values, lambda: print_table(("private engine", ""), rows))
 
 
 def _show_upstream(report: UpstreamReport) -> None:

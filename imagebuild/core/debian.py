@@ -19,7 +19,6 @@ from debian.deb822 import Deb822, Release
 from debian.debian_support import NativeVersion
 
 from imagebuild.core.errors import CommandError, ResultError
-from imagebuild.core.run import RunProgram
 
 UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
     "Packages.xz": lzma.decompress,
@@ -242,9 +241,3 @@ def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
         return ()
     sources = sources_for_release(apt_sources(), machine.codename, release)
     return tuple(replace(source, components=("main",)) for source in sources)
-
-
-def apt_candidate(package: str, run: RunProgram) -> str:
-    """Return the version that apt would install, or "" if it knows none."""
-    match = re.search(r"^\s*Candidate: (?!\(none\))(\S+)", run("apt-cache", "policy", package), re.MULTILINE)
-    return match[1] if match else ""

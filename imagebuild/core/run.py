@@ -164,13 +164,6 @@ def which(program: str) -> str | None:
     return shutil.which(program, path=program_environment()["PATH"])
 
 
-def program_version(run: RunProgram, *argv: str) -> tuple[int, ...]:
-    """Return the version that a program reports; () if it cannot be run."""
-    with suppress(CommandError):
-        return version_numbers(run(*argv, timeout=10))
-    return ()
-
-
 def process_table() -> dict[int, tuple[int, list[str]]]:
     """Return the processes of this machine: id → id of the parent, and the command line."""
     table = {}

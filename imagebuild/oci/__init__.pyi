@@ -43,7 +43,6 @@ from .layout import has_image as has_image
 from .layout import index_document as index_document
 from .layout import layer_members as layer_members
 from .layout import manifests_of as manifests_of
-from .layout import prune_blobs as prune_blobs
 from .layout import referrer_descriptor as referrer_descriptor
 from .layout import referrers_tag as referrers_tag
 from .layout import write_index as write_index

@@ -388,12 +388,6 @@ def add_image(layout: Path, tar: Path, platform: str, settings: ImageSettings) -
     return _add_manifest(layout, *_add_layer(layout, tar), platform, settings)
 
 
-def add_tree(layout: Path, tar: Path, platforms: Iterable[str], settings: ImageSettings) -> str:
-    """Add `tar`, not compressed, as an image that is the same for all `platforms`. Return the digest of its index."""
-    layer, diff_id = _add_layer(layout, tar, level=0)
-    return write_index(layout, [_add_manifest(layout, layer, diff_id, platform, settings) for platform in platforms])
-
-
 def write_index(layout: Path, manifests: Sequence[Descriptor]) -> str:
     """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
     index = _add_document(layout, INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
@@ -404,23 +398,12 @@ def write_index(layout: Path, manifests: Sequence[Descriptor]) -> str:
     return index.digest
 
 
-def prune_blobs(layout: Path, keep: Iterable[Descriptor], older_than: float) -> None:
-    """Remove blobs that no manifest of `keep` needs and that were written before the time `older_than`.
-
-    Younger ones stay: a build that started before may still read them.
-    """
-    needed = {digest for manifest in keep for digest, _ in blobs_named(layout, manifest.digest, manifest.size)}
-    for path in (layout / BLOBS).glob("*"):
-        if f"sha256:{path.name}" not in needed and path.stat().st_mtime < older_than:
-            path.unlink(missing_ok=True)
-
-
-def _add_layer(layout: Path, tar: Path, level: int = 6) -> tuple[Descriptor, str]:
+def _add_layer(layout: Path, tar: Path) -> tuple[Descriptor, str]:
     """Compress a tar into a layer. Return its descriptor, and the digest of the tar itself."""
     with temporary_file(layout / BLOBS) as path:
         content = hashlib.sha256()
         # Without a name and a time, the digest depends on content alone.
-        with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", level, target, 0) as packed:
+        with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
             while chunk := source.read(CHUNK):
                 content.update(chunk)
                 packed.write(chunk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -187,6 +189,12 @@ def script_of(project: Project, component: str, check: Check) -> str:
     except OSError as error:
         where = project.components[component].at("checks")
         raise ConfigError(f"{where}: checks.{check.name}: {path}: {error.strerror}") from None
+
+
+def hash_of_check(check: Check, script: str) -> str:
+    """Return the hash of all that decides whether a check passes."""
+    document = check.model_dump(mode="json", exclude={"description"}) | {"script": script}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def script_path(project: Project, component: str, check: Check) -> Path:

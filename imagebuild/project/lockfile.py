@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
 from difflib import get_close_matches
@@ -361,22 +361,14 @@ def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
     return lock.model_copy(update=entries)
 
 
-def check_resolved(
-    lock: Lock,
-    sources: Iterable[Source],
-    command: str = "imagebuild lock",
-    size_of: Callable[[Collection[str]], str] = lambda _: "",
-) -> None:
-    """Raise ConfigError that lists the sources without a pin, if there are any: nothing is built from them.
-
-    `command` pins them. `size_of` says how large the archives at these addresses are, as ` (1.2 GB)`.
-    """
+def check_resolved(lock: Lock, sources: Iterable[Source], command: str = "imagebuild lock") -> None:
+    """Raise ConfigError that lists the sources without a pin, which `command` pins: nothing is built from them."""
     needed = list(sources)
     missing = {key_of(source): source for source in needed if is_unresolved(lock, source)}
     if missing:
-        archives = [source.url for source in missing.values() if isinstance(source, Archive)]
+        archives = sum(isinstance(source, Archive) for source in missing.values())
         number = len({*map(key_of, needed)})
-        downloads = f"; it downloads {len(archives)} of them{size_of(archives)}, to hash and read" if archives else ""
+        downloads = f"; it downloads {archives} of them, to hash and read" if archives else ""
         problems = {key: what_entry_lacks(source, entry_of(lock, source)) for key, source in missing.items()}
         listed = "\n".join(
             f"  {describe_key(k)}{f' ({what})' if what == UNREAD else ''}" for k, what in problems.items()

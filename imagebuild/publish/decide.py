@@ -11,15 +11,15 @@ from fnmatch import fnmatchcase
 from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import parse_need
-from imagebuild.project.load import script_of
+from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.matrix import Publish, Target, axes_of, components_of
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Project
 from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify.checks import IMAGE, SAME_FILES, SPEED, hash_of_check
-from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks
+from imagebuild.verify.checks import IMAGE, SAME_FILES, SPEED
+from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_rules
 from imagebuild.verify.runner import EXEC
 
 READABLE = "readable"
@@ -107,14 +107,11 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
 
 
 def key_of_target(renderer: Renderer, target: Target) -> str:
-    """Return the digest of what a published image of a target depends on: its Dockerfile, the lock's date, its checks.
+    """Return the digest of what a published image of a target depends on, with the code that judges its files.
 
-    Comments in a Dockerfile do not change it. Raises ConfigError if a script or a template cannot be read.
+    Raises ConfigError if a script or a template cannot be read.
     """
-    rules = rules_of(renderer.project, target)
-    parts = [*list(renderer.dockerfile(target).stages.values())[-1:], str(renderer.project.lock.date)]
-    parts += [f"{rule.name} {rule.sha256}" for rule in rules]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return hashlib.sha256(f"{renderer.key(target)} {hash_of_rules()}".encode()).hexdigest()
 
 
 def objections(target: Target, choice: Choice, image: PlatformImage | None, terms: Terms) -> list[str]:

@@ -18,9 +18,10 @@ import jinja2.sandbox
 
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, Mistakes, nearest
-from imagebuild.core.fields import ARCHS, Arch, Platform, satisfies
+from imagebuild.core.fields import ARCHS, Arch, Platform, axis_facts, matches, satisfies
 from imagebuild.core.files import cache_folder, read_text, trimmed
 from imagebuild.core.yaml import dotted_key
+from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Lock,
@@ -276,6 +277,21 @@ class Renderer:
             append=recipe.image.append.strip(),
         )
         return Dockerfile(text)
+
+    def key(self, target: Target) -> str:
+        """Return the digest of what an image of a target depends on: its Dockerfile, the lock's date, its checks.
+
+        Comments in a Dockerfile do not change it. Raises ConfigError if a script or a template cannot be read.
+        """
+        image = self.project.matrix.model.images[target.image]
+        parts = [*list(self.dockerfile(target).stages.values())[-1:], str(self.project.lock.date)]
+        parts.append(repr((image.waivers, image.size_limit_mb)))
+        for name in target.components:
+            component = self.project.components[name].model
+            applicable = [check for check in component.checks if matches(check.when, axis_facts(target.axes))]
+            hashes = [hash_of_check(check, script_of(self.project, name, check)) for check in applicable]
+            parts += [repr(component.waivers), *hashes]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @cached_property
     def _component_templates(self) -> frozenset[tuple[str, str]]:

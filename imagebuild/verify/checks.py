@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, matches
 from imagebuild.project.component import Check, missing_needs, nodes_needed
-from imagebuild.project.load import script_of
+from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Outcome
 from imagebuild.verify.runner import Command, Execution, Session
@@ -132,12 +130,6 @@ def plan_checks(
                 PlannedCheck(entry.component, version, check, script, "" if fits else f"only for {conditions}")
             )
     return planned
-
-
-def hash_of_check(check: Check, script: str) -> str:
-    """Return the hash of all that decides whether a check passes."""
-    document = check.model_dump(mode="json", exclude={"description"}) | {"script": script}
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def skipped_result(planned: PlannedCheck, reason: str) -> CheckResult:

@@ -464,7 +464,7 @@ def compose_command(file: Path, **variables: str) -> str:
 @pytest.fixture(scope="session")
 def docker_compose_command(client: DockerClient, tmp_path_factory: pytest.TempPathFactory) -> str:
     made = bootstrap([native_platform()], cache_folder(), release="trixie", log=lambda _line: None)
-    return compose_command(tmp_path_factory.mktemp("compose") / "variables", BASE=made.context, REPOSITORY=REPOSITORY)
+    return compose_command(tmp_path_factory.mktemp("compose") / "variables", BASE=made, REPOSITORY=REPOSITORY)
 
 
 @pytest.fixture(scope="session")

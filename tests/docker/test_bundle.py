@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import cache_folder
+from imagebuild.build import bootstrap
+from imagebuild.core import cache_folder, native_platform
+from imagebuild.oci import EnginePaths
 from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny
 from tests.docker.site import Content, served
 from tests.docker.test_mirrors import fetch_all
@@ -35,10 +37,8 @@ exec "$@"
 
 def push_base(registry: str, folder: Path) -> str:
     """Push a base image, which stands for one that only a registry has; returns its digest."""
-    layout = cache_folder() / "layout"
-    digest = json.loads((layout / "index.json").read_text())["manifests"][0]["digest"]
-    tag = f"{registry}/library/debian:13-slim"
-    options = ["--push", "--provenance=false", "--tag", tag, f"--build-context=base=oci-layout://{layout}@{digest}"]
+    base, tag = bootstrap([native_platform()], cache_folder()), f"{registry}/library/debian:13-slim"
+    options = ["--push", "--provenance=false", "--tag", tag, f"--build-context=base={base}"]
     command = ["docker", "buildx", "build", *options, "--metadata-file", f"{folder}/pushed.json", "-"]
     environ = {**os.environ, "TMPDIR": str(folder)}
     subprocess.run(command, input=b"FROM base\nLABEL pushed=1\n", check=True, capture_output=True, env=environ)
@@ -123,7 +123,7 @@ trap 'run engine down --purge' EXIT
 run engine up
 ip -4 -o address > {memory}/addresses
 ip -4 route > {memory}/routes
-export DOCKER_HOST=$(run engine status | sed -n 's/^host *//p')
+export DOCKER_HOST={EnginePaths.of(environ).host}
 run build {TARGET} --platform local --bundle {bundle} --folder {memory}/build
 run verify {TARGET} --json {memory}/verify.json
 """

@@ -47,7 +47,7 @@ class Workshop:
         """Raises imagebuild's errors where no base can be made or no engine is found."""
         made = bootstrap([f"linux/{arch}" for arch in archs], cache_folder(), release="trixie", log=log)
         cache.mkdir(parents=True, exist_ok=True)
-        return cls(cache.absolute(), made.context, find_engine(os.environ).environment, log, archs)
+        return cls(cache.absolute(), made, find_engine(os.environ).environment, log, archs)
 
     def piece(self, name: str, inputs: Iterable[Path | str], make: Make) -> Path:
         """The folder `name` in the cache. `make` fills it anew if it was made from other inputs, or never."""

@@ -13,21 +13,18 @@ from imagebuild.build import (
     KEYRING,
     PACKAGES,
     VERSION,
-    BootstrappedBase,
     BootstrapTools,
     Log,
     RootfsRecipe,
     base,
     bootstrap,
     ensure_mmdebstrap,
-    image_settings,
-    load_into_engine,
     make_rootfs,
     private,
     signed_source,
 )
 from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, RunProgram
-from imagebuild.oci import EPOCH, add_image, blob_path, images_in, write_index
+from imagebuild.oci import EPOCH, blob_path, images_in
 from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
@@ -49,7 +46,7 @@ class Machine:
         self.commands.append(command)
         log("I: running")
         tar = Path(next(word for word in command if word.endswith("root.tar")))
-        (tar.parent / "mmdebstrap.1234").mkdir()
+        (tar.parent / "mmdebstrap.1234").mkdir(exist_ok=True)
         if self.failure:
             raise self.failure
         tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.whole else {}))
@@ -75,9 +72,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 def test_one_image_of_all_platforms(machine: Machine, tmp_path: Path) -> None:
     lines: list[str] = []
-    made = bootstrap([AMD64, ARM64], tmp_path / "cache", tools=machine.tools, log=lines.append)
-    assert [item.platform for item in images_in(made.layout, tmp_path)] == [AMD64, ARM64]
-    assert made.context == f"oci-layout://{tmp_path}/cache/layout@{made.digest}"
+    made = bootstrap([ARM64, AMD64], tmp_path / "cache", tools=machine.tools, log=lines.append)
+    layout, _, digest = made.removeprefix("oci-layout://").partition("@")
+    assert [item.platform for item in images_in(Path(layout), tmp_path)] == [AMD64, ARM64]
+    assert Path(layout).name == digest.removeprefix("sha256:")
     assert machine.emulated == ["amd64", "arm64"]  # where it is native, that does nothing
     assert lines[:2] == ["bootstrapping trixie for linux/amd64", "I: running"]
 
@@ -93,36 +91,23 @@ def test_what_is_too_old_is_made_anew_and_the_same_packages_make_the_same(
     assert len(machine.commands) == 2
 
 
-def test_what_was_made_is_used_again(machine: Machine, tmp_path: Path) -> None:
+def test_what_was_made_is_used_again_and_forgotten_when_nobody_did(machine: Machine, tmp_path: Path) -> None:
     first = bootstrap([AMD64], tmp_path, tools=machine.tools)
-    both = bootstrap([AMD64, ARM64], tmp_path, tools=machine.tools)
     assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
-    assert bootstrap([ARM64, AMD64], tmp_path, tools=machine.tools).digest == both.digest
-    assert len(machine.commands) == 2
+    assert len(machine.commands) == 1
     bootstrap([AMD64], tmp_path, tools=machine.tools, release="bookworm")
-    assert len(machine.commands) == 3
-
-
-@pytest.mark.parametrize("damage", ["record", "blob"])
-def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path, damage: str) -> None:
-    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
-    if damage == "record":
-        next(tmp_path.glob("*.json")).write_text("{")
-    else:
-        blob_path(first.layout, images_in(first.layout, tmp_path)[0].digest).write_bytes(b"")
-    assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
-    assert len(machine.commands) == 2
-
-
-def test_what_was_made_long_ago_is_forgotten(machine: Machine, tmp_path: Path) -> None:
-    made = bootstrap([AMD64], tmp_path, tools=machine.tools, release="bookworm")
-    (old,) = images_in(made.layout, tmp_path)
-    os.utime(blob_path(made.layout, old.digest), (1, 1))
     machine.time += 31 * DAY
     machine.version = "13.2"
-    bootstrap([AMD64], tmp_path, tools=machine.tools)
-    assert len(list(tmp_path.glob("*.json"))) == 1
-    assert not blob_path(made.layout, old.digest).exists()
+    last = bootstrap([AMD64], tmp_path, tools=machine.tools)
+    assert [str(path) for path in tmp_path.glob("*-*/*")] == [last.removeprefix("oci-layout://").partition("@")[0]]
+
+
+def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path) -> None:
+    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
+    layout = Path(first.removeprefix("oci-layout://").partition("@")[0])
+    blob_path(layout, images_in(layout, tmp_path)[0].digest).write_bytes(b"")
+    assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
+    assert len(machine.commands) == 2
 
 
 @pytest.mark.parametrize("failure", [CommandError("mmdebstrap failed"), KeyboardInterrupt()])
@@ -130,62 +115,17 @@ def test_a_failure_leaves_nothing(machine: Machine, tmp_path: Path, failure: Bas
     machine.failure = failure
     with pytest.raises(type(failure)):
         bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list((tmp_path / "cache").glob("*/*")) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_leftovers_of_a_killed_process_are_removed(machine: Machine, tmp_path: Path) -> None:
-    with base._scratch(tmp_path / "cache") as folder:
-        stale = folder.with_name(f"{folder.name}stale")
-    (stale / "mmdebstrap.1").mkdir(parents=True)
-    other = tmp_path / "tmp" / "imagebuild-base-of-another-cache"
-    other.mkdir()
-    bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
-    assert list((tmp_path / "tmp").iterdir()) == [other]
-
-
-def test_another_process_with_the_same_cache_is_waited_for(tmp_path: Path) -> None:
-    def wait() -> None:
-        raise TimeoutError
-
-    with private.alone(tmp_path, wait), pytest.raises(TimeoutError), private.alone(tmp_path, wait):
-        pytest.fail("both are in it")
-
-
-def test_a_result_without_a_system_is_reported(machine: Machine, tmp_path: Path) -> None:
+def test_what_cannot_be_made_is_reported(machine: Machine, tmp_path: Path) -> None:
     machine.whole = False
     with pytest.raises(ResultError, match="is the disk full"):
         bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
-
-
-def test_what_cannot_be_made_is_refused(machine: Machine, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'linux/s390x'; possible: linux/amd64, linux/arm64"):
-        bootstrap(["linux/s390x"], tmp_path, tools=machine.tools)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"file: cannot be written"):
+    with pytest.raises(ConfigError, match=r"file.*: cannot be written"):
         bootstrap([AMD64], tmp_path / "file", tools=machine.tools)
-
-
-def test_a_classic_image_store_gets_the_layer_of_its_one_platform(tmp_path: Path) -> None:
-    called: list[tuple[str, ...]] = []
-
-    def run(*argv: str, **_: object) -> str:
-        called.append(argv)
-        if "inspect" in argv:
-            raise CommandError("no such image")
-        return ""
-
-    tar = tmp_path / "root.tar"
-    tar.write_bytes(layer({}))
-    manifest = add_image(tmp_path / "layout", tar, "linux/amd64", image_settings("trixie", "13.0"))
-    digest = write_index(tmp_path / "layout", [manifest])
-    image = BootstrappedBase(tmp_path / "layout", digest, (AMD64,))
-    assert load_into_engine(image, {}, run) == f"docker-image://{called[1][-1]}"
-    assert called[1][:2] == ("docker", "import")
-    assert Path(called[1][-2]).is_file()
-    two = BootstrappedBase(tmp_path / "layout", digest, (AMD64, ARM64))
-    with pytest.raises(ConfigError, match="one platform at a time"):
-        load_into_engine(two, {}, run)
 
 
 SITE_KEY = "/etc/apt/keyrings/site.gpg"

@@ -1,11 +1,14 @@
-"""What a bundle says it has, what a target needs, and trees that stand in for stages."""
+"""What builds fetch: read from Dockerfiles, cloned, kept in a bundle, and played back by the package proxy."""
 
 from __future__ import annotations
 
-import json
+import http.client
+import re
 import shutil
-import tarfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -13,35 +16,38 @@ from imagebuild.build import (
     Bundle,
     BundleManifest,
     Download,
-    NeededInputs,
+    DownloadStore,
+    Git,
+    Needs,
     Recording,
-    StoredFile,
-    Trees,
-    WheelFiles,
-    needed_inputs,
+    fetch_wheels,
+    make_plain,
+    needs_of,
+    package_proxy,
+    stored_path,
 )
-from imagebuild.core import ResultError, pip_conf_text
-from imagebuild.oci import blob_path, check_image
-from imagebuild.project import Plan, Project
+from imagebuild.core import (
+    CommandError,
+    ConfigError,
+    Downloads,
+    Mirrors,
+    ResultError,
+    Settings,
+    Unreachable,
+    file_sha256,
+    pip_conf_text,
+)
+from imagebuild.project import Plan
 from imagebuild.render import Renderer
+from tests.conftest import git
+from tests.upstream.server import Server
+from tests.upstream.wheels import make_wheel
 
-COMMIT, SHA = "c" * 40, "d" * 64
 MANIFEST = BundleManifest(
     created="2026-01-01T00:00:00+00:00",
     targets=("x",),
     stages={"key1": ("linux/amd64",), "key2": ("linux/amd64", "linux/arm64")},
-    files={
-        "https://a.b/x.tar": StoredFile(path="files/https/a.b/x.tar", sha256=SHA, size=1),
-        "/wheels/x.whl": StoredFile(path="wheels/x.whl", sha256="e" * 64, size=1),
-    },
-    images={"debian:13@sha256:1": f"sha256:{SHA}"},
-    git={COMMIT: "https://a.b/x.git"},
 )
-
-
-@pytest.fixture
-def bundle(tmp_path: Path) -> Bundle:
-    return Bundle(tmp_path, MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -53,114 +59,187 @@ def bundle(tmp_path: Path) -> Bundle:
         ({"s": "key1", "t": "key9"}, ["linux/amd64"], "the stage t differs from the one that the bundle was made for"),
     ],
 )
-def test_what_a_bundle_serves(bundle: Bundle, keys: dict[str, str], platforms: list[str], why: str) -> None:
-    assert bundle.problem(keys, platforms) == why  # type: ignore[arg-type]
+def test_what_a_bundle_serves(tmp_path: Path, keys: dict[str, str], platforms: list[str], why: str) -> None:
+    assert Bundle(tmp_path, MANIFEST).problem(keys, platforms) == why  # type: ignore[arg-type]
 
 
-def test_what_contradicts_the_lock(bundle: Bundle) -> None:
-    good = NeededInputs(
-        {"a": Download("archive", "https://a.b/x.tar", SHA), "b": Download("git", "https://a.b/x.git", COMMIT)},
-        frozenset({"debian:13@sha256:1"}),
-        frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'e' * 64}",))}),
-    )
-    assert bundle.missing_inputs(good) == []
-    bad = NeededInputs(
-        {
-            "a": Download("archive", "https://a.b/x.tar", "0" * 64),
-            "b": Download("git", "https://a.b/x.git", "0" * 40),
-            "c": Download("key", "https://a.b/key"),
-        },
-        frozenset({"debian:12@sha256:1"}),
-        frozenset({WheelFiles("amd64", (f"x==1 --hash=sha256:{'f' * 64}",))}),
-    )
-    assert bundle.missing_inputs(bad) == [
-        "another https://a.b/x.tar",
-        f"no commit {'0' * 40} of https://a.b/x.git",
-        "no https://a.b/key",
-        f"no wheel x==1 --hash=sha256:{'f' * 64}",
-        "no image debian:12@sha256:1",
-    ]
-
-
-def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
-    trees = Trees(tmp_path / "trees")
-    (tmp_path / "file").write_text("content")
-    context = trees.add("key", tmp_path / "file", "file")
-    digest = context.rpartition("@")[2]
+def test_damage_of_a_bundle_is_found(tmp_path: Path) -> None:
     recording = Recording.start(tmp_path / "b", {})
-    recording.images["debian:13@sha256:1"] = digest
-    shutil.copytree(trees.layout, tmp_path / "b" / Bundle.IMAGES)
-    recording.finish({}, {})
-    copied = Bundle.read(tmp_path / "b")
-    assert copied.find_damage(lambda _: None) == []
-    layer = max(Path(copied.layout).rglob("blobs/sha256/*"), key=lambda p: p.stat().st_size)
-    layer.write_bytes(b"X" * layer.stat().st_size)
-    assert [text.partition(": ")[2] for text in copied.find_damage(lambda _: None)] == [
-        "has changed; make the bundle again"
+    for name in ("files/a", "git/x/.git/HEAD", "gone"):
+        (recording.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (recording.folder / name).write_text(name)
+    recording.finish(("x",))
+    bundle = Bundle.read(tmp_path / "b")
+    assert (bundle.manifest.targets, bundle.find_damage()) == (("x",), [])
+    (bundle.folder / "files/a").write_text("another")
+    (bundle.folder / "gone").unlink()
+    assert bundle.find_damage() == [
+        f"{bundle.folder}/{name}; make the bundle again" for name in ("files/a: has changed", "gone: is missing")
     ]
-    layer.unlink()
-    with pytest.raises(ResultError, match="is missing or cut off"):
-        check_image(copied.layout, digest)
 
 
-def layer_of(context: str, platform: str) -> list[tarfile.TarInfo]:
-    layout, _, digest = context.removeprefix("oci-layout://").rpartition("@")
-    index = json.loads(blob_path(Path(layout), digest).read_bytes())
-    (manifest,) = [m for m in index["manifests"] if m["platform"]["architecture"] == platform]
-    layers = json.loads(blob_path(Path(layout), manifest["digest"]).read_bytes())["layers"]
-    with tarfile.open(blob_path(Path(layout), layers[0]["digest"])) as archive:
-        return archive.getmembers()
-
-
-def test_a_tree_is_like_what_add_makes(tmp_path: Path) -> None:
-    trees = Trees(tmp_path / "trees")
-    (tmp_path / "file").write_text("content")
-    assert trees.find("key") is None
-    context = trees.add("key", tmp_path / "file", "x.tar")
-    assert trees.find("key") == context
-    for platform in ("amd64", "arm64"):
-        root, file = layer_of(context, platform)
-        assert (root.name, root.mode, root.uid, root.isdir()) == (".", 0o755, 0, True)
-        assert (file.name, file.mode, file.uid, file.gid) == ("x.tar", 0o600, 0, 0)
-    next(Path(trees.layout).glob("blobs/sha256/*")).unlink()
-    assert trees.find("key") is None
-
-
-def test_a_tree_does_not_depend_on_this_machine(tmp_path: Path) -> None:
-    found = []
-    for name, mode in (("a", 0o664), ("b", 0o600)):
-        folder = tmp_path / name
-        folder.mkdir(mode=mode | 0o700)
-        (folder / "file").write_text("x")
-        (folder / "file").chmod(mode)
-        (folder / "script").write_text("x")
-        (folder / "script").chmod(mode | 0o100)
-        (folder / ".dockerignore").write_text("*")
-        (folder / "link").symlink_to("file")
-        found.append(Trees(tmp_path / f"trees-{name}").add("key", folder))
-    assert found[0].rpartition("@")[2] == found[1].rpartition("@")[2]
-    modes = {m.name.removeprefix("./"): m.mode for m in layer_of(found[0], "amd64") if not m.issym()}
-    assert modes == {".": 0o755, "file": 0o644, "script": 0o755, ".dockerignore": 0o644}
-
-
-def test_inputs_of_this_project_are_those_of_its_dockerfiles(
-    project: Project, full_plan: Plan, renderer: Renderer
-) -> None:
-    """Every ADD of something remote stands alone in a stage that a mirror can replace."""
-    seen = set()
+def test_every_download_of_this_project_stands_alone_in_a_stage(full_plan: Plan, renderer: Renderer) -> None:
+    """So a mirror can replace it; wheels and images are read from the Dockerfile, too."""
+    archives = 0
     for target in full_plan.targets:
-        dockerfile = renderer.dockerfile(target)
-        found = needed_inputs(renderer.recipe(target), project.lock, dockerfile.stages, target.platforms)
-        stage = ""
-        for line in dockerfile.text.splitlines():
-            words = line.split()
-            if words[:1] == ["FROM"]:
-                stage = words[-1]
-            elif words[:1] == ["ADD"] and "://" in line:
-                item = found.stages[stage]
-                seen.add(item.kind)
-                assert item.url == next(w for w in words if "://" in w).partition("#")[0]
-    assert seen == {"archive", "git", "key"}
+        text = renderer.dockerfile(target).text
+        needs, half = needs_of(text, target.platforms), needs_of(text, ["linux/arm64"])
+        remote = [line for line in text.splitlines() if line.startswith("ADD ")]
+        assert len(remote) == len(needs.stages)
+        for line, download in zip(remote, needs.stages.values(), strict=True):
+            assert f"{download.url}{'#' * bool(download.commit)}{download.commit} /" in line
+            assert download.sha256 in line
+        archives += len([name for name in needs.stages if name.endswith("-amd64")])
+        assert not [name for name in half.stages if name.endswith("-amd64")]
+        wheels = "\n".join(wheel for stage in needs.wheels for wheel in stage)
+        assert {*re.findall(r"--hash=\S+", text)} == {*re.findall(r"--hash=\S+", wheels)}
+        assert {*re.findall(r"[\w./:-]+@sha256:[0-9a-f]{64}", text)} == needs.images
+    assert archives
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Download:
+    """A repository with a submodule; git may fetch from files."""
+    for number, (name, value) in enumerate({"protocol.file.allow": "always", "user.name": "x"}.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", name)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "2")
+    for name in ("sub", "main"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "--quiet")
+        (tmp_path / name / name).write_text(name)
+        (tmp_path / name / name).chmod(0o700)
+        (tmp_path / name / ".dockerignore").write_text("*\n")
+        git(tmp_path / name, "add", ".")
+        git(tmp_path / name, "commit", "--quiet", "-m", name)
+    git(tmp_path / "main", "submodule", "--quiet", "add", "../sub", "3rd/sub")
+    git(tmp_path / "main", "commit", "--quiet", "-m", "submodule")
+    return Download("http://nowhere.invalid/main", commit=git(tmp_path / "main", "rev-parse", "HEAD"))
+
+
+def mirror(folder: Path) -> Git:
+    return Git(Mirrors.model_construct(downloads={"https://nowhere.invalid/": f"file://{folder}/"}))
+
+
+@pytest.mark.programs
+def test_a_clone_of_a_mirror_becomes_what_add_makes(tmp_path: Path, upstream: Download) -> None:
+    mirror(tmp_path).clone(upstream, clone := tmp_path / "clone")
+    (clone / "main").write_text("changed")
+    Git().copy(clone, upstream.commit, made := tmp_path / "made")
+    make_plain(made)
+    modes = {str(p.relative_to(made)): oct(p.stat().st_mode & 0o777) for p in made.rglob("*") if p.is_file()}
+    assert modes == {
+        "main": "0o755", ".gitmodules": "0o644", "3rd/sub/sub": "0o755", "3rd/sub/.dockerignore": "0o644",
+    }  # fmt: skip
+    assert (made / "main").read_text() == "main"
+    with pytest.raises(CommandError, match="a{40}"):
+        mirror(tmp_path).clone(Download(upstream.url, commit="a" * 40), tmp_path / "other")
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("module", ["", "modules/3rd/sub/"])
+def test_a_clone_that_is_damaged_is_refused(tmp_path: Path, upstream: Download, module: str) -> None:
+    mirror(tmp_path).clone(upstream, clone := tmp_path / "clone")
+    objects = clone / ".git" / module / "objects"
+    for victim in [*objects.glob("pack/*.pack"), *(path for path in objects.glob("??/*"))]:
+        victim.chmod(0o644)
+        victim.write_bytes(victim.read_bytes()[:-30] + b"0" * 30)
+    with pytest.raises(ResultError, match="(?s)clone: .*make the bundle again"):
+        Git().copy(clone, upstream.commit, tmp_path / "made")
+
+
+NAME = "my_lib-1.0+x-py3-none-any.whl"
+URL = "https://far.example/host/x_1.0+b~1.deb"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "site" / "host").mkdir(parents=True)
+    (tmp_path / "site" / "host" / "x_1.0+b~1.deb").write_bytes(b"deb" * 100_000)
+    with Server(tmp_path / "site").running() as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path: Path, site: Server) -> DownloadStore:
+    """A store that fetches."""
+    mirrors = Mirrors(downloads={"https://far.example/": f"http://127.0.0.1:{site.port}/"})
+    return DownloadStore(tmp_path / "store", Downloads(mirrors.download, pause_s=0))
+
+
+def ask(address: str, target: str, method: str = "GET") -> tuple[int, bytes]:
+    with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)) as connection:
+        connection.request(method, target)
+        with connection.getresponse() as answer:
+            return answer.status, answer.read()
+
+
+def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> None:
+    target = "http://far.example:443/host/x_1.0+b~1.deb"
+    log: list[str] = []
+    with ExitStack() as stack:
+        recording = stack.enter_context(package_proxy("127.0.0.1", store, log.append))
+        replaying = stack.enter_context(package_proxy("127.0.0.1", DownloadStore(store.folder), log.append))
+        assert ask(replaying, target)[0] == 404
+        for address in (recording, recording, replaying):
+            assert ask(address, target) == (200, b"deb" * 100_000)
+        assert ask(replaying, target, "HEAD") == (200, b"")
+        assert [r.path for r in site.requests] == ["/host/x_1.0+b~1.deb"]
+        assert (store.folder / stored_path(URL)).is_file()
+        assert ask(recording, "http://far.example/host/gone")[0] == 404
+        site.fail("/host/", status=503, times=9)
+        assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
+        refused = [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")]
+        assert refused == [502] * 4
+    assert len(log) == 7
+    assert "503" in log[2]
+
+
+def test_half_a_download_is_not_kept(store: DownloadStore, site: Server) -> None:
+    site.truncate("/host/")
+    with pytest.raises(Unreachable, match="ended after"):
+        store.get(URL)
+    assert not [path for path in store.folder.rglob("*") if path.is_file()]
+
+
+def test_wheels_are_listed_on_one_page(store: DownloadStore) -> None:
+    (store.folder / "wheels").mkdir(parents=True)
+    (store.folder / "wheels" / NAME).write_bytes(b"a wheel")
+    with package_proxy("127.0.0.1", store, lambda _: None) as proxy:
+        link = NAME.replace("+", "%2B")
+        assert ask(proxy, "/wheels/") == (200, f'<a href="{link}">{NAME}</a>\n'.encode())
+        assert ask(proxy, f"/wheels/{link}") == (200, b"a wheel")
+
+
+@pytest.mark.programs
+def test_wheels_are_fetched_for_both_architectures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    made = [make_wheel(tmp_path, "my-lib", "1.0", f"manylinux2014_{cpu}") for cpu in ("x86_64", "aarch64")]
+
+    def fetch(*hashes: str) -> None:
+        wheel = " \\\n  ".join(["my-lib==1.0", *(f"--hash=sha256:{sha256}" for sha256 in hashes)])
+        needs = Needs(("linux/amd64", "linux/arm64"), {}, frozenset(), frozenset({(wheel,)}))
+        fetch_wheels(tmp_path / "wheels", {"target": needs}, Settings(), None, lambda _: None)
+
+    fetch(*map(file_sha256, made))
+    assert {path.name: file_sha256(path) for path in (tmp_path / "wheels").iterdir()} == {
+        path.name: file_sha256(path) for path in made
+    }
+    shutil.rmtree(tmp_path / "wheels")
+    match = r"pip cannot download my-lib==1.0 for amd64: (.|\n)*DO NOT MATCH THE HASHES"
+    with pytest.raises(CommandError, match=match):
+        fetch("0" * 64)
+
+
+@pytest.mark.parametrize("url", ["https://a.b/", "https://a.b/x/", "https://a.b/../../etc/passwd", "https:///x"])
+def test_addresses_that_are_no_files(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not the address of a file"):
+        stored_path(url)
+
+
+def test_names_of_files() -> None:
+    assert stored_path("https://a.b:8/c/d_1%3a2.deb?x=1") == "files/https/a.b:8/c/d_1%3a2.deb%3Fx=1"
 
 
 def test_pip_is_told_the_index() -> None:

@@ -16,7 +16,7 @@ from imagebuild.build import (
     start_engine,
     stop_engine,
 )
-from imagebuild.core import CommandError, ConfigError, RunProgram
+from imagebuild.core import CommandError, ConfigError, RunProgram, debian
 from imagebuild.oci import EnginePaths
 from tests.unit.conftest import BUILDX, Runner
 
@@ -42,24 +42,17 @@ def no_such_rule() -> str:
 @pytest.mark.parametrize(
     ("answers", "there", "missing"),
     [
-        ({}, (), ["docker.io", "docker-cli", "docker-buildx", "iptables", "iproute2", "git"]),
-        (
-            {**BUILDX, "docker --version": "Docker version 28.2.2", "dockerd": "Docker version 26.1.5+dfsg1"},
-            ("git", "ip", "iptables"),
-            [],
-        ),
-        # The old package contains the old client, and loses it.
-        (
-            {"docker --version": "Docker version 20.10.24", "dockerd": "Docker version 20.10.24"},
-            ("git", "ip", "iptables"),
-            ["docker.io", "docker-cli", "docker-buildx"],
-        ),
-        ({**BUILDX, "docker --version": "Docker version 28.2.2"}, ("git", "ip", "iptables"), ["docker.io"]),
+        ({}, (), ["docker.io", "docker-cli", "iptables", "iproute2", "git", "docker-buildx"]),
+        (BUILDX, ("dockerd", "docker", "git", "ip", "iptables"), []),
+        (BUILDX, ("docker", "git", "ip", "iptables"), ["docker.io"]),
     ],
 )
-def test_only_missing_pieces_are_installed(answers: dict[str, str], there: tuple[str, ...], missing: list[str]) -> None:
-    found = missing_packages(Runner(answers), lambda program: program if program in there else None)
-    assert found == missing
+def test_only_missing_pieces_are_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: dict[str, str], there: tuple[str, ...], missing: list[str]
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in there else None)
+    monkeypatch.setattr(debian, "OS_RELEASE", tmp_path / "none")
+    assert missing_packages(Runner(answers)) == missing
 
 
 def test_processes_of_this_engine_are_its_descendants_and_no_others(machine: Path, paths: EnginePaths) -> None:
@@ -87,8 +80,6 @@ def installed(machine: Path, paths: EnginePaths, **more: str | Callable[[], str]
     return Runner(
         {
             **BUILDX,
-            "docker --version": "Docker version 28.2.2",
-            "dockerd --version": "Docker version 26.1.5",
             "ip -4 -j route": json.dumps(ROUTES),
             "ip link": "",
             "ip address": "",
@@ -103,7 +94,7 @@ def installed(machine: Path, paths: EnginePaths, **more: str | Callable[[], str]
 
 @pytest.fixture
 def _all_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = {"git", "ip", "iptables"}
+    tools = {"docker", "dockerd", "git", "ip", "iptables"}
     monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in tools else None)
 
 
@@ -114,14 +105,13 @@ def test_up_starts_and_a_second_up_does_nothing(machine: Path, private: EnginePa
     database.parent.mkdir(parents=True)
     database.touch()
     run = installed(machine, private)
-    found = start_engine({}, run)
-    assert (found.running, found.pid, found.version) == (True, 50, "26.1.5")
+    assert start_engine({}, run) == private
     assert json.loads(private.config.read_text())["mtu"] == 1400
     assert run.of("ip address") == ["ip address add 172.30.32.1/20 dev ib-test"]
     assert len([call for call in run.of("iptables") if "--insert" in call]) == 3
     assert not database.exists()
     again = installed(machine, private)
-    assert start_engine({}, again).pid == 50
+    start_engine({}, again)
     assert not again.of("ip link")
 
 
@@ -131,13 +121,17 @@ def test_what_fails_on_the_way_leaves_nothing(machine: Path, private: EnginePath
         private.log.write_text("starting\nfailed to start daemon: no cgroups\n")
         return ""
 
+    def add_bridge() -> str:
+        (machine / "net" / private.bridge).mkdir(exist_ok=True)
+        return ""
+
     def interrupt() -> str:
         raise KeyboardInterrupt
 
     with pytest.raises(CommandError, match=r"ended; the end of .*dockerd\.log:\n.*starting\n.*no cgroups"):
         start_engine({}, installed(machine, private, setsid=die))
     assert not private.run.exists()
-    run = installed(machine, private, **{"ip address": interrupt})
+    run = installed(machine, private, **{"ip link": add_bridge, "ip address": interrupt})
     with pytest.raises(KeyboardInterrupt):
         start_engine({}, run)
     assert "ip link delete ib-test" in run.calls
@@ -156,22 +150,12 @@ def test_up_and_down_need_root(machine: Path, private: EnginePaths, monkeypatch:
     private.run.mkdir()
     with pytest.raises(ConfigError, match="needs root"):
         stop_engine({}, Runner({}))
-    process(machine, 9, "/usr/bin/dockerd", "--config-file", str(private.config))
-    with pytest.raises(CommandError, match="not for this user: use sudo"):
-        start_engine({}, Runner({}))
-
-
-def test_up_does_not_upgrade_an_engine_that_runs(machine: Path, private: EnginePaths) -> None:
-    process(machine, 7, "/usr/bin/dockerd", "-H", "fd://")
-    run = Runner({"dockerd --version": "Docker version 20.10.24"})
-    with pytest.raises(CommandError, match=r"pid 7\) is too old"):
-        start_engine({}, run)
-    assert not run.of("apt")
 
 
 def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, private: EnginePaths) -> None:
     private.run.mkdir()
     private.data.mkdir(parents=True)
+    (machine / "net" / private.bridge).mkdir()
     (private.state / "thesis.txt").touch()
     routes = [
         {"dst": "default", "dev": "eth0"},
@@ -188,9 +172,6 @@ def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, private: Engi
     assert private.data.exists()
     stop_engine({}, run, purge=True)
     assert [path.name for path in private.state.iterdir()] == ["thesis.txt"]  # whoever put it there
-    (private.state / "thesis.txt").unlink()
-    stop_engine({}, run, purge=True)
-    assert not private.state.exists()
 
 
 def test_the_pool_overlaps_no_route() -> None:
@@ -223,8 +204,7 @@ def binfmt(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("flags", ["OP", "OPF"])
-@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(("flags", "installed"), [("OP", True), ("OPF", False)])
 def test_emulation_is_registered_with_a_held_interpreter(
     machine: Path, binfmt: Path, monkeypatch: pytest.MonkeyPatch, flags: str, installed: bool
 ) -> None:
@@ -235,16 +215,14 @@ def test_emulation_is_registered_with_a_held_interpreter(
     if installed:
         install(["qemu-user-static"], Runner({}))
     monkeypatch.setattr(private, "install", install)
-    (binfmt / "qemu-aarch64").write_text("enabled\nflags: PO\n")  # it finds no interpreter in other root file systems
     ensure_emulation("arm64", Runner({}))
-    assert (binfmt / "qemu-aarch64").read_text() == "-1"
     assert (binfmt / "register").read_text() == f"{CONF}OPF"
 
 
-def test_emulation_needs_root_unless_it_works(binfmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulation_needs_root_unless_it_is_there(binfmt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     ensure_emulation("amd64", Runner({}))  # native
     with pytest.raises(ConfigError, match="emulation of arm64 needs root"):
         ensure_emulation("arm64", Runner({}))
-    (binfmt / "qemu-aarch64").write_text("enabled\ninterpreter /x\nflags: POF\n")
+    (binfmt / "qemu-aarch64").touch()
     ensure_emulation("arm64", Runner({}))

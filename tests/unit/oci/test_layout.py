@@ -19,7 +19,6 @@ from imagebuild.oci import (
     blob_path,
     has_image,
     images_in,
-    prune_blobs,
     write_index,
 )
 from tests.unit.image_files import layer
@@ -92,17 +91,3 @@ def test_nothing_is_left_of_a_failed_write(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         add_image(tmp_path, tmp_path / "missing.tar", "linux/amd64", SETTINGS)
     assert list((tmp_path / "blobs" / "sha256").iterdir()) == []
-
-
-def test_pruning_keeps_what_is_needed_and_what_is_young(tmp_path: Path, tar: Path) -> None:
-    kept = add_image(tmp_path, tar, "linux/amd64", SETTINGS)
-    dropped = add_image(tmp_path, tar, "linux/arm64", SETTINGS)
-    young = tmp_path / "blobs" / "sha256" / "young"
-    for blob in (tmp_path / "blobs" / "sha256").iterdir():
-        os.utime(blob, (1000, 1000))
-    young.write_bytes(b"")
-    write_index(tmp_path, [kept])
-    prune_blobs(tmp_path, [kept], older_than=2000)
-    assert has_image(tmp_path, kept.digest)
-    assert not blob_path(tmp_path, dropped.digest).exists()
-    assert young.exists()
