@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from traceback import extract_tb
 from typing import Any, get_args
 
 import jinja2
@@ -55,8 +56,16 @@ class Dockerfile:
         return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in first.items()}
 
 
-UNFILLED = re.compile(r"{{ *(version|base|os|commit|variant) *}}")
-"""Placeholders that only a template would fill in."""
+FILE_FAULTS = (
+    (r"\0", "a NUL cannot be in a text; remove it"),
+    (
+        r"{{ *(version|base|os|commit|variant) *}}",
+        "this is not filled in, as files are no templates; write @NAME@, and {{ file('…')|replace('@NAME@', name) }} "
+        "in the template",
+    ),
+    (r"^EOF$", "a line 'EOF' would end the heredoc that the file is put in; write it otherwise"),
+)
+"""What may not be in a component's files, and what to do."""
 FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 
@@ -375,18 +384,9 @@ class Renderer:
                 text = path.read_text(encoding="utf-8").rstrip("\n")
             except OSError as error:
                 raise LookupError(f"{path} cannot be read: {error.strerror}") from None
-            if "\0" in text:
-                line = text.count("\n", 0, text.index("\0")) + 1
-                raise ConfigError(f"{path}:{line}: a NUL cannot be in a text; remove it")
-            if match := UNFILLED.search(text):
-                line, value = text.count("\n", 0, match.start()) + 1, match[1]
-                remedy = f"write @{value}@, and {{{{ file('{name}')|replace('@{value}@', {value}) }}}} in the template"
-                raise ConfigError(f"{path}:{line}: {match[0]} is not filled in, as files are no templates; {remedy}")
-            if found := re.search(r"^EOF$", text, re.MULTILINE):
-                place = f"{path}:{text.count(chr(10), 0, found.start()) + 1}"
-                raise ConfigError(
-                    f"{place}: a line 'EOF' would end the heredoc that the file is put in; write it otherwise"
-                )
+            for pattern, problem in FILE_FAULTS:
+                if match := re.search(pattern, text, re.MULTILINE):
+                    raise ConfigError(f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {problem}")
             return text
 
         return read
@@ -438,24 +438,13 @@ class Renderer:
         except ConfigError:
             raise
         except Exception as error:  # a template may divide by zero
-            line, trace = 1, error.__traceback__
-            while trace:
-                if trace.tb_frame.f_code.co_filename.endswith(name):
-                    line = trace.tb_lineno
-                trace = trace.tb_next
+            lines = [1, *(frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(name))]
             problem, remedy = str(error), "correct the template"
             if isinstance(error, jinja2.UndefinedError):
-                known = [*context, *(key for value in context.values() if isinstance(value, dict) for key in value)]
-                missing = problem.split("'")[-2]
-                problem = f"there is no {missing!r} here" if "has no attribute" in problem else problem
-                axes = {axis for image in self.project.matrix.model.images.values() for axis in image.axes}
-                if near := nearest(missing, {*known} - {missing}):
-                    remedy = f"did you mean {near!r}?"
-                elif missing in axes:
-                    remedy = f"add `key: [{missing}]` to component.yaml, and write key.{missing}"
-                elif missing in self.project.components:
-                    remedy = f"add `build-requires: [{missing}]` to component.yaml"
-            raise ConfigError(f"{self.project.template(name)}:{line}: {problem}; {remedy}") from None
+                known = {*context, *(key for value in context.values() if isinstance(value, dict) for key in value)}
+                near = nearest(problem.split("'")[-2], known)
+                remedy = f"did you mean {near!r}?" if near else "name it in `key` or `build-requires` of component.yaml"
+            raise ConfigError(f"{self.project.template(name)}:{lines[-1]}: {problem}; {remedy}") from None
         text = text.replace("\nEOF\n", "\nEOF\n\n")
         while "\n\n\n" in text:
             text = text.replace("\n\n\n", "\n\n")

@@ -79,16 +79,12 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
 def first_mistake(text: str) -> tuple[str, str]:
     """Return what no builder takes in a Dockerfile without a build context: a text of the line, and why; or empty."""
     blocks = _blocks(text)
-    for block in blocks:
-        opened = ""
-        for word, rest, sources in block.instructions:
-            line = rest.partition("\n")[0]
-            if word not in INSTRUCTIONS:
-                before = f"; or is the heredoc of `{opened}` to end later?" if opened else ""
-                return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}{before}"
-            if _needs_context(word, line, sources):
-                return line, f"`{word} {line}`: there is no build context to copy from; use a heredoc, RUN or --from"
-            opened = f"{word} {line}" if "\n" in rest else opened
+    for word, rest, sources in (instruction for block in blocks for instruction in block.instructions):
+        line = rest.partition("\n")[0]
+        if word not in INSTRUCTIONS:
+            return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
+        if _needs_context(word, line, sources):
+            return line, f"`{word} {line}`: there is no build context to copy from; use a heredoc, RUN or --from"
     if blocks and not blocks[-1].whole:
         word, rest, _ = blocks[-1].instructions[-1]
         line = rest.partition("\n")[0]

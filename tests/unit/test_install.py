@@ -41,7 +41,7 @@ CALLS = [
     ("prune --registry r.test/x --state", 2, "--state"),
     ("freshness --archive https://r.test/debian --suite s --keyring gone.gpg --registry r.test/x", 2, "gone.gpg"),
     ("doctor", None, "buildx"),
-    ("engine status", None, "engine"),
+    ("engine --help", 0, "up"),
 ]
 
 

@@ -86,8 +86,7 @@ def test_a_build_takes_the_file_that_render_prints(
     base = f"r.test/acme/base@sha256:{'a' * 64}"
     arguments = ["tiny-cuda13.0-debian13-runtime", "--set", "library=1.3", "--base-image", base, "--append", "more"]
     tiny.write("more", 'LABEL x="mine"\nCMD ["mine"]')
-    how = ["--lock", "imagebuild.lock", "--builder", "b", "--base", "registry", "--ca", "ca.crt"]
-    how += ["--registry", "r.test/acme", "--bundle", "usb", "--no-cache"]
+    how = ["--lock", "imagebuild.lock", "--platform", "linux/amd64"]
     built: list[str] = []
 
     def record(_: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:

@@ -89,11 +89,20 @@ def test_the_help_imports_no_command() -> None:
 
 
 @pytest.mark.programs
-def test_render_imports_what_it_needs() -> None:
-    found = imported_by("render", "quickstart-cuda13.5-debian13-runtime")
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        ("render", {"rich", "yaml", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
+        # Both end where they look for an engine.
+        ("build --base registry", {f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.change", "build.inputs", "publish", "verify")}),
+        ("verify", {f"imagebuild.{n}" for n in ("build", "publish", "jobs", "report")}),
+    ],
+)  # fmt: skip
+def test_commands_import_what_they_need(monkeypatch: pytest.MonkeyPatch, words: str, unneeded: set[str]) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    found = imported_by(*words.split(), "quickstart-cuda13.5-debian13-runtime")
     assert "jinja2" in found
-    unneeded = {"rich", "yaml", "docker", "requests", "debian"}
-    assert not found & {*unneeded, "imagebuild.core.console", "imagebuild.core.settings"}
+    assert not found & unneeded
 
 
 def test_completion_knows_commands_without_importing_them() -> None:
