@@ -44,7 +44,7 @@ open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counte
 	$(VENV)/bin/python tests/open_proof.py $(SOURCES)
 
 reproducible-proof: $(VENV)/installed-dev ## quickstart twice, each time with nothing in any cache: the same digest
-	$(VENV)/bin/python -m tests.reproducible_proof $(TARGET)
+	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_reproducible.py
 
 HPCX = *
 hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every Ubuntu release and CUDA major, or HPCX=13.2.1-*
@@ -53,14 +53,14 @@ hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for every 
 
 bundle-proof: $(VENV)/installed-dev ## quickstart from a bundle, by an empty engine without a network
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v --bundle-proof tests/docker/test_bundle.py
+	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_bundle.py
 
 bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
 	.ci/bare --fresh $(MAKE) image test
 
 bench: $(VENV)/installed-dev ## the figures of docs/evidence/benchmarks.md
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	$(VENV)/bin/python tests/bench.py --engine
+	$(VENV)/bin/python tests/bench.py
 
 golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
 	$(VENV)/bin/pytest -q -m "not docker and not browser" tests --update-golden

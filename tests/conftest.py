@@ -17,9 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--bundle-proof", action="store_true", help="also build quickstart from a bundle without a network"
-    )
+    parser.addoption("--proof", action="store_true", help="also run the proofs that `make docker` leaves out")
     parser.addoption(
         "--whole-hpcx", default="", metavar="PATTERN",
         help="build hpcx with Open MPI for the CUDA and Ubuntu that match, such as 13.2.1-ubuntu24.04, or * for all",

@@ -11,8 +11,6 @@ from .base import DIE_WITH_US as DIE_WITH_US
 from .base import KEYRING as KEYRING
 from .base import PACKAGES as PACKAGES
 from .base import VERSION as VERSION
-from .base import BootstrapTools as BootstrapTools
-from .base import Log as Log
 from .base import RootfsRecipe as RootfsRecipe
 from .base import bootstrap as bootstrap
 from .base import ensure_mmdebstrap as ensure_mmdebstrap

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from imagebuild.render import Dockerfile
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+FETCHED = "fetched-"
+"""Beginning of the names of targets that hold what imagebuild fetched instead of BuildKit."""
+FILES = "files"
+"""Folder beside the Dockerfile of such a target."""
 FINAL_STAGE = "image"
 """Stage of every Dockerfile that installs packages of the distribution."""
 
@@ -117,8 +121,8 @@ class BuildInputs:
 
     images: Mapping[str, str] = field(default_factory=dict)
     """Image in `FROM`, or stage, → what replaces it in all targets: a folder, `oci-layout://…` or `docker-image://…`."""
-    stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Target → stage → context that replaces it in that target; `images` wins."""
+    stages: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
+    """Target → stage → folder with what the stage downloads, as `inputs.fetch_all` makes it; `images` wins."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -127,8 +131,8 @@ class Provided(NamedTuple):
 
     images: Mapping[str, str] = {}
     """Image in `FROM` → context that replaces it."""
-    stages: Mapping[str, Mapping[str, str]] = {}
-    """Target → stage → context."""
+    stages: Mapping[str, Mapping[str, Path]] = {}
+    """Target → stage → folder with what it downloads."""
     secrets: Mapping[str, str] = {}
     """Secret → text."""
 
@@ -168,6 +172,7 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
     """Return the bake file for targets whose Dockerfiles are `folder/<id>/Dockerfile`."""
     request, inputs = run.request, run.inputs
     entries: dict[str, dict[str, Any]] = {}
+    fetched: set[Path] = set()
     for target in request.targets:
         output = "type=docker" if request.output == "load" and not request.stage else "type=cacheonly"
         # What is pushed is a layout first: the docker driver cannot push by digest, and rewrites times in layouts only.
@@ -183,7 +188,10 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
         }
         if request.stage:
             entry["target"] = request.stage
-        if contexts := {**inputs.stages.get(target.id, {}), **inputs.images}:
+        folders = inputs.stages.get(target.id, {})
+        fetched |= set(folders.values())
+        replaced = {stage: f"target:{FETCHED}{folder.name}" for stage, folder in folders.items()}
+        if contexts := {**replaced, **inputs.images}:
             entry["contexts"] = contexts
         if inputs.secrets:
             entry["secret"] = [f"id={name},src={path}" for name, path in sorted(inputs.secrets.items())]
@@ -193,6 +201,15 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
             entry["no-cache"] = True
         if request.rebuilt:
             entry["no-cache-filter"] = [FINAL_STAGE]
+    # A folder as a context would have another key in the cache than what ADD makes; a stage made from it has the same.
+    platforms = sorted({platform for entry in entries.values() for platform in entry["platforms"]})
+    for folder in fetched:
+        entries[f"{FETCHED}{folder.name}"] = {
+            "context": str(folder / FILES),
+            "dockerfile": str(folder / "Dockerfile"),
+            "platforms": platforms,
+            "output": ["type=cacheonly"],
+        }
     return {"group": {"default": {"targets": sorted(entries)}}, "target": entries}
 
 

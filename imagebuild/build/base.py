@@ -20,13 +20,11 @@ from imagebuild.build import private
 from imagebuild.core import debian
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.run import RunProgram, run_logged, run_program
+from imagebuild.core.run import run_logged, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
 
 Log = Callable[[str], None]
-RunLogged = Callable[..., None]
-"""Function that runs a program as `core.run.run_logged` does."""
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
@@ -110,7 +108,7 @@ def signed_source(source: AptSource) -> AptSource:
     return replace(source, signed_by=key if own else KEYRING)
 
 
-def ensure_mmdebstrap(run: RunProgram, log: Log) -> None:
+def ensure_mmdebstrap(log: Log) -> None:
     """Install mmdebstrap and Debian's keys if they are missing.
 
     Raises CommandError, which says what to install, if this user or distribution cannot install packages.
@@ -120,10 +118,10 @@ def ensure_mmdebstrap(run: RunProgram, log: Log) -> None:
     if os.geteuid() != 0:
         raise CommandError(f"mmdebstrap is not installed; as root: apt-get install {' '.join(PACKAGES)} uidmap")
     log(f"installing {' '.join(PACKAGES)}")
-    private.install(PACKAGES, run)
+    private.install(PACKAGES, run_program)
 
 
-def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: RunLogged, log: Log) -> None:
+def make_rootfs(recipe: RootfsRecipe, tar: Path, log: Log) -> None:
     """Write the file system to `tar`; raise CommandError with mmdebstrap's last lines if that fails.
 
     Scratch space is taken beside `tar`, and apt's own user must be able to get there.
@@ -132,36 +130,18 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: Ru
     prefix: tuple[str, ...] = DIE_WITH_US
     if root:
         with suppress(CommandError):  # a root that may not make namespaces may not mount either: nothing to contain
-            run(*NAMESPACES, "true")
+            run_program(*NAMESPACES, "true")
             prefix = (*DIE_WITH_US, *NAMESPACES)
     command = recipe.command("root" if root else "unshare", str(tar))
     run_logged((*prefix, *command), log, name="mmdebstrap", env={**ENV, "TMPDIR": str(tar.parent)})
 
 
-@dataclass(frozen=True)
-class BootstrapTools:
-    """Hold the functions that touch the machine, so that tests can replace them."""
-
-    sources: Callable[[str], tuple[AptSource, ...]] = debian.debian_sources
-    emulate: Callable[[str], object] = private.ensure_emulation
-    run: RunProgram = run_program
-    run_logged: RunLogged = run_logged
-    now: Callable[[], float] = time.time
-
-
-def bootstrap(
-    platforms: Sequence[str],
-    cache: Path,
-    *,
-    release: str = "trixie",
-    log: Log = lambda _line: None,
-    tools: BootstrapTools = BootstrapTools(),
-) -> str:
+def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
     """Return one image of `platforms` as a named context of BuildKit; bootstrap it if the cache has none of this week.
 
     Raises ConfigError for a cache that cannot be written, CommandError when a program fails or is missing.
     """
-    sources = tuple(map(signed_source, tools.sources(release)))
+    sources = tuple(map(signed_source, debian.debian_sources(release)))
     recipes = [RootfsRecipe(release, name, sources) for name in sorted(platforms)]
     # All that decides what is made, such as options and the archive.
     key = repr(([recipe.command("", "") for recipe in recipes], sorted(ENV.items()), image_settings("", "")))
@@ -171,10 +151,10 @@ def bootstrap(
         # Of several processes, one makes what all of them want.
         with private.alone(place):
             made = _newest(place)
-            if not made or made.stat().st_mtime < tools.now() - RENEW_DAYS * DAY:
-                made = _make(place, recipes, tools, log)
+            if not made or made.stat().st_mtime < time.time() - RENEW_DAYS * DAY:
+                made = _make(place, recipes, log)
         for path in cache.glob("*/*"):  # a build that began long ago may still read the one of last week
-            if path.stat().st_mtime < tools.now() - KEEP_DAYS * DAY:
+            if path.stat().st_mtime < time.time() - KEEP_DAYS * DAY:
                 shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
@@ -187,9 +167,9 @@ def _newest(place: Path) -> Path | None:
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _make(place: Path, recipes: Sequence[RootfsRecipe], tools: BootstrapTools, log: Log) -> Path:
+def _make(place: Path, recipes: Sequence[RootfsRecipe], log: Log) -> Path:
     """Bootstrap the file systems of all platforms, and return the layout that has them as one image."""
-    ensure_mmdebstrap(tools.run, log)
+    ensure_mmdebstrap(log)
     # Not in the cache, as apt's own user may not be able to get there.
     with tempfile.TemporaryDirectory(prefix="imagebuild-base-") as name:
         folder = Path(name)
@@ -197,8 +177,8 @@ def _make(place: Path, recipes: Sequence[RootfsRecipe], tools: BootstrapTools, l
         manifests = []
         for recipe in recipes:
             log(f"bootstrapping {recipe.release} for {recipe.platform}")
-            tools.emulate(recipe.arch)
-            make_rootfs(recipe, tar := folder / "root.tar", tools.run, tools.run_logged, log)
+            private.ensure_emulation(recipe.arch)
+            make_rootfs(recipe, tar := folder / "root.tar", log)
             try:
                 with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
                     image = image_settings(recipe.release, file.read().decode().strip())
@@ -208,7 +188,7 @@ def _make(place: Path, recipes: Sequence[RootfsRecipe], tools: BootstrapTools, l
         digest = layout.write_index(folder / "layout", manifests)
         made = place / digest.removeprefix("sha256:")
         shutil.copytree(folder / "layout", made, dirs_exist_ok=True)
-    os.utime(made, (tools.now(), tools.now()))
+    os.utime(made)  # the same may have been made a week ago
     return made
 
 

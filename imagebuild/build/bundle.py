@@ -28,7 +28,7 @@ from imagebuild.build.inputs import (
     Git,
     Needs,
     apt_get_for_proxy,
-    contexts_of,
+    fetch_all,
     missing_images,
 )
 from imagebuild.core import yaml
@@ -107,7 +107,7 @@ class Bundle(BundlePaths):
             raise ConfigError(f"{self.folder}: the bundle has no {', '.join(absent)}")
         contexts = {image: f"oci-layout://{self.layout}@{self.manifest.images[image]}" for image in images}
         store = DownloadStore(self.folder)
-        stages = contexts_of(needs, store.get, self.copy_commit, note)
+        stages = fetch_all(needs, store.get, self.copy_commit, note)
         with package_proxy(gateway_address(run.engine), store, note) as proxy:
             yield Provided(contexts, stages, _proxy_secrets(proxy, recording=False))
 
@@ -171,7 +171,7 @@ class Recording(BundlePaths):
                     store.get(item.url)
                 elif not self.git(item.commit).exists():
                     Git(mirrors, environ).clone(item, self.git(item.commit))
-        stages = contexts_of(needs, store.get, self.copy_commit, note)
+        stages = fetch_all(needs, store.get, self.copy_commit, note)
         for image in missing_images(run, needs):
             note(f"pulling {image}")
             self.images[image] = pull_image(mirrors.image(image), self.layout)

@@ -225,7 +225,7 @@ def cache_bake_file(content: Mapping[str, Any], repository: str, owners: Mapping
 
     All that it builds is in the builder's own cache already.
     """
-    targets = {
+    targets: dict[str, Any] = {
         entry.tag: {
             **content["target"][target.bake_name],
             "target": entry.stage,
@@ -239,6 +239,7 @@ def cache_bake_file(content: Mapping[str, Any], repository: str, owners: Mapping
         }
         for entry, target in owners.items()
     }
+    targets |= {name: entry for name, entry in content["target"].items() if name.startswith(bake.FETCHED)}
     return {"group": {"default": {"targets": sorted(targets)}}, "target": targets}
 
 

@@ -1,8 +1,8 @@
 """Read from Dockerfiles what builds fetch, and give it to BuildKit from mirrors.
 
-BuildKit gets what imagebuild fetched as named contexts that replace stages and images, and steps that install packages
-get secrets. Neither is in the Dockerfile, and steps compare inputs by content: builds with and without mirrors share
-their cache.
+Stages that hold a download are built from what imagebuild fetched, images are replaced by named contexts, and steps
+that install packages get secrets. Neither is in the Dockerfile, and steps compare inputs by content: builds with and
+without mirrors share their cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 
 import jinja2
 
-from imagebuild.build.bake import BuildRun, Provided
+from imagebuild.build.bake import FILES, BuildRun, Provided
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder, read_text, temporary_file
@@ -169,7 +169,6 @@ def make_plain(folder: Path) -> None:
     """Leave of a clone what BuildKit's ADD makes of it, with modes that do not depend on this machine."""
     for path in [*folder.rglob(".git")]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (folder / ".dockerignore").unlink(missing_ok=True)  # BuildKit would leave out what it names
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
@@ -182,48 +181,51 @@ def sources_folder() -> Path:
     return folder
 
 
-def contexts_of(
+def fetch_all(
     needs: Mapping[str, Needs],
     file: Callable[[str], Path],
     clone: Callable[[Download, Path], None],
     note: Callable[[str], None],
     wanted: Callable[[str], bool] = bool,
-) -> dict[str, dict[str, str]]:
+) -> dict[str, dict[str, Path]]:
     """Fetch what targets download from addresses that are `wanted`, by default all; return target → stage → folder.
 
-    `file` returns the file of an address, `clone` writes a commit into a folder. What has a pin is fetched once: the
-    cache keeps it. Raises ResultError for a file that is not what the lock names, and what `file` and `clone` raise.
+    A folder has the files, and a Dockerfile that makes of them what ADD makes. `file` returns the file of an address,
+    `clone` writes a commit into a folder. What has a pin is fetched once: the cache keeps it. Raises ResultError for a
+    file that is not what the lock names, and what `file` and `clone` raise.
     """
     kept = sources_folder()
 
     @cache
-    def context_of(download: Download) -> str:
+    def folder_of(download: Download) -> Path:
         url, pin = download.url, download.sha256 or download.commit or file_sha256(file(download.url))
         folder = kept / hashlib.sha256(f"{url} {pin}".encode()).hexdigest()[:32]
         if folder.is_dir():
-            return str(folder)
+            return folder
         note(f"fetching {url} {download.commit}".rstrip())
         with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=kept) as scratch:
-            (made := Path(scratch) / "made").mkdir()
+            made = Path(scratch) / "made"
+            (files := made / FILES).mkdir(parents=True)
+            (made / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
+            (made / "Dockerfile.dockerignore").touch()  # instead of the one that a source may have
             if download.commit:
-                clone(download, made)
-                make_plain(made)
+                clone(download, files)
+                make_plain(files)
             else:
                 # ADD gives a file that it downloads the last part of its path as name, and this mode.
-                copy = Path(shutil.copyfile(file(url), made / urlsplit(url).path.rpartition("/")[2]))
+                copy = Path(shutil.copyfile(file(url), files / urlsplit(url).path.rpartition("/")[2]))
                 copy.chmod(0o600)
                 if (actual := file_sha256(copy)) != pin:
                     raise ResultError(f"{url}: its sha256 is {actual}, but imagebuild.lock has {pin}")
-            made.chmod(0o755)
             try:
                 made.rename(folder)
             except OSError:
                 if not folder.is_dir():  # else another build was as fast
                     raise
-        return str(folder)
+        return folder
 
     return {
-        target: {stage: context_of(item) for stage, item in need.stages.items() if wanted(item.url)}
+        target: {stage: folder_of(item) for stage, item in need.stages.items() if wanted(item.url)}
         for target, need in needs.items()
     }
 
@@ -238,7 +240,7 @@ def from_mirrors(run: BuildRun, needs: Mapping[str, Needs], note: Callable[[str]
         git_environment(ca, netrc) as environ,
     ):
         store, git = DownloadStore(Path(scratch), Downloads(mirrors.download, ca, netrc)), Git(mirrors, environ)
-        stages = contexts_of(needs, store.get, git.clone, note, lambda url: mirrors.download(url) != url)
+        stages = fetch_all(needs, store.get, git.clone, note, lambda url: mirrors.download(url) != url)
     secrets = {}
     if mirrors.downloads:
         secrets["apt-get"] = apt_get_for_mirrors(mirrors.downloads, read_text(netrc) if netrc else "")

@@ -19,7 +19,7 @@ import jinja2.sandbox
 
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, Mistakes, nearest
-from imagebuild.core.fields import ARCHS, Arch, Platform, axis_facts, matches, satisfies
+from imagebuild.core.fields import ARCHS, Arch, Condition, Platform, axis_facts, matches, satisfies
 from imagebuild.core.files import cache_folder, read_text, trimmed
 from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
@@ -296,11 +296,17 @@ class Renderer:
         parts = [*list(self.dockerfile(target).stages.values())[-1:], str(self.project.lock.date)]
         parts.append(repr((image.waivers, image.size_limit_mb)))
         for name in target.components:
-            component = self.project.components[name].model
-            applicable = [check for check in component.checks if matches(check.when, axis_facts(target.axes))]
-            hashes = [hash_of_check(check, script_of(self.project, name, check)) for check in applicable]
-            parts += [repr(component.waivers), *hashes]
+            parts.append(repr(self.project.components[name].model.waivers))
+            parts += [sha256 for when, sha256 in self._checks[name] if matches(when, axis_facts(target.axes))]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @cached_property
+    def _checks(self) -> dict[str, list[tuple[Condition, str]]]:
+        """Return component → its checks: on what each is made, and the hash of all that decides whether it passes."""
+        return {
+            name: [(c.when, hash_of_check(c, script_of(self.project, name, c))) for c in file.model.checks]
+            for name, file in self.project.components.items()
+        }
 
     @cached_property
     def _component_templates(self) -> frozenset[tuple[str, str]]:

@@ -19,7 +19,6 @@ INSTRUCTIONS = (*STEPS, *CONFIGURATION, "ARG", "ENV", "SHELL", "USER", "MAINTAIN
 BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 SOURCE = re.compile(r"--(?:from=|mount=\S*?\bfrom=)([^\s,]+)")
-MOUNT = re.compile(r"--mount=(\S+)")
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 
 
@@ -77,29 +76,16 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
 
 
 def first_mistake(text: str) -> tuple[str, str]:
-    """Return what no builder takes in a Dockerfile without a build context: a text of the line, and why; or empty."""
+    """Return what no builder takes in a Dockerfile: a text of the line, and why; or empty."""
     blocks = _blocks(text)
-    for word, rest, sources in (instruction for block in blocks for instruction in block.instructions):
-        line = rest.partition("\n")[0]
+    for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
         if word not in INSTRUCTIONS:
-            return line, f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
-        if _needs_context(word, line, sources):
-            return line, f"`{word} {line}`: there is no build context to copy from; use a heredoc, RUN or --from"
+            return rest.partition("\n")[0], f"unknown instruction {word!r}{suggestion(word, [*INSTRUCTIONS])}"
     if blocks and not blocks[-1].whole:
         word, rest, _ = blocks[-1].instructions[-1]
         line = rest.partition("\n")[0]
         return line, f"the heredoc of `{word} {line}` has no end; write its last word on a line of its own"
     return "", ""
-
-
-def _needs_context(word: str, line: str, sources: tuple[str, ...]) -> bool:
-    """Return whether an instruction takes files from the build context."""
-    if word in ("COPY", "ADD"):
-        fetched = word == "ADD" and re.search(r"(^|\s)([a-z+]+://|git@|\$)", line)
-        return not (sources or "<<" in line or fetched)
-    options = re.match(r"(--\S+\s+)*", line) if word == "RUN" else None
-    mounts = [mount.split(",") for mount in MOUNT.findall(options[0])] if options else []
-    return any("type=bind" in mount and not any(part.startswith("from=") for part in mount) for mount in mounts)
 
 
 def check_appended(text: str, where: str) -> None:

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import pytest
 from docker import DockerClient
-from docker.errors import APIError, ImageNotFound, NotFound
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from xdist.scheduler import LoadFileScheduling
 
@@ -44,14 +44,8 @@ REPOSITORY = f"imagebuild-test-{MARK}"
 """Names every image made here, so that nobody's is overwritten or removed."""
 TARGET = "quickstart-cuda13.5-debian13-runtime"
 OURS = {
-    "DOCKER_HOST",
-    "FORCE_COLOR",
-    "GITHUB_ACTIONS",
-    "IMAGEBUILD_CONFIG",
-    "IMAGEBUILD_PROJECT",
-    "IMAGEBUILD_STATE",
-    "NO_COLOR",
-}
+    "DOCKER_HOST", "FORCE_COLOR", "IMAGEBUILD_CONFIG", "IMAGEBUILD_PROJECT", "IMAGEBUILD_STATE", "NO_COLOR",
+}  # fmt: skip
 """Variables that decide what is tested; those of whoever runs the tests do not count."""
 
 
@@ -191,17 +185,12 @@ def client(host: str) -> Iterator[DockerClient]:
     yield connected
     # Not `images.list()`, which asks for each image again: other clients of the engine remove theirs meanwhile.
     for image in connected.api.images():
-        # A rebuilt image takes its name from the one before.
+        # A rebuilt image takes its name from the one before. By digest, force would take an equal image from others.
         unnamed = (image["Labels"] or {}).get("org.opencontainers.image.description") == MARK
-        for name in [str(image["Id"])] if unnamed else [name for name in image["RepoTags"] or () if REPOSITORY in name]:
-            with suppress(ImageNotFound):
-                connected.images.remove(name, force=True)
-    for image in connected.api.images():
-        for name in image["RepoDigests"] or ():
-            # By digest, force would take an equal image from others, who may be using it.
-            if REPOSITORY in name:
+        for name in (*(image["RepoTags"] or ()), *(image["RepoDigests"] or ()), *([image["Id"]] if unnamed else ())):
+            if unnamed or REPOSITORY in name:
                 with suppress(APIError):
-                    connected.images.remove(name)
+                    connected.images.remove(name, force="@" not in name)
     connected.close()
 
 
@@ -403,10 +392,7 @@ class SecondEngine:
     """A private engine that a test may fill up or stop."""
 
     environ: dict[str, str]
-
-    @property
-    def host(self) -> str:
-        return EnginePaths.of(self.environ).host
+    host: str
 
     def stop(self) -> None:
         stop_engine(self.environ)
@@ -417,20 +403,17 @@ def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEn
     """On a disk of its own, of 400 MB. There is one at a time: each looks for addresses that no other network has."""
     if os.geteuid():
         pytest.skip("a second engine needs root")
-    with alone("engine"):
-        yield from _second_engine(tmp_path_factory.mktemp("engine"))
-
-
-def _second_engine(state: Path) -> Iterator[SecondEngine]:
+    state = tmp_path_factory.mktemp("engine")
     environ = {**os.environ, "IMAGEBUILD_STATE": str(state)}
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "imagebuild-test", state], check=True)
-    try:
-        start_engine(environ)
-        yield SecondEngine(environ)
-    finally:
-        stop_engine(environ, purge=True)
-        subprocess.run(["umount", state], check=True)
     paths = EnginePaths.of(environ)
+    with alone("engine"):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "imagebuild-test", state], check=True)
+        try:
+            start_engine(environ)
+            yield SecondEngine(environ, paths.host)
+        finally:
+            stop_engine(environ, purge=True)
+            subprocess.run(["umount", state], check=True)
     assert not engine_processes(paths)
     assert not [path for path in (paths.run, Path("/sys/class/net") / paths.bridge) if path.exists()]
 

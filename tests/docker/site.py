@@ -28,11 +28,12 @@ class Content:
         folder.mkdir()
         (folder / "tool.tar").write_bytes(b"archive of " + nonce.encode())
         self.sha256 = hashlib.sha256((folder / "tool.tar").read_bytes()).hexdigest()
-        self.commit = self._git(nonce)
+        self.commits = self._git(nonce)
         self._packages(nonce)
 
-    def _git(self, nonce: str) -> str:
-        work = self.folder.with_name("work")
+    def _git(self, nonce: str) -> dict[str, str]:
+        """Repositories, and the commits in them: `main` has `sub` as a submodule."""
+        work, commits = self.folder.with_name("work"), {}
         for name in ("sub", "main"):
             (work / name).mkdir(parents=True)
             run(work / name, "git", "init", "--quiet")
@@ -47,7 +48,8 @@ class Content:
             run(work / name, "git", "commit", "--quiet", "-m", nonce)
             run(self.folder, "git", "clone", "--quiet", "--bare", str(work / name), f"{name}.git")
             run(self.folder / f"{name}.git", "git", "update-server-info")
-        return run(work / "main", "git", "rev-parse", "HEAD").strip()
+            commits[name] = run(work / name, "git", "rev-parse", "HEAD").strip()
+        return commits
 
     def _packages(self, nonce: str) -> None:
         """A repository of one package; it is not signed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import subprocess
 import tarfile
 import tempfile
@@ -91,17 +90,12 @@ def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imageb
     assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
 
 
-def test_verify_of_an_image_that_was_not_built_here(imagebuild: Imagebuild) -> None:
-    tag = f"{REPOSITORY}/foreign:1"
+def test_verify_of_images_that_are_not_the_targets(tiny: Tiny) -> None:
+    tag, target = f"{REPOSITORY}/foreign:1", "tiny-cuda13.0-debian13-runtime"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
-    assert "has no labels imagebuild.component" in imagebuild("verify", tag, expect=2).err
-
-
-def test_verify_of_a_target_whose_image_is_older(tiny: Tiny) -> None:
-    target = "tiny-cuda13.0-debian13-runtime"
+    assert "has no labels imagebuild.component" in tiny.imagebuild("verify", tag, expect=2).err
     assert "not in the engine's image store" in tiny.imagebuild("verify", target, expect=2).err
     tiny.build(target)
-    assert re.search(r"\d\d passed, 0 failed", tiny.imagebuild("verify", target).out)
     tiny.replace("matrix.yaml", f"1.{tiny.nonce}", "1.9")
     assert "has other versions than the plan; build it again" in tiny.imagebuild("verify", target, expect=2).err
 
@@ -123,26 +117,6 @@ def files(client: DockerClient, tag: str, folder: Path) -> Iterator[tuple[str, b
                     data = inner.extractfile(member) if member.isfile() else None
                     yield member.name.removeprefix("./"), data.read() if data else b""
     saved.unlink()
-
-
-UNWANTED_NAMES = re.compile(
-    r"""ssh_host_ | ^run/secrets | ^tmp/. | ^wheels
-    | ^var/lib/apt/lists/(?!lock$|partial/?$|$). | ^var/cache/apt/(?!archives/?$|archives/(lock|partial/?)$|$).
-    | ^root/\.(cache|pip|netrc|bash_history) | /\.ssh/.""",
-    re.VERBOSE,
-)
-UNWANTED_CONTENT = re.compile(rb"-----BEGIN (?:[A-Z ]*PRIVATE KEY|CERTIFICATE)-----\r?\n[\w+/=]{32}")
-CA_PACKAGE = ("etc/ssl/certs/", "usr/share/ca-certificates/")
-"""In bases for an archive that is reached by https."""
-
-
-def test_layers_hold_no_secret_key_or_download(quickstart: Built, client: DockerClient, tmp_path: Path) -> None:
-    seen = 0
-    for name, content in files(client, quickstart.tag, tmp_path):
-        seen += 1
-        assert not UNWANTED_NAMES.search(name), name
-        assert name.startswith(CA_PACKAGE) or not UNWANTED_CONTENT.search(content), name
-    assert seen > 1000
 
 
 def test_secrets_reach_the_step_and_nothing_else(tiny: Tiny, client: DockerClient, tmp_path: Path) -> None:

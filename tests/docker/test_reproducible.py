@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from imagebuild.build import start_engine, stop_engine
 from imagebuild.oci import images_in
-from tests.docker.conftest import SecondEngine, Tiny
+from tests.docker.conftest import TARGET as QUICKSTART
+from tests.docker.conftest import Imagebuild, SecondEngine, Tiny
 
 pytestmark = pytest.mark.docker
 
@@ -34,6 +40,33 @@ def quiet(tiny: Tiny) -> Tiny:
         text.replace('after-install: "', f'after-install: "{after} #'),
     )
     return tiny
+
+
+@contextmanager
+def nothing_cached() -> Iterator[dict[str, str]]:
+    """The environment of a machine that has built nothing yet."""
+    with tempfile.TemporaryDirectory(prefix="imagebuild-proof-", dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        state = {"IMAGEBUILD_STATE": f"{folder}/engine"}
+        try:
+            yield {**state, "XDG_CACHE_HOME": f"{folder}/cache", "DOCKER_HOST": start_engine(state).host}
+        finally:
+            stop_engine(state, purge=True)
+
+
+def test_quickstart_twice_with_nothing_in_any_cache(
+    imagebuild: Imagebuild, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if not request.config.getoption("--proof"):
+        pytest.skip("only in `make reproducible-proof`")
+    for folder in ("first", "second"):
+        with nothing_cached() as environ:
+            run = Imagebuild(imagebuild.folder, {**imagebuild.environ, **environ})
+            run("build", QUICKSTART, "--platform", "local", "--output", tmp_path / folder)
+    first, second = (
+        json.loads((tmp_path / name / QUICKSTART / "index.json").read_text()) for name in ("first", "second")
+    )
+    assert first["manifests"][0]["digest"] == second["manifests"][0]["digest"]
 
 
 def diff_ids(layout: Path) -> list[str]:

@@ -74,11 +74,15 @@ def test_outputs(run: BuildRun, output: str, written: str) -> None:
 
 def test_contexts_and_caches_of_one_target(run: BuildRun) -> None:
     first, second = run.request.targets[:2]
-    inputs = BuildInputs(images={"x": "/mine"}, stages={first.id: {"x": "/a", "y": "/b"}})
+    inputs = BuildInputs(images={"x": "/mine"}, stages={first.id: {"x": Path("/kept/a"), "y": Path("/kept/b")}})
     caches = {first.id: [CacheEntry("ucx", "linux/amd64", "0123")]}
     run = replace(run, inputs=inputs, caches=caches)
     item, other = (entry(run, target, cache="r.test/cache") for target in (first, second))
-    assert item["contexts"] == {"x": "/mine", "y": "/b"}
+    assert item["contexts"] == {"x": "/mine", "y": "target:fetched-b"}
+    assert bake_file(run)["target"]["fetched-b"] == {
+        "context": "/kept/b/files", "dockerfile": "/kept/b/Dockerfile", "platforms": ["linux/amd64", "linux/arm64"],
+        "output": ["type=cacheonly"],
+    }  # fmt: skip
     assert other["contexts"] == {"x": "/mine"}
     assert item["cache-from"] == ["type=registry,ref=r.test/cache:ucx-amd64-0123"]
     assert "cache-from" not in other

@@ -1,7 +1,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,8 +13,6 @@ from imagebuild.build import (
     KEYRING,
     PACKAGES,
     VERSION,
-    BootstrapTools,
-    Log,
     RootfsRecipe,
     base,
     bootstrap,
@@ -23,8 +21,8 @@ from imagebuild.build import (
     private,
     signed_source,
 )
-from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, RunProgram
-from imagebuild.oci import EPOCH, blob_path, images_in
+from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, debian
+from imagebuild.oci import blob_path, images_in
 from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
@@ -33,16 +31,19 @@ SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), KEYRING
 
 @dataclass
 class Machine:
-    """Stands in for every program and for the clock."""
+    """Stands in for the programs that make a base, and for the age of what is in the cache."""
 
-    time: float = 1_000_000_000.0
+    cache: Path
     version: str = "13.1"
     whole: bool = True
     failure: BaseException | None = None
     commands: list[Sequence[str]] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
-    def run_logged(self, command: Sequence[str], log: Log, *, name: str, env: Mapping[str, str]) -> None:
+    def run_logged(
+        self, command: Sequence[str], log: Callable[[str], None], *, name: str, env: Mapping[str, str]
+    ) -> None:
         self.commands.append(command)
         log("I: running")
         tar = Path(next(word for word in command if word.endswith("root.tar")))
@@ -51,62 +52,65 @@ class Machine:
             raise self.failure
         tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.whole else {}))
 
-    @property
-    def tools(self) -> BootstrapTools:
-        return BootstrapTools(
-            sources=lambda release: (SOURCE,),
-            emulate=self.emulated.append,
-            run=lambda *command, **options: "",
-            run_logged=self.run_logged,
-            now=lambda: self.time,
-        )
+    def bootstrap(self, *platforms: str, release: str = "trixie") -> str:
+        return bootstrap(platforms, self.cache, release=release, log=self.lines.append)
+
+    def age(self, days: int) -> None:
+        """Make everything in the cache older."""
+        for path in self.cache.glob("*/*"):
+            then = path.stat().st_mtime - days * DAY
+            os.utime(path, (then, then))
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    monkeypatch.setattr(base, "ensure_mmdebstrap", lambda run, log: None)
+    made = Machine(tmp_path / "cache")
+    monkeypatch.setattr(base, "ensure_mmdebstrap", lambda log: None)
+    monkeypatch.setattr(base, "run_logged", made.run_logged)
+    monkeypatch.setattr(base, "run_program", lambda *command: "")
+    monkeypatch.setattr(debian, "debian_sources", lambda release: (SOURCE,))
+    monkeypatch.setattr(private, "ensure_emulation", made.emulated.append)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    return Machine()
+    return made
 
 
 def test_one_image_of_all_platforms(machine: Machine, tmp_path: Path) -> None:
-    lines: list[str] = []
-    made = bootstrap([ARM64, AMD64], tmp_path / "cache", tools=machine.tools, log=lines.append)
+    made = machine.bootstrap(ARM64, AMD64)
     layout, _, digest = made.removeprefix("oci-layout://").partition("@")
     assert [item.platform for item in images_in(Path(layout), tmp_path)] == [AMD64, ARM64]
     assert Path(layout).name == digest.removeprefix("sha256:")
     assert machine.emulated == ["amd64", "arm64"]  # where it is native, that does nothing
-    assert lines[:2] == ["bootstrapping trixie for linux/amd64", "I: running"]
+    assert machine.lines[:2] == ["bootstrapping trixie for linux/amd64", "I: running"]
 
 
 @pytest.mark.parametrize("version", ["13.1", "13.2"])
 def test_what_is_too_old_is_made_anew_and_the_same_packages_make_the_same(
     machine: Machine, tmp_path: Path, version: str
 ) -> None:
-    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
-    machine.time += 8 * DAY
+    first = machine.bootstrap(AMD64)
+    machine.age(8)
     machine.version = version
-    assert (bootstrap([AMD64], tmp_path, tools=machine.tools) == first) is (version == "13.1")
+    assert (machine.bootstrap(AMD64) == first) is (version == "13.1")
     assert len(machine.commands) == 2
 
 
 def test_what_was_made_is_used_again_and_forgotten_when_nobody_did(machine: Machine, tmp_path: Path) -> None:
-    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
-    assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
+    first = machine.bootstrap(AMD64)
+    assert machine.bootstrap(AMD64) == first
     assert len(machine.commands) == 1
-    bootstrap([AMD64], tmp_path, tools=machine.tools, release="bookworm")
-    machine.time += 31 * DAY
+    machine.bootstrap(AMD64, release="bookworm")
+    machine.age(31)
     machine.version = "13.2"
-    last = bootstrap([AMD64], tmp_path, tools=machine.tools)
-    assert [str(path) for path in tmp_path.glob("*-*/*")] == [last.removeprefix("oci-layout://").partition("@")[0]]
+    last = machine.bootstrap(AMD64)
+    assert [str(path) for path in machine.cache.glob("*/*")] == [last.removeprefix("oci-layout://").partition("@")[0]]
 
 
 def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path) -> None:
-    first = bootstrap([AMD64], tmp_path, tools=machine.tools)
+    first = machine.bootstrap(AMD64)
     layout = Path(first.removeprefix("oci-layout://").partition("@")[0])
     blob_path(layout, images_in(layout, tmp_path)[0].digest).write_bytes(b"")
-    assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
+    assert machine.bootstrap(AMD64) == first
     assert len(machine.commands) == 2
 
 
@@ -114,7 +118,7 @@ def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path) -> None:
 def test_a_failure_leaves_nothing(machine: Machine, tmp_path: Path, failure: BaseException) -> None:
     machine.failure = failure
     with pytest.raises(type(failure)):
-        bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
+        machine.bootstrap(AMD64)
     assert list((tmp_path / "cache").glob("*/*")) == []
     assert list((tmp_path / "tmp").iterdir()) == []
 
@@ -122,32 +126,31 @@ def test_a_failure_leaves_nothing(machine: Machine, tmp_path: Path, failure: Bas
 def test_what_cannot_be_made_is_reported(machine: Machine, tmp_path: Path) -> None:
     machine.whole = False
     with pytest.raises(ResultError, match="is the disk full"):
-        bootstrap([AMD64], tmp_path / "cache", tools=machine.tools)
-    (tmp_path / "file").write_text("")
+        machine.bootstrap(AMD64)
+    machine.cache = tmp_path / "file"
+    machine.cache.write_text("")
     with pytest.raises(ConfigError, match=r"file.*: cannot be written"):
-        bootstrap([AMD64], tmp_path / "file", tools=machine.tools)
+        machine.bootstrap(AMD64)
 
 
 SITE_KEY = "/etc/apt/keyrings/site.gpg"
 
 
-def _make(run: RunProgram) -> tuple[Sequence[str], Mapping[str, str]]:
-    started: list[tuple[Sequence[str], Mapping[str, str]]] = []
-    make_rootfs(
-        RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), run,
-        lambda command, log, name, env: started.append((command, env)), lambda _: None,
-    )  # fmt: skip
+def command_of(monkeypatch: pytest.MonkeyPatch, run: Callable[..., str] = lambda *command: "") -> Sequence[str]:
+    started: list[Sequence[str]] = []
+    monkeypatch.setattr(base, "run_program", run)
+    monkeypatch.setattr(base, "run_logged", lambda command, log, name, env: started.append((*command, env["TMPDIR"])))
+    make_rootfs(RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), print)
     return started[0]
 
 
-def test_the_file_system_is_minimal_and_reproducible() -> None:
-    command, env = _make(lambda *command: "")
+def test_the_file_system_is_minimal(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = command_of(monkeypatch)
     line = f"deb [signed-by={KEYRING}] http://archive.example/debian trixie main"
-    assert command[-3:] == ("trixie", "/tmp/x/root.tar", line)
+    assert command[-4:] == ("trixie", "/tmp/x/root.tar", line, "/tmp/x")
     assert {"--variant=minbase", "--architectures=amd64"} <= set(command)
     assert not [word for word in command if word.startswith("--include")]
     assert "--dpkgopt=path-include=/usr/share/doc/*/copyright" in command
-    assert (env["SOURCE_DATE_EPOCH"], env["TMPDIR"]) == (EPOCH, "/tmp/x")
 
 
 def test_an_archive_behind_https_needs_certificates_and_a_private_one_its_key() -> None:
@@ -179,7 +182,7 @@ def test_a_password_does_not_get_into_an_image() -> None:
 @pytest.mark.parametrize(("uid", "mode", "contained"), [(0, "root", True), (1000, "unshare", False)])
 def test_who_runs_it_decides_on_the_mode(monkeypatch: pytest.MonkeyPatch, uid: int, mode: str, contained: bool) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    command = _make(lambda *command: "")[0]
+    command = command_of(monkeypatch)
     assert f"--mode={mode}" in command
     assert command[:3] == DIE_WITH_US
     assert ("--kill-child" in command) == contained
@@ -190,7 +193,7 @@ def test_a_root_without_namespaces_goes_without(monkeypatch: pytest.MonkeyPatch)
         raise CommandError("Operation not permitted")
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert _make(run)[0][:4] == (*DIE_WITH_US, "mmdebstrap")
+    assert command_of(monkeypatch, run)[:4] == (*DIE_WITH_US, "mmdebstrap")
 
 
 def test_a_missing_mmdebstrap_is_installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +201,8 @@ def test_a_missing_mmdebstrap_is_installed_by_root(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(private, "install", lambda packages, run: installed.append(packages))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    ensure_mmdebstrap(lambda *command: "", lambda _: None)
+    ensure_mmdebstrap(print)
     assert installed == [PACKAGES]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CommandError, match="as root: apt-get install mmdebstrap"):
-        ensure_mmdebstrap(lambda *command: "", lambda _: None)
+        ensure_mmdebstrap(print)

@@ -129,7 +129,7 @@ def test_a_clone_of_a_mirror_becomes_what_add_makes(tmp_path: Path, upstream: Do
     make_plain(made)
     modes = {str(p.relative_to(made)): oct(p.stat().st_mode & 0o777) for p in made.rglob("*") if p.is_file()}
     assert modes == {
-        "main": "0o755", ".gitmodules": "0o644", "3rd/sub/sub": "0o755", "3rd/sub/.dockerignore": "0o644",
+        "main": "0o755", ".dockerignore": "0o644", ".gitmodules": "0o644", "3rd/sub/sub": "0o755", "3rd/sub/.dockerignore": "0o644",
     }  # fmt: skip
     assert (made / "main").read_text() == "main"
     with pytest.raises(CommandError, match="a{40}"):
