@@ -16,10 +16,8 @@ from .base import bootstrap as bootstrap
 from .base import ensure_mmdebstrap as ensure_mmdebstrap
 from .base import make_rootfs as make_rootfs
 from .base import signed_source as signed_source
-from .buildx import STEP_NAME as STEP_NAME
 from .buildx import BuildProgress as BuildProgress
 from .buildx import EventStream as EventStream
-from .buildx import component_of as component_of
 from .buildx import execute_bake as execute_bake
 from .buildx import explain_failure as explain_failure
 from .buildx import export_images as export_images

@@ -75,8 +75,6 @@ class BuildRequest:
     no_cache: bool = False
     rebuilt: date | None = None
     """Day of a rebuild: packages are installed again, even if the builder's cache has them."""
-    jobs: int = 0
-    """Targets to build at a time; 0: all."""
     stage: str | None = None
     """Build only this stage, into the cache."""
     cache: str | None = None

@@ -75,7 +75,6 @@ class RootfsRecipe:
         return self.platform.rpartition("/")[2]
 
     def command(self, mode: str, tar: str) -> tuple[str, ...]:
-        """Return the command line of mmdebstrap."""
         https = any(source.uri.startswith("https:") for source in self.sources)
         keys = sorted({source.signed_by or KEYRING for source in self.sources} - {KEYRING})
         return (

@@ -78,21 +78,16 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         revision=revision.current_revision(project.matrix.path, project.roots[0]),
         origin=revision.origin_of_build(project.matrix.path, os.environ),
     )
-    results: list[BuildResult] = []
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
     with progress, build_inputs(run, bundle, progress) as provided:
-        inputs = replace(provided, images={**provided.images, **sources})
-        size = request.jobs or len(request.targets)
-        for start in range(0, len(request.targets), size):
-            batch = replace(request, targets=request.targets[start : start + size])
-            part = replace(run, request=batch, inputs=inputs)
-            built = buildx.run_bake(part, progress)
-            results += buildx.export_images(part, built, progress)
-            if request.cache_write:
-                from imagebuild.build.change import write_caches
+        run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
+        built = buildx.run_bake(run, progress)
+        results = buildx.export_images(run, built, progress)
+        if request.cache_write:
+            from imagebuild.build.change import write_caches
 
-                write_caches(part, built, progress)
-    return results
+            write_caches(run, built, progress)
+        return results
 
 
 def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> None:

@@ -83,7 +83,6 @@ class Vertex:
 
     @property
     def stage(self) -> str:
-        """Return the step's stage, or an empty text."""
         return self.parts["stage"] if self.parts else ""
 
     @property
@@ -238,8 +237,6 @@ def _parse_time(text: str | None) -> float | None:
 
 
 class BuildProgress(Progress):
-    """Show a build."""
-
     def __init__(self, targets: Iterable[str] = (), *, verbose: bool = False) -> None:
         super().__init__(live=not verbose)
         self._targets = ", ".join(targets)

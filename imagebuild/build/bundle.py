@@ -263,8 +263,6 @@ def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answer the requests of one connection."""
-
     protocol_version = "HTTP/1.1"
     timeout = 120
 

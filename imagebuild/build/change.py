@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from math import ceil
@@ -100,89 +100,67 @@ class Cost(Model):
     """Every stage with a step that will be executed, the final stage last."""
 
 
-@dataclass
-class _Step:
-    """Hold a step that targets and platforms share."""
-
-    stage: str
-    word: str
-    targets: dict[str, None] = field(default_factory=dict)
-
-
-def _steps_of(state: ProjectState) -> dict[str, _Step]:
-    """Return key → step, for all targets and platforms of a state."""
-    steps: dict[str, _Step] = {}
-    for target, _, stages in state.builds():
-        for name, stage in stages.items():
-            for word, key in stage.steps:
-                steps.setdefault(key, _Step(name, word)).targets[target.id] = None
-    return steps
-
-
 def compare_states(before: ProjectState | None, after: ProjectState, names: tuple[str, str]) -> Cost:
     """Return what building `after` executes if all of `before` was built, or if nothing was built.
 
     `names` has the names of the two states.
     """
-    known = _steps_of(before) if before else {}
-    steps = _steps_of(after)
-    executed: dict[str, list[_Step]] = {}
-    for key, step in steps.items():
-        if key not in known:
-            executed.setdefault(step.stage, []).append(step)
-    stages = [
+    built = (stage for _, _, stages in before.builds() for stage in stages.values()) if before else ()
+    known = {key for stage in built for _, key in stage.steps}
+    everything: set[str] = set()
+    runs: dict[str, set[str]] = {}
+    users: dict[str, dict[str, None]] = {}
+    for target, _, stages in after.builds():
+        for name, stage in stages.items():
+            everything |= {key for word, key in stage.steps if word == "RUN"}
+            if not all(key in known for _, key in stage.steps):
+                users.setdefault(name, {})[target.id] = None
+                runs.setdefault(name, set()).update(key for word, key in stage.steps if word == "RUN")
+    executed = [
         CostStage(
             stage=name,
             component=component_of(name, after.renderer.project.components),
-            run=sum(step.word == "RUN" for step in of_stage),
-            targets=tuple(dict.fromkeys(target for step in of_stage for target in step.targets)),
+            run=len(runs[name] - known),
+            targets=tuple(targets),
         )
-        for name, of_stage in executed.items()
+        for name, targets in users.items()
     ]
     return Cost(
         before=names[0],
         after=names[1],
-        run=sum(stage.run for stage in stages),
-        run_of=sum(step.word == "RUN" for step in steps.values()),
-        stages=tuple(sorted(stages, key=lambda stage: stage.component is None)),
+        run=len(everything - known),
+        run_of=len(everything),
+        stages=tuple(sorted(executed, key=lambda stage: stage.component is None)),
     )
 
 
-@dataclass(frozen=True)
-class ChangeRequest:
-    """Hold what the command line asks for: two states of the project."""
-
-    before: str | None
-    """A git revision, a folder, or `nothing`; None: there is nothing to compare with."""
-    paths: ProjectPaths
-    changes: Changes = field(default_factory=Changes)
-    """Of the later state."""
-    after: str | None = None
-    """A git revision or a folder; None: the working tree."""
-    select: Sequence[str] = ()
-    platforms: Sequence[str] = ()
-    base: str = "bootstrap"
-
-
-def predict_cost(request: ChangeRequest) -> Cost:
+def predict_cost(
+    paths: ProjectPaths,
+    before: str | None,
+    after: str | None = None,
+    *,
+    changes: Changes,
+    select: Sequence[str] = (),
+    platforms: Sequence[str] = (),
+    base: str = "bootstrap",
+) -> Cost:
     """Return what building the selected targets of the later state executes if all targets of the earlier were built.
 
-    Raises ConfigError for options that make no sense, and for a state that cannot be read.
+    A state is a git revision or a folder; `before` may be `nothing`, and without `after` that is the working tree, with
+    `changes`. Raises ConfigError for options that make no sense, and for a state that cannot be read.
     """
-    if request.after == NOTHING:
+    if after == NOTHING:
         raise ConfigError("--to nothing: only --from can be nothing")
-
     with ExitStack() as files:
 
         def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:
-            there = files_at_revision(reference, request.paths) if reference else nullcontext(request.paths)
-            return read_state(files.enter_context(there), changes, select, request.platforms, request.base)
+            there = files_at_revision(reference, paths) if reference else nullcontext(paths)
+            return read_state(files.enter_context(there), changes, select, platforms, base)
 
-        before = None if request.before == NOTHING else state(request.before, Changes(), ())
-        after = state(request.after, request.changes, request.select)
-        bake.check_platforms(after.targets, request.platforms)
-        name = " ".join([request.after or WORKING_TREE, *request.changes.options])
-        return compare_states(before, after, (request.before or "", name))
+        built = None if before == NOTHING else state(before, Changes(), ())
+        wanted = state(after, changes, select)
+        bake.check_platforms(wanted.targets, platforms)
+        return compare_states(built, wanted, (before or "", " ".join([after or WORKING_TREE, *changes.options])))
 
 
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
@@ -307,20 +285,19 @@ def job_matrix(
     return {"include": entries}
 
 
-def print_workflow_jobs(request: ChangeRequest, jobs: int) -> None:
+def print_workflow_jobs(state: ProjectState, paths: ProjectPaths, since: str | None, jobs: int) -> None:
     """Print the matrix of a workflow as one line of JSON; with an earlier state, only of targets that differ from it.
 
     Raises ConfigError for an unknown revision, or if no target is for one of the platforms.
     """
-    state = read_state(request.paths, request.changes, request.select, request.platforms)
-    targets = list(state.targets)
-    if not any(bake.platforms_of(target, request.platforms) for target in targets):
-        raise ConfigError(f"--platform {' '.join(request.platforms)}: no selected target is for it")
-    if request.before is not None:
-        targets = changed_since(request.before, request.paths, state)
-        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {request.before}", markup=False)
+    if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
+        raise ConfigError(f"--platform {' '.join(state.platforms)}: no selected target is for it")
+    targets = state.targets
+    if since is not None:
+        targets = changed_since(since, paths, state)
+        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
     # Publishing needs all platforms of a target that differs on one of them.
-    builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, request.platforms)]
+    builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
     groups = group_builds(builds, jobs)
     if len(groups) < len(builds):
         err.print(f"{len(builds)} builds in {len(groups)} jobs of at most {max(map(len, groups))}", markup=False)

@@ -59,7 +59,6 @@ def build(
     cache_write: Annotated[
         bool, option("--cache-write", "With --cache: write the caches too, as CI does on the main branch.")
     ] = False,
-    jobs: Annotated[int, option("--jobs NUMBER", "Targets to build at a time; 0: all.", min=0)] = 0,
     stage: Annotated[str | None, option("--stage NAME", "Build only this stage of the targets.")] = None,
     bundle: Annotated[Path | None, option("--bundle DIR", "Build from this bundle, without a network.")] = None,
     offline: Annotated[
@@ -95,7 +94,6 @@ def build(
         rebuilt=day,
         cache=cache,
         cache_write=cache_write,
-        jobs=jobs,
         stage=stage,
         folder=folder,
         verbose=verbose,

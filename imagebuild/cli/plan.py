@@ -81,14 +81,14 @@ def plan(
 
                 out.print('{"include": []}', markup=False)
                 return
-        request = change.ChangeRequest(before or since, project.paths, changes, after, select or (), platforms, base)
         if github:
-            change.print_workflow_jobs(request, github_jobs)
-        elif markdown:
-            change.show_cost(change.predict_cost(request), markdown=True)
-        else:
-            cost = change.predict_cost(request)
-            options.print_result(json_file, cost, lambda: change.show_cost(cost))
+            state = change.read_state(project.paths, changes, select or (), platforms)
+            change.print_workflow_jobs(state, project.paths, since, github_jobs)
+            return
+        cost = change.predict_cost(
+            project.paths, before, after, changes=changes, select=select or (), platforms=platforms, base=base
+        )
+        options.print_result(json_file, cost, lambda: change.show_cost(cost, markdown=markdown))
         return
     from imagebuild.project.plan import restricted_components, select_excluded, select_targets
 

@@ -101,7 +101,6 @@ class Recipe:
         return Recipe(self.project, self._versions, narrow, self._stages, self.known)
 
     def component(self, name: str) -> Component:
-        """Return the component.yaml of a component."""
         return self.project.components[name].model
 
     def provider(self, wanted: str) -> str:
@@ -341,7 +340,6 @@ class Recipe:
         return self.component(name).libraries + (unpacked.libraries(self.unpacked_env(name)) if unpacked else ())
 
     def labels(self, name: str) -> dict[str, str]:
-        """Return the labels that a component gives to an image."""
         plugins = [facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins]
         values = {**self.values(name), "plugin": plugins[0] if plugins else ""}
         return {label: self.fill(name, text, values, "labels") for label, text in self.component(name).labels.items()}

@@ -91,14 +91,13 @@ def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
     for name in recipe.target.components:
         own_repository = recipe.component(name).packages_from or recipe.component(name).repository
         for package in recipe.packages(name):
-            if own_repository:
-                exact = "=" in package
-                chosen.add(
-                    package if exact else f"{package}={locked_version(recipe, name, package, lock, stage=False)}"
-                )
-            else:
+            if "=" in package:
                 # The distribution's archive keeps one version, whose suffix a stable update or a rebuild may change.
-                chosen.add(f"'{package}*'" if "=" in package else package)
+                chosen.add(package if own_repository else f"'{package}*'")
+            elif own_repository:
+                chosen.add(f"{package}={locked_version(recipe, name, package, lock, stage=False)}")
+            else:
+                chosen.add(package)
     chosen |= {f"'{package}*'" if "=" in package else package for package in recipe.image.packages.apt}
     return sorted(chosen, key=lambda p: p.strip("'"))
 
@@ -213,7 +212,6 @@ class Renderer:
         """Source → what the lock has for it, as text."""
 
     def recipe(self, target: Target) -> Recipe:
-        """Return how the target is made."""
         return Recipe(self.project, self.versions, target, self._with_stage, self._known)
 
     def with_unresolved(self, targets: Iterable[Target]) -> Renderer:
