@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from imagebuild import oci
 from imagebuild.core.errors import ConfigError
@@ -124,15 +124,8 @@ class BuildInputs:
     secrets: Mapping[str, Path] = field(default_factory=dict)
 
 
-class Provided(NamedTuple):
-    """Hold what mirrors or a bundle give to a build."""
-
-    images: Mapping[str, str] = {}
-    """Image in `FROM` → context that replaces it."""
-    stages: Mapping[str, Mapping[str, Path]] = {}
-    """Target → stage → folder with what it downloads."""
-    secrets: Mapping[str, str] = {}
-    """Secret → text."""
+Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[str, str]]
+"""What mirrors or a bundle give to a build: image → context, target → stage → folder, secret → text."""
 
 
 @dataclass(frozen=True)

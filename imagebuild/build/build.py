@@ -162,7 +162,7 @@ def provided_inputs(
 ) -> AbstractContextManager[Provided]:
     """Return what provides images, contexts of stages, and texts of secrets: a bundle, mirrors, or nothing."""
     if not bundle and configured.mirrors == settings.Mirrors():
-        return nullcontext(Provided())
+        return nullcontext(({}, {}, {}))
     from imagebuild.build import inputs
 
     needs = {

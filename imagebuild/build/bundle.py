@@ -109,7 +109,7 @@ class Bundle(BundlePaths):
         store = DownloadStore(self.folder)
         stages = fetch_all(needs, store.get, self.copy_commit, note)
         with package_proxy(gateway_address(run.engine), store, note) as proxy:
-            yield Provided(contexts, stages, _proxy_secrets(proxy, recording=False))
+            yield contexts, stages, _proxy_secrets(proxy, recording=False)
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
         """Say why a target cannot be built from the bundle; return an empty text if it can.
@@ -181,7 +181,7 @@ class Recording(BundlePaths):
             copy_image(self.images[image], Layout(Path(base)), Layout(self.layout))
         contexts = {image: f"oci-layout://{self.layout}@{digest}" for image, digest in self.images.items()}
         with package_proxy(gateway_address(run.engine), store, note) as proxy:
-            yield Provided(contexts, stages, _proxy_secrets(proxy, recording=True))
+            yield contexts, stages, _proxy_secrets(proxy, recording=True)
         self.finish(tuple(needs))
 
     def finish(self, targets: tuple[str, ...]) -> None:

@@ -248,7 +248,7 @@ def from_mirrors(run: BuildRun, needs: Mapping[str, Needs], note: Callable[[str]
         secrets["pip.conf"] = pip_conf_text(mirrors.python_index, login_for(mirrors.python_index, netrc))
     mirrored = {image: mirrors.image(image) for image in missing_images(run, needs)}
     images = {image: f"docker-image://{mirror}" for image, mirror in mirrored.items() if mirror != image}
-    yield Provided(images, stages, secrets)
+    yield images, stages, secrets
 
 
 APT_LISTS = "/var/lib/apt/lists/*"

@@ -212,17 +212,12 @@ class Recipe:
             return template.format_map(values)
         except (KeyError, ValueError, IndexError) as error:
             missing = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-            where = self.project.components[name].at(field)
+            near = suggestion(missing, dict(values))
+            problem = f"{template!r} for {self.target.id}: no value for {missing!r}{near}"
             if any(missing in row.values for row in self.component(name).facts):
-                rows = self.project.components[name].at("facts")
-                raise ConfigError(
-                    f"{rows}: facts: no row gives {missing!r} to {self.target.id} with {name} {values['version']}; "
-                    f"choose another version, or add a row"
-                ) from None
-            raise ConfigError(
-                f"{where}: {field}: {template!r} for {self.target.id}: no value for {missing!r}"
-                f"{suggestion(missing, dict(values))}"
-            ) from None
+                field, remedy = "facts", "choose another version, or add a row"
+                problem = f"no row gives {missing!r} to {self.target.id} with {name} {values['version']}; {remedy}"
+            raise ConfigError(f"{self.project.components[name].at(field)}: {field}: {problem}") from None
 
     def image_base(self) -> str:
         """Return the image, with its tag, that the target starts from."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.request import urlopen
 from uuid import uuid4
 
@@ -23,7 +23,6 @@ import pytest
 from docker import DockerClient
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
-from xdist.scheduler import LoadFileScheduling
 
 from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
 from imagebuild.core import cache_folder, debian, native_platform, run_program
@@ -146,20 +145,13 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each module run in one process, as its tests share what they built."""
     order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-
-
-class Spread(LoadFileScheduling):  # type: ignore[misc] # has no types
-    """Each module runs in one process, as its tests share what they built."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = str(super()._split_scope(nodeid))
-        return next((group for group, modules in TOGETHER.items() if Path(file).stem in modules), file)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
-    return Spread(config, log)
+    for item in items:
+        module = item.path.stem
+        group = next((group for group, modules in TOGETHER.items() if module in modules), module)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @contextmanager
