@@ -156,10 +156,12 @@ class Git:
         """
         check = ("fsck", "--full", "--no-dangling", "--no-progress")
         try:
-            shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True)
+            # Git would run what the configuration names, and whoever made the clone may have written that.
+            own = shutil.ignore_patterns("config", "hooks", "info")
+            shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
             self(folder, *check)
             self(folder, "reset", "--quiet", "--hard", commit)
-            self(folder, "submodule", "--quiet", "update", "--recursive", "--force", "--no-fetch")
+            self(folder, "submodule", "--quiet", "update", "--init", "--recursive", "--force", "--no-fetch")
             self(folder, "submodule", "--quiet", "foreach", "--recursive", f"git {' '.join(check)}")
         except (CommandError, OSError) as error:
             raise ResultError(f"{clone}: {error}; make the bundle again") from None

@@ -125,6 +125,8 @@ def mirror(folder: Path) -> Git:
 def test_a_clone_of_a_mirror_becomes_what_add_makes(tmp_path: Path, upstream: Download) -> None:
     mirror(tmp_path).clone(upstream, clone := tmp_path / "clone")
     (clone / "main").write_text("changed")
+    with (clone / ".git" / "config").open("a") as file:
+        file.write("[core]\n\tfsmonitor = touch ../ran; false\n")
     Git().copy(clone, upstream.commit, made := tmp_path / "made")
     make_plain(made)
     modes = {str(p.relative_to(made)): oct(p.stat().st_mode & 0o777) for p in made.rglob("*") if p.is_file()}
@@ -132,6 +134,7 @@ def test_a_clone_of_a_mirror_becomes_what_add_makes(tmp_path: Path, upstream: Do
         "main": "0o755", ".dockerignore": "0o644", ".gitmodules": "0o644", "3rd/sub/sub": "0o755", "3rd/sub/.dockerignore": "0o644",
     }  # fmt: skip
     assert (made / "main").read_text() == "main"
+    assert not (tmp_path / "ran").exists()
     with pytest.raises(CommandError, match="a{40}"):
         mirror(tmp_path).clone(Download(upstream.url, commit="a" * 40), tmp_path / "other")
 
