@@ -86,16 +86,6 @@ def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None
     assert "tool.tar: its sha256 is" in tiny.imagebuild(*local, TINY_TARGET, "--offline", expect=5, **own).err
 
 
-def test_what_is_no_bundle(tiny: Tiny) -> None:
-    (tiny.root / "folder").mkdir()
-    assert "no bundle is here" in tiny.imagebuild("bundle", "verify", "folder", expect=2).err
-    tiny.write("folder/file", "mine")
-    assert "is not empty" in tiny.imagebuild("bundle", "create", "folder", expect=2).err
-    tiny.write("own.yaml", "mirrors: {}\n")
-    own = {"IMAGEBUILD_CONFIG": str(tiny.root / "own.yaml")}
-    assert "no bundle is set" in tiny.build(TINY_TARGET, "--offline", expect=2, **own).err
-
-
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """A folder in memory: an engine's data, and a bundle."""

@@ -298,6 +298,9 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (edit("reason:", "reason: x\n  - name: all\n    when: {image: tiny}\n    reason:"), "plan", "axes: all excludes tiny-cuda12.9-debian13-runtime, and all others: "),
     (nothing, f"plan {TARGET} --set cuda=12.9", "no target fits tiny-cuda13.0-debian13-runtime; did you mean 'tiny-cuda12.9-"),
     (write("imagebuild.lock", "{}"), f"render {TARGET}", "imagebuild.lock:1: has no image debian:13-slim; add it with"),
+    (write("folder/file", "x"), f"bundle create folder {TARGET}", "folder: is not empty; remove it, or name another folder"),
+    (write("folder/file", "x"), "bundle verify folder", "folder: no bundle is here (SHA256SUMS is missing); make one with"),
+    (nothing, f"build {TARGET} --offline", "--offline: no bundle is set; name one with --bundle DIR"),
     # what is appended, and heredocs
     (image("append: FROM x"), f"render {TARGET}", "matrix.yaml:19: images.tiny.append: FROM would begin another image; leave"),
     (image("append: RUNN x"), f"render {TARGET}", "append: unknown instruction 'RUNN'; did you mean 'RUN'?"),
@@ -317,7 +320,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
 
 PLACE = (
     r"error: (\S+:\d+: |--\w+|no target fits|'>=x'|\S+ \(not there yet\): |"
-    r"\S+: (3 targets fit|cannot be read|is missing|is there already|no such folder))"
+    r"\S+: (3 targets fit|cannot be read|is missing|is there already|no such folder|is not empty|no bundle))"
 )
 """A file with its line, an option or an argument; or a file that there is not."""
 
