@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from imagebuild.project.records import BuildResult, Step
 
 STEP_NAME = re.compile(
-    r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?(?P<stage>[\w.-]+) +(?P<n>\d+/\d+)\] "
+    r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?"
+    rf"(?P<stage>(?!{bake.FETCHED})[\w.-]+) +(?P<n>\d+/\d+)\] "  # what is fetched is in no Dockerfile of a target
     r"(?P<text>(?!LINK ).*)",  # the second half of COPY --link, which is no step of the Dockerfile
     re.DOTALL,
 )

@@ -107,8 +107,9 @@ CANCELLED = "context canceled: context canceled"
         ),
         pytest.param(
             [vertex("a", "[internal] load build definition", end=T1), vertex("c", "exporting to image", end=T1),
-             vertex("b", "[image 3/9] LINK COPY --link --from=a / /", end=T1)], [],
-            id="internal steps and halves of COPY --link are none",
+             vertex("b", "[image 3/9] LINK COPY --link --from=a / /", end=T1),
+             vertex("d", "[fetched-0a1b 1/1] COPY . /", end=T1)], [],
+            id="internal steps, halves of COPY --link, and what was fetched are none",
         ),
         pytest.param([vertex("a", ADD, end=T0)], [], id="the source of an ADD, which every build identifies"),
         pytest.param(
