@@ -33,13 +33,11 @@ from .bundle import package_proxy as package_proxy
 from .change import Build as Build
 from .change import Cost as Cost
 from .change import ProjectState as ProjectState
-from .change import cache_bake_file as cache_bake_file
 from .change import cache_entries as cache_entries
 from .change import compare_states as compare_states
 from .change import group_builds as group_builds
 from .change import job_matrix as job_matrix
 from .change import read_state as read_state
-from .change import write_caches as write_caches
 from .doctor import DoctorFinding as DoctorFinding
 from .doctor import examine_machine as examine_machine
 from .inputs import Download as Download

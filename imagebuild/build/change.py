@@ -198,48 +198,36 @@ def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
     return entries
 
 
-def cache_bake_file(content: Mapping[str, Any], repository: str, owners: Mapping[CacheEntry, Target]) -> dict[str, Any]:
-    """Return a bake file that writes caches, from the `content` of the one that built the targets.
-
-    All that it builds is in the builder's own cache already.
-    """
-    targets: dict[str, Any] = {
-        entry.tag: {
-            **content["target"][target.bake_name],
-            "target": entry.stage,
-            "platforms": [entry.platform],
-            "tags": [],
-            "output": ["type=cacheonly"],
-            # A manifest like that of images: not every registry takes BuildKit's own form, an index.
-            "cache-to": [
-                f"type=registry,ref={repository}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"
-            ],
-        }
-        for entry, target in owners.items()
-    }
-    targets |= {name: entry for name, entry in content["target"].items() if name.startswith(bake.FETCHED)}
-    return {"group": {"default": {"targets": sorted(targets)}}, "target": targets}
-
-
 def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
     """Write the caches of what was compiled just now, and of what has none in the registry yet.
 
-    Raises CommandError if that fails; images that were exported before stay so.
+    What this builds is in the builder's own cache. Raises CommandError if that fails; images that were exported before
+    stay so.
     """
     location = parse_reference(run.request.cache or "")
     registry = oci.connect_registry(location.host)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
-    compiled = {e for target, entries in run.caches.items() for e in entries if (target, e.stage) in executed}
-    chosen = {
-        entry: target
+    given = bake.bake_file(run)["target"]
+    # A manifest like that of images: not every registry takes BuildKit's own form, an index.
+    form = "mode=min,image-manifest=true,oci-mediatypes=true"
+    chosen: dict[str, Any] = {
+        entry.tag: {
+            **given[target.bake_name],
+            "target": entry.stage,
+            "platforms": [entry.platform],
+            "tags": [],
+            "output": ["type=cacheonly"],
+            "cache-to": [f"type=registry,ref={location.name}:{entry.tag},{form}"],
+        }
         for entry, target in owners.items()
-        if entry in compiled or registry.digest(location.repository, entry.tag) is None
+        if (target.id, entry.stage) in executed or registry.digest(location.repository, entry.tag) is None
     }
     if not chosen:
         return
     progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-    content = cache_bake_file(bake.bake_file(run), location.name, chosen)
+    fetched = {name: entry for name, entry in given.items() if name.startswith(bake.FETCHED)}
+    content = {"group": {"default": {"targets": sorted(chosen)}}, "target": {**chosen, **fetched}}
     buildx.execute_bake(run, content, progress, "bake-caches.json")
 
 

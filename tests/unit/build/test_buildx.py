@@ -19,7 +19,6 @@ from imagebuild.build import (
     BuildProgress,
     BuildRequest,
     BuildRun,
-    CacheEntry,
     EventStream,
     buildx,
     explain_failure,
@@ -27,10 +26,9 @@ from imagebuild.build import (
     replaced_sources,
     run_bake,
     shorten_command,
-    write_caches,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
-from imagebuild.oci import Endpoint, blob_path, images_in, write_index
+from imagebuild.oci import Endpoint, images_in, write_index
 from imagebuild.project import BuildResult, Changes, Plan, Project, Step
 from imagebuild.render import Renderer
 from tests import layouts
@@ -353,18 +351,6 @@ def test_a_layout_without_a_platform_is_not_pushed(run: BuildRun, registry: Fake
     assert not registry.calls
 
 
-def test_an_output_keeps_its_layout(run: BuildRun) -> None:
-    folder, digest = layout(run)
-    run = replace(run, request=replace(run.request, output=str(folder.parent)))
-    kept = folder.rename(folder.parent / run.request.targets[0].id)
-    result = export(run, digest)
-    assert (kept / "index.json").exists()
-    assert set(result.manifests) == {"linux/amd64", "linux/arm64"}
-    assert result.repository is None
-    image = json.loads(blob_path(kept, result.manifests["linux/amd64"]).read_text())
-    assert result.size_bytes == image["layers"][0]["size"]
-
-
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_layout_is_replaced_when_the_build_succeeds_and_stays_when_it_fails(
     run: BuildRun, monkeypatch: pytest.MonkeyPatch, fails: bool
@@ -399,26 +385,3 @@ def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
     with pytest.raises(ConfigError, match=r"layout: is no OCI layout; remove it"):
         run_bake(run, BuildProgress())
     assert (folder / "thesis.txt").read_text() == "mine"
-
-
-def test_caches_are_written_that_are_new_or_missing(
-    run: BuildRun, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = (CacheEntry(stage, "linux/amd64", "0" * 16) for stage in ("cuda", "nccl-wheel"))
-    caches = {run.request.targets[0].id: [first, second]}
-    run = replace(run, caches=caches, request=replace(run.request, cache="registry.test/cache"))
-    steps = [
-        Step(name="RUN x", target="", stage=stage, component=None, cached=cached, seconds=1)
-        for stage, cached in (("cuda", False), ("nccl-wheel", True))
-    ]
-    written: list[list[str]] = []
-    monkeypatch.setattr(buildx, "execute_bake", lambda run, content, *_: written.append(list(content["target"])))
-    for tag in (first.tag, second.tag):
-        registry.put_manifest("cache", tag, b"{}", "application/vnd.oci.image.manifest.v1+json")
-    write_caches(run, [built(run, None)], BuildProgress())
-    assert written == []
-    write_caches(run, [built(run, None, *steps)], BuildProgress())
-    assert written.pop() == [first.tag]
-    registry.repositories["cache"].tags.pop(second.tag)
-    write_caches(run, [built(run, None, *steps)], BuildProgress())
-    assert written.pop() == [first.tag, second.tag]

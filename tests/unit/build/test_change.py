@@ -11,13 +11,9 @@ import pytest
 
 from imagebuild.build import (
     Build,
-    BuildRequest,
-    BuildRun,
     CacheEntry,
     Cost,
     ProjectState,
-    bake_file,
-    cache_bake_file,
     cache_entries,
     compare_states,
     group_builds,
@@ -25,7 +21,6 @@ from imagebuild.build import (
     read_state,
 )
 from imagebuild.core import ConfigError, Platform
-from imagebuild.oci import Endpoint
 from imagebuild.project import Plan, Project, ProjectPaths, parse_changes, select_targets
 from imagebuild.render import Renderer
 from tests import reference_cost
@@ -317,25 +312,6 @@ def test_what_is_compiled_has_a_tag_for_each_platform(renderer: Renderer, full_p
     assert tags(found) == tags(entries(renderer, full_plan, "open-cuda13.5-*"))
     assert not tags(found) & tags(entries(renderer, full_plan, RUNTIME, base="registry"))
     assert not tags(entries(renderer, full_plan, "quickstart"))  # of packages
-
-
-def test_the_bake_file_writes_a_stage_to_its_tag(renderer: Renderer, full_plan: Plan) -> None:
-    targets = select_targets(full_plan, ["open-cuda13.5-*"])
-    found = entries(renderer, full_plan, "open-cuda13.5-*")
-    request = BuildRequest(targets, output="push", cache="r.test/cache")
-    run = BuildRun(request, renderer.project, {}, Endpoint("unix:///x", "private"), caches=found)
-    written = cache_bake_file(
-        bake_file(run), "r.test/cache", {e: target for target in targets for e in found[target.id]}
-    )
-    assert set(written["target"]) == tags(found)
-    assert written["group"]["default"]["targets"] == sorted(tags(found))
-    (tag,) = [name for name in written["target"] if name.startswith("ucx-amd64-")]
-    ucx = written["target"][tag]
-    assert (ucx["target"], ucx["platforms"], ucx["output"], ucx["tags"]) == (
-        "ucx", ["linux/amd64"], ["type=cacheonly"], [],
-    )  # fmt: skip
-    assert ucx["cache-to"][0].startswith(f"type=registry,ref=r.test/cache:{tag},")
-    assert f"type=registry,ref=r.test/cache:{tag}" in ucx["cache-from"]
 
 
 def test_the_reference_s_matrix() -> None:

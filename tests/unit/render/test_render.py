@@ -84,13 +84,6 @@ def test_what_targets_share_changes_none_of_them(project: Project, renderer: Ren
         assert renderer.dockerfile(target).text == alone.dockerfile(target).text
 
 
-def test_base_and_append(tiny: Files) -> None:
-    text = rendered(tiny, base_image="example.org/my:1", appended="RUN echo mine\n")
-    assert "debian:13-slim" not in text
-    assert "FROM example.org/my:1 AS image" in text
-    assert text.index("RUN echo mine") > text.index('CMD ["bash"]')
-
-
 def test_a_stage_sees_its_key(tiny: Files) -> None:
     tiny.component("library", LIBRARY + "key: [cuda]\n", build="FROM {{ base }} AS library\nRUN echo {{ key.cuda }}\n")
     assert "RUN echo 13.0" in rendered(tiny)
