@@ -76,7 +76,7 @@ def verify(
 
         entries = list_checks(workspace.project, workspace.plan, image, only or ())
         listed = [
-            {"check": e.name, "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
+            {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
             for e in entries
         ]
         columns = ("check", "needs", "what passing proves")

@@ -38,10 +38,6 @@ class Elf:
     """Library → versions of symbols that it must define."""
     offers: tuple[str, ...] = ()
     """Versions of symbols that this file defines."""
-    undefined: bytes = b""
-    """Names of symbols that other files must define, separated by NUL: one text needs little memory."""
-    defined: bytes = b""
-    """Names of symbols that this file defines, separated by NUL."""
     gpu: tuple[GpuCode, ...] = ()
 
 
@@ -58,8 +54,6 @@ class FileEntry:
     """Target of a link: of a symlink as written, of a hard link a path like `path`."""
     layer: int = 0
     """Number of its layer, from 0 for the lowest."""
-    owner: int = 0
-    """Number of its user or its group, whichever is larger."""
     capabilities: bool = False
     """Whether it has capabilities of the kernel, which work like setuid."""
     elf: Elf | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,10 +12,9 @@ from fnmatch import fnmatch, fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 
-from imagebuild.core.errors import ConfigError, ResultError, plural
+from imagebuild.core.errors import plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches
-from imagebuild.oci import image as oci_image
-from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
@@ -27,9 +25,10 @@ from imagebuild.render.recipe import SYSTEM_PATH
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
-from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, MACHINES, Closure, Loader
+from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import scan_all
+from imagebuild.verify.subject import room_explained
 
 
 class NotApplicable(Exception):
@@ -173,16 +172,6 @@ def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
         yield Finding(f"/{who}", f"needs {version}, which /{library} does not define")
 
 
-def symbols(inspection: Inspection) -> Iterator[Finding]:
-    """Programs and the libraries that they load define every symbol that is needed."""
-    for path, elf, loaded in closures(inspection):
-        if not elf.interpreter or any(not DRIVER.search(name) for _, name in loaded.missing):
-            continue  # the rule `closure` reports missing libraries
-        for who, name in inspection.loader.undefined(loaded):
-            if not (loaded.missing and DRIVER_SYMBOL.search(name)):
-                yield Finding(f"/{who}", f"needs the symbol {name}, which nothing defines that /{path} loads")
-
-
 def one_provider(inspection: Inspection) -> Iterator[Finding]:
     """For each library the loader can find only one file."""
     providers: dict[str, set[str]] = defaultdict(set)
@@ -228,6 +217,9 @@ SECRET_NAME = re.compile(
     re.VERBOSE,
 )
 """Files whose purpose is to hold secrets."""
+SECRET_VARIABLE = re.compile(
+    r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
+)
 LEFTOVERS = (
     (re.compile(r"^var/lib/apt/lists/(?!lock$).*[^/]$"), "a package list of apt"),
     (re.compile(r"^var/cache/apt/(.*\.deb|(src)?pkgcache\.bin)$"), "a cache of apt"),
@@ -246,26 +238,18 @@ TRUSTED = re.compile(r"^usr/share/(ca-certificates|pki/ca-trust-source)/")
 SITE = re.compile(r"^(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/")
 """Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
 BY_DISTRIBUTION = re.compile(r"^(etc/ssl/certs/ssl-cert-snakeoil\.pem)$")
-SETUID = frozenset(
-    f"usr/{folder}/{name}"
-    for folder in ("bin", "sbin", "lib", "libexec")
-    for name in (
-        "chage", "chfn", "chsh", "crontab", "dbus-1.0/dbus-daemon-launch-helper", "dbus-daemon-launch-helper",
-        "expiry", "fusermount", "fusermount3", "gpasswd", "grub2-set-bootflag", "mount", "newgrp",
-        "openssh/ssh-keysign", "pam_extrausers_chkpwd", "pam_timestamp_check", "passwd", "pkexec",
-        "polkit-1/polkit-agent-helper-1", "ssh-agent", "ssh-keysign", "su", "sudo", "umount", "unix_chkpwd",
-        "utempter/utempter", "wall", "write",
-    )
-)  # fmt: skip
-"""Programs that distributions install setuid or setgid."""
+PRIVILEGED = re.compile(
+    r"""^(usr/)?(s?bin|lib|libexec)/((dbus-1\.0|openssh|polkit-1|utempter)/)?(arping | chage | chfn | chsh | clockdiff
+    | crontab | dbus-daemon-launch-helper | expiry | fusermount3? | gpasswd | mount | new[gu]idmap | newgrp
+    | pam_extrausers_chkpwd | pam_timestamp_check | passwd | ping | pkexec | polkit-agent-helper-1 | ssh-agent
+    | ssh-keysign | su | sudo | umount | unix_chkpwd | utempter | wall | write)$""",
+    re.VERBOSE,
+)
+"""Programs that distributions install setuid, setgid or with capabilities."""
 AUFS = f"{WHITEOUT}{WHITEOUT}"
 """How names of aufs' own marks begin."""
-MOST_NUMBERS = 65535
-"""The highest user id in rootless containers, by what useradd writes into /etc/subuid."""
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
 """Values of NVIDIA_DRIVER_CAPABILITIES that enroot's hook knows."""
-CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "usr/bin/arping", "usr/bin/clockdiff"})
-"""Programs that distributions give capabilities."""
 
 
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
@@ -286,6 +270,8 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
             if "private key" not in kind:
                 yield _in_layer(entry, f"holds what looks like a {kind}")
     image = inspection.image
+    named = (name for name, value in image.env.items() if value and SECRET_VARIABLE.search(name))
+    yield from (Finding(f"environment {name}", "has the name of a secret, and a value") for name in named)
     settings = {f"environment {name}": value for name, value in image.env.items()}
     settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
     # Commands with their build arguments are in the history.
@@ -330,17 +316,16 @@ def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
 def setuid(inspection: Inspection) -> Iterator[Finding]:
     """Only the distribution's programs run with rights of others."""
     for entry in inspection.tree:
-        if entry.kind not in ("file", "hardlink"):
+        if entry.kind not in ("file", "hardlink") or PRIVILEGED.search(entry.path):
             continue
-        path = re.sub(r"^(s?bin|lib)/", r"usr/\1/", entry.path)
-        if entry.mode & 0o6000 and path not in SETUID:
+        if entry.mode & 0o6000:
             yield Finding(f"/{entry.path}", f"runs with the rights of its owner or group (mode {entry.mode:o})")
-        elif entry.capabilities and path not in CAPABLE | SETUID:
+        elif entry.capabilities:
             yield Finding(f"/{entry.path}", "runs with capabilities of the kernel")
 
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
-    """Programs without root's rights can unpack and start the image: enroot, Apptainer, rootless Podman.
+    """Users without root's rights can unpack the image, and enroot gives its containers their GPUs.
 
     What enroot does is in its src/docker.sh and conf/hooks.
     """
@@ -348,27 +333,13 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
         if layer.compression == "zstd":
             text = "is compressed with zstd, which older enroot and umoci cannot read"
             yield Finding(f"layer {number + 1}", text, note=True, layer=number)
-        paths: set[str] = set()
+        paths = {entry.path for entry in layer.entries}
         for entry in layer.entries:
-            paths.add(entry.path)
-            name = entry.path.rpartition("/")[2]
-            if entry.kind == "device" and not entry.path.startswith("dev/"):
-                yield _in_layer(entry, "is a device, which only root can make")
-            elif entry.kind == "hardlink" and entry.target not in paths:
-                yield _in_layer(entry, f"is a hard link to /{entry.target}, which is not before it in its layer")
-            elif entry.owner > MOST_NUMBERS:
-                yield _in_layer(entry, f"belongs to id {entry.owner}; ids in rootless containers end at {MOST_NUMBERS}")
+            folder, _, name = entry.path.rpartition("/")
             if name.startswith(AUFS) and name != OPAQUE:
                 yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
-        for path in sorted(paths):
-            folder, _, name = path.rpartition("/")
-            if name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
-                yield Finding(f"/{path}", f"is a whiteout of what layer {number + 1} brings itself", layer=number)
-    yield from _variables_of_hooks(inspection)
-
-
-def _variables_of_hooks(inspection: Inspection) -> Iterator[Finding]:
-    """Yield variables with which enroot's hooks give a container no GPU, or fail."""
+            elif name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
+                yield _in_layer(entry, "is a whiteout of what its layer brings itself")
     env = inspection.image.env
     capabilities = set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
     if any(elf.gpu for elf in inspection.objects.values()):
@@ -458,9 +429,7 @@ def runs(elf: Elf, capability: str) -> bool:
     return False
 
 
-OCI = "org.opencontainers.image."
-REQUIRED = ("title", "description", "version", "licenses", "base.name")
-ANOTHER_BASE = (f"{OCI}base.name", f"{OCI}base.digest")
+BASE, BASE_DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
 """Labels that `render --base-image` changes."""
 MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
 """Folders that the container runtime mounts."""
@@ -468,36 +437,26 @@ USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
 FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
 """Names of variables whose value is a folder."""
-SECRET_NAMES = re.compile(
-    r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
-)
 PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
 """Name and version of a package that another one provides."""
 
 
-def labels(inspection: Inspection) -> Iterator[Finding]:
-    """The labels say what the image is, what it was built from, and its licences."""
-    inspection.components()  # of an image that was not built here, nothing is known
-    present = inspection.image.labels
-    required = [f"{OCI}{name}" for name in REQUIRED] + ["imagebuild.target", "imagebuild.lock"]
-    yield from (Finding(label, "the label is missing") for label in required if not present.get(label))
-    digest = present.get(f"{OCI}base.digest")
-    if digest and not re.fullmatch(DIGEST, digest):
-        yield Finding(f"{OCI}base.digest", f"{digest!r} is not a digest")
-
-
 def plan(inspection: Inspection) -> Iterator[Finding]:
-    """Versions, axes and lock in the labels are what the plan says now."""
+    """The labels say what the image is, its base, licences, versions, axes and lock, as the plan says now."""
     target = inspection.target
     recipe = inspection.renderer.recipe(target)
     lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
     planned = renderer.image_labels(recipe, lock, "")
     present = inspection.image.labels
     ours = {label for label in present if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
-    for label in sorted({*planned, *ours} - set(ANOTHER_BASE)):
+    for label in sorted({*planned, *ours} - {BASE, BASE_DIGEST}):
         if present.get(label) != planned.get(label):
             is_now, should_be = present.get(label, "absent"), planned.get(label, "absent")
             yield Finding(label, f"is {is_now!r}, the plan says {should_be!r}")
+    if not present.get(BASE):
+        yield Finding(BASE, "the label is missing")
+    if (digest := present.get(BASE_DIGEST)) and not re.fullmatch(DIGEST, digest):
+        yield Finding(BASE_DIGEST, f"{digest!r} is not a digest")
 
 
 def packages(inspection: Inspection) -> Iterator[Finding]:
@@ -535,10 +494,8 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 
 
 def environment(inspection: Inspection) -> Iterator[Finding]:
-    """Folders in variables exist, and no variable holds a secret."""
+    """Folders in variables exist."""
     for name, value in inspection.image.env.items():
-        if SECRET_NAMES.search(name) and value:
-            yield Finding(name, "a variable with the name of a secret has a value")
         folders: list[str] = []
         if name in renderer.FOLDER_LISTS:
             folders = value.split(":")
@@ -618,9 +575,8 @@ ImageRule = Callable[[Inspection], Iterator[Finding]]
 """Statement about images that reading them can refute. The function has its name; the first line of its docstring is
 what passing proves. It yields what contradicts that, and raises NotApplicable if the image cannot be judged."""
 RULES: tuple[ImageRule, ...] = (
-    labels, plan, packages, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
-    not_world_writable, setuid, rootless, architecture, closure, symbol_versions, symbols, one_provider, no_stubs,
-    gpu_code,
+    plan, packages, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
+    not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
 )  # fmt: skip
 
 
@@ -667,7 +623,7 @@ def hash_of_image_checks(project: Project, image: str, components: Iterable[str]
 def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
     """Return the result of every check; the first is that the image can be read."""
     project, labels = inspection.renderer.project, inspection.image.labels
-    name, components = labels.get(f"{OCI}title", ""), components_of(labels)
+    name, components = labels.get("org.opencontainers.image.title", ""), components_of(labels)
     conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
     waivers = [
         (owner, waiver)
@@ -733,29 +689,16 @@ def judge_images(inspections: Sequence[Inspection]) -> tuple[CheckResult, ...]:
     )
 
 
-def read_images(
-    source: Path | Iterable[bytes], renderer: Renderer, plan: Plan, *, platform: str | None = None
-) -> list[Inspection]:
-    """Read the files of an image for every platform that it has, or for one.
+def read_images(found: FoundImage, renderer: Renderer, plan: Plan) -> list[Inspection]:
+    """Read the files of an image for every platform that it has.
 
-    `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
-    saves. `renderer` and `plan` are those of the project to which the image should belong.
-
-    Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
+    `renderer` and `plan` are those of the project to which the image should belong. Raises CommandError if an engine
+    or a registry fails, ResultError if the image cannot be read.
     """
-    try:
-        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            images = oci_image.images_in(source, Path(folder))
-            chosen = [image for image in images if platform in (None, image.platform)]
-            if not chosen:
-                platforms = ", ".join(image.platform for image in images)
-                raise ConfigError(f"the image is not for {platform}, but for {platforms}")
-            inspections = []
-            for image in chosen:
-                began = time.monotonic()
-                read = scan_all(image.layers)
-                inspections.append(Inspection(image, read, renderer, plan, time.monotonic() - began))
-            return inspections
-    except OSError as error:
-        room = "TMPDIR may name a folder with more room"
-        raise ResultError(f"the image cannot be unpacked to be read: {error.strerror or error}; {room}") from None
+    inspections = []
+    with room_explained(found.name):
+        for image in map(found.image, found.platforms):
+            began = time.monotonic()
+            read = scan_all([image.fetch(layer) for layer in image.layers])
+            inspections.append(Inspection(image, read, renderer, plan, time.monotonic() - began))
+    return inspections

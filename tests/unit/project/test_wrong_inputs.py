@@ -236,7 +236,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (edit("variant: devel}", "variant: dev}"), "plan", "matrix.yaml:22: rules.when.variant: no target has 'dev'; did you"),
     (image("aliases: [{tag: 'x/y:z', when: {varint: runtime}}]"), "plan", "aliases.when: unknown axis 'varint'; did you"),
     (image("aliases: [{tag: 'x/y:z', when: {cuda: '13'}}]"), "plan", "when.cuda: only cuda-major is '13'; did you mean"),
-    (image("waivers: [{rule: labels, subject: x, reason: x, when: {arch: arm}}]"), "plan", "waivers.when.arch: no target has 'arm'; did you"),
+    (image("waivers: [{rule: plan, subject: x, reason: x, when: {arch: arm}}]"), "plan", "waivers.when.arch: no target has 'arm'; did you"),
     (edit('library: "1.2"', 'library: {when: {os: debian12}, version: "1"}'), "plan", "versions.library.when.os: no target"),
     (edit('library: "1.2"', 'library: {when: {cuda: "<9"}, version: "1"}'), "plan", "add `library: VERSION`, or a rule that"),
     (component("supports: [{when: {arch: amd64}, reason: x}]\n"), "plan", "component.yaml:7: supports.when: unknown axis"),
