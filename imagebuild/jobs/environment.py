@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple, cast, get_args
 
-from packaging.version import Version
-
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs.facts import (
@@ -216,25 +214,13 @@ NOT_OF_NCCL = ("NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_IBEX
 """Beginnings of variables that nccl-tests or plug-ins read, and NCCL does not."""
 
 
-def lint(variables: Iterable[Variable], table: NcclVariables, nccl: str) -> list[str]:
+def lint(variables: Iterable[Variable], known: NcclVariables) -> list[str]:
     """Return `warning: …` for variables that NCCL does not read."""
-    older = [release for release in table.releases if Version(release) <= Version(nccl)]
-    release = older[-1] if older else table.releases[0]
-    position = table.releases.index
     messages = []
     for variable in variables:
         name = variable.name
-        if not name.startswith("NCCL_") or name.startswith(NOT_OF_NCCL):
-            continue
-        row = table.names.get(name)
-        if row is None:
-            near = get_close_matches(name, table.names, n=1, cutoff=0.85)
+        if name.startswith("NCCL_") and not name.startswith(NOT_OF_NCCL) and name not in known.names:
+            near = get_close_matches(name, known.names, n=1, cutoff=0.85)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}{hint}")
-        elif release in row.absent or not position(row.since) <= position(release) <= position(row.until):
-            readers = f"releases {row.since} to {row.until} do"
-            messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}; {readers}")
-    if messages and release != nccl:
-        where = "the nearest release in the table of NCCL's variables"
-        messages.append(f"note: the image has NCCL {nccl}; its variables were looked up for {release}, {where}")
+            messages.append(f"warning: {variable.where}: NCCL {known.release} does not read {name}{hint}")
     return messages

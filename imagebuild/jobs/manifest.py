@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from functools import cache
 from importlib import resources
 
@@ -18,15 +17,13 @@ import jinja2
 from markupsafe import Markup
 
 from imagebuild.core.fields import Model
-from imagebuild.jobs.facts import JobRequest, Security
+from imagebuild.jobs.facts import Security
 from imagebuild.jobs.job import Job
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
 """Texts that need no quotes in YAML, except `NOT_TEXT`."""
 NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 """Words that some readers of YAML take for a boolean or for nothing."""
-OPTION_NAMES = {"features": "feature", "components": "with", "settings": "param"}
-"""Field of a request → its option, where that has another name."""
 
 
 def job_text(job: Job) -> str:
@@ -35,22 +32,6 @@ def job_text(job: Job) -> str:
         return _fill(quote_shell, "slurm.sh.j2", job)
     scripts = {name: _fill(quote_shell, f"{name}.sh.j2", job) for name in ("launcher", "worker")}
     return _fill(quote_yaml, f"{job.request.scheduler}.yaml.j2", job, **scripts)
-
-
-def command(request: JobRequest) -> str:
-    """Return the command that makes the job again, with its options in a fixed order."""
-    words = ["imagebuild", "job", request.scheduler]
-    for option in fields(request)[1:]:
-        value, name = getattr(request, option.name), f"--{OPTION_NAMES.get(option.name, option.name)}"
-        if value == option.default:
-            continue
-        if option.name == "features":
-            words += [name, ",".join(value)]
-        elif isinstance(value, tuple):
-            words += [word for text in value for word in (name, text)]
-        else:
-            words += [name] if value is True else [name, str(value)]
-    return shlex.join(words)
 
 
 def report_options(job: Job) -> list[str]:
@@ -131,7 +112,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
     kube = job.cluster.kubernetes
     more = {
         "claim": f"{job.name}-channel",
-        "command": command(job.request),
+        "command": shlex.join(["imagebuild", *job.request.words]),
         "report_options": report_options(job),
         "kube": kube,
         "grouped": kube.gang in ("volcano", "coscheduling"),

@@ -146,7 +146,7 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path, stac
         if value:
             raise ConfigError(f"{option}: only with --runner exec:PREFIX; the docker runner starts the image itself")
     if request.image is None:
-        raise ConfigError("no image given; name a tag, a digest, a target's id or an OCI layout")
+        raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if path is None:
         client = engine.connect_engine(engine.find_engine())
         if request.pull and not subject.target_with_id(plan, request.image):

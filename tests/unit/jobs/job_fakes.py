@@ -36,7 +36,9 @@ def profiles() -> dict[str, Profile]:
 def request(line: str) -> JobRequest:
     """The request of a command's arguments; without `--image`, it is for `IMAGE`."""
     scheduler, *words = shlex.split(line)
-    options: dict[str, Any] = {"scheduler": scheduler, "settings": ()}
+    if "--image" not in words and "--container none" not in line:
+        words += ["--image", IMAGE]
+    options: dict[str, Any] = {"scheduler": scheduler, "settings": (), "words": ("job", scheduler, *words)}
     while words:
         option = words.pop(0).removeprefix("--")
         if option == "collect":
@@ -48,9 +50,7 @@ def request(line: str) -> JobRequest:
         else:
             options[option] = int(words.pop(0)) if option in ("nodes", "racks") else words.pop(0)
     options.setdefault("fabric", default_fabric(profiles()[options["profile"]], facts().fabrics))
-    if "image" not in options:
-        options.pop("registry", None)
-    return JobRequest(**{"image": None if options.get("container") == "none" else IMAGE, **options})
+    return JobRequest(**options)
 
 
 def job(line: str, facts_: JobFacts | None = None) -> Job:

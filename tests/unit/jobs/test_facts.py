@@ -98,12 +98,6 @@ def test_conditions_can_use_exactly_what_jobs_know() -> None:
     assert set(conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
 
 
-def test_the_table_of_nccl_variables() -> None:
-    table = facts().nccl_variables.names
-    assert {"NCCL_IB_HCA", "NCCL_GDRCOPY_ENABLE"} < set(table)
-    assert len(table) > 250
-
-
 @pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, SchedulerFacts])
 def test_schemas(model: type[Model], golden: Callable[[str, str], None]) -> None:
     name = model.__name__.removesuffix("Facts").removeprefix("Job").lower()

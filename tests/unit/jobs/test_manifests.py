@@ -333,14 +333,6 @@ def test_what_a_cluster_says_is_in_its_objects(
     assert [words for words in expected if words not in made] == []
 
 
-def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
-    known = facts_of_cluster(tmp_path, kubernetes={"gang": "kueue", "queue": "q", "kueue-topology": True})
-    note = "note: kueue-topology is ignored, as NVLink of h100 ends at the node"
-    assert job("mpijob --profile h100 --cluster ours", known).messages == (note,)
-    for line in ("mpijob --profile gb200-nvl72", "slurm --profile h100"):
-        assert job(f"{line} --cluster ours", known).messages == ()
-
-
 @pytest.mark.parametrize(
     ("line", "kubernetes", "reason"),
     [
