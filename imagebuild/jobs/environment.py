@@ -129,36 +129,32 @@ class Parameter(NamedTuple):
     form: Form
     containers: tuple[Container, ...] = get_args(Container)
     """What runs the ranks of jobs that have it."""
-    whose: str = ""
-    """Who has it, where not all jobs do."""
 
 
-_SLURM: tuple[tuple[Container, ...], str] = (("pyxis", "none"), "only jobs of Slurm have it")
-_KUBERNETES: tuple[tuple[Container, ...], str] = (("kubernetes",), "only jobs of Kubernetes have it")
+_SLURM: tuple[Container, ...] = ("pyxis", "none")
+_KUBERNETES: tuple[Container, ...] = ("kubernetes",)
 _COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
 _IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
 _VERSION = Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65")
+_RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8")
 PARAMETERS: Mapping[str, Parameter] = {
-    **{name: Parameter(form, *_SLURM) for name, form in SLURM_FORMS.items()},
-    "cpu": Parameter(CPUS, *_KUBERNETES),
-    "cpus-per-task": Parameter(_COUNT, *_SLURM),
-    "driver": Parameter(_VERSION, ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
+    **{name: Parameter(form, _SLURM) for name, form in SLURM_FORMS.items()},
+    "cpu": Parameter(CPUS, _KUBERNETES),
+    "cpus-per-task": Parameter(_COUNT, _SLURM),
+    "driver": Parameter(_VERSION, ("kubernetes", "pyxis")),
     "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),
-    "images": Parameter(_IMAGES, ("pyxis",), "only pyxis keeps images in a folder"),
+    "images": Parameter(_IMAGES, ("pyxis",)),
     "interface": Parameter(Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0")),
     "json": Parameter(Form("yes|no", "yes or no")),
-    "memory": Parameter(QUANTITY, *_KUBERNETES),
+    "memory": Parameter(QUANTITY, _KUBERNETES),
     "min-bw": Parameter(Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350")),
     "minutes": Parameter(_COUNT),
     "name": Parameter(Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter")),
     "plugin": Parameter(Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx")),
     "programs": Parameter(Form("/[A-Za-z0-9_./-]+", "a folder that begins with /")),
     "rack-nodes": Parameter(_COUNT),
-    "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), *_KUBERNETES),
-    "resource": Parameter(
-        Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8"),
-        *_KUBERNETES,
-    ),
+    "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), _KUBERNETES),
+    "resource": Parameter(_RESOURCE, _KUBERNETES),
     "suffix": Parameter(Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _")),
 }
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
@@ -199,7 +195,8 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
         parameter = PARAMETERS[name]
         if container not in parameter.containers:
-            raise ConfigError(f"--param {name}: {parameter.whose}; leave it out")
+            where = " or ".join(parameter.containers)
+            raise ConfigError(f"--param {name}: is for {where} only, and this job has {container}; leave it out")
         if name in parameters:
             raise ConfigError(f"--param {name}: given twice; leave one out")
         if not re.fullmatch(parameter.form.pattern, value):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,15 +98,6 @@ def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
         if ("/" in name or name.startswith("hugepages-")) and not re.fullmatch(COUNT.pattern, amount):
             raise ValueError(f"{name}: must be {COUNT.words}")
     return amounts
-
-
-def _shell_command(text: str) -> str:
-    """Return a command of a shell. Raises ValueError if a quote in it has no end."""
-    try:
-        shlex.split(text, comments=True)
-    except ValueError as error:
-        raise ValueError(f"is not a shell command: {error}") from None
-    return text
 
 
 COLLECTIVES = get_args(Collective)
@@ -435,7 +425,7 @@ class Slurm(SlurmOptions):
         "$HOME/.cache/imagebuild"
     )
     """Folder, shared by all nodes, for images that pyxis starts; it may contain variables of the shell."""
-    before: Annotated[Text, AfterValidator(_shell_command)] | None = None
+    before: Text | None = None
     """Shell command that the batch script runs first; it ends the job if it fails."""
     task_prolog: Folder | None = None
     """Program that srun runs before each rank."""
@@ -563,19 +553,16 @@ def _load_all(
 def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fabric]], mistakes: Mistakes) -> None:
     """Add a mistake for each volume of a cluster whose name or path another one in the same pod has."""
     for name, fabric in fabrics.items():
-        sources: list[tuple[tuple[str, ...], tuple[Volume, ...]]] = [((), fabric.model.pod.volumes)]
-        sources.append((("kubernetes", "volumes"), cluster.model.kubernetes.volumes))
-        sources.append(
-            (("fabrics", name, "pod", "volumes"), cluster.model.fabrics.get(name, ClusterFabric()).pod.volumes)
-        )
-        names, mounts = {"dshm", *(v.name for s in fabric.model.pod.sidecars for v in s.volumes)}, {"/dev/shm"}  # noqa: S108
-        for path, volumes in sources:
-            for i, volume in enumerate(volumes):
-                if volume.name in names or volume.mount in mounts:
-                    problem = "another volume of the pod has this name or path"
-                    mistakes.add(cluster.at(*path, i), f"{dotted_key((*path, i))}: {problem}")
-                names.add(volume.name)
-                mounts.add(volume.mount)
+        pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
+        taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
+        taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
+        places = {("kubernetes", "volumes"): cluster.model.kubernetes.volumes}
+        places |= {("fabrics", name, "pod", "volumes"): site.volumes}
+        for path, i, volume in ((path, i, volume) for path, own in places.items() for i, volume in enumerate(own)):
+            if taken & {volume.name, volume.mount}:
+                problem = "another volume of the pod has this name or path"
+                mistakes.add(cluster.at(*path, i), f"{dotted_key((*path, i))}: {problem}")
+            taken |= {volume.name, volume.mount}
 
 
 def _check_conditions(file: YamlFile[Any], known: set[str], mistakes: Mistakes) -> None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, prod
 from typing import Any, Literal
 
 from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
@@ -201,7 +200,8 @@ class Job:
         plugin = asked or self.site.plugin or self.fabric.plugin
         for name, feature in self.features.items():
             if feature.plugin and asked not in (None, feature.plugin):
-                raise ConfigError(f"--param plugin={plugin}: --feature {name} needs the plug-in {feature.plugin}; leave one of them out")
+                problem = f"--feature {name} needs the plug-in {feature.plugin}"
+                raise ConfigError(f"--param plugin={plugin}: {problem}; leave one of them out")
             plugin = feature.plugin or plugin
         return plugin
 
@@ -378,7 +378,9 @@ class Job:
         value, profile, collectives = self.parameters.get("min-bw"), self.profile, self.test.collectives
         if value and len(collectives) > 1:
             raise ConfigError("--param min-bw: collectives of the test reach different rates; test one collective")
-        least: dict[str, Least] = {collectives[0]: Least(value, "GB/s, by --param min-bw")} if value else {}
+        if value:
+            return {collectives[0]: Least(value, "GB/s, by --param min-bw")}
+        least: dict[str, Least] = {}
         if not (self.comparable and self.test.max_bytes.endswith("G")):  # smaller messages show latency
             return least
         try:
@@ -387,14 +389,9 @@ class Job:
             return least
         for collective in collectives:
             ceilings = class_ceilings(collective, self.run_ranks, layout.domains, layout.hardware)
-            highest = max((ceiling.value for ceiling in ceilings), default=inf)
             references = profile.references_at(collective, self.run_ranks, self.run_nodes)
             known = [reference for reference in references if not reference.forced]
-            if value:
-                if float(value) > highest:
-                    reach = f"{profile.name} reaches at most {highest:.1f} GB/s"
-                    raise ConfigError(f"--param min-bw={value}: {reach}; ask for less")
-            elif known:
+            if known:
                 rate = known[-1].rate * known[-1].tolerance
                 least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
             elif floor := floor_of(profile, layout, ceilings):
@@ -417,24 +414,11 @@ class Job:
     @cached_property
     def slurm_options(self) -> Mapping[str, str]:
         """Return options of sbatch: of each the first value that `--param`, the GPU's nodes and the cluster have."""
-        if self.request.scheduler != "slurm":
-            return {}
-        parameters, nodes, slurm, gpus = self.parameters, self.nodes, self.cluster.slurm, self.profile.node.gpus
         values = {
-            name: parameters.get(name) or getattr(nodes, name) or getattr(slurm, name)
+            name: self.parameters.get(name) or getattr(self.nodes, name) or getattr(self.cluster.slurm, name)
             for name in SlurmOptions.model_fields
         }
-        options = {name: value for name, value in values.items() if value}
-        if gres := options.get("gres"):
-            counts = re.findall(r"\bgpu(?::[0-9]*[A-Za-z_][^:,]*)?(?::([0-9]+))?(?=,|$)", gres)
-            if (asked := sum(int(count or 1) for count in counts)) != gpus:
-                raise ConfigError(f"gres={gres}: asks for {asked} GPUs of a node; {self.profile.name} has {gpus}")
-        if nodelist := options.get("nodelist"):
-            hosts, wanted = count_hosts(nodelist), self.scale.nodes
-            if hosts != wanted:
-                why = "sbatch would add others" if hosts < wanted else "sbatch would start the job on all of them"
-                raise ConfigError(f"nodelist={nodelist}: names {hosts} nodes, and the job has {wanted}; {why}")
-        return options
+        return {name: value for name, value in values.items() if value}
 
     @cached_property
     def rack_names(self) -> tuple[str, ...]:
@@ -443,7 +427,8 @@ class Job:
         if names and not self.mnnvl:
             raise ConfigError(f"--param racks: NVLink of {self.profile.name} ends at the node; leave it out")
         if names and len(set(names)) != racks:
-            raise ConfigError(f"--param racks={','.join(names)}: names {len(set(names))}, but the job needs {racks}; name each once")
+            problem = f"names {len(set(names))}, but the job needs {racks}"
+            raise ConfigError(f"--param racks={','.join(names)}: {problem}; name each once")
         return names
 
     @cached_property
@@ -484,20 +469,14 @@ class Job:
         own["nvidia.com/gpu"] = str(self.profile.node.gpus)
         others = {name: amounts[name] for name in sorted(amounts) if name not in own}
         sidecars = (*fabric.sidecars, *site.sidecars)
-        containers: dict[str, Mapping[str, str | None]] = {f" of sidecar {s.name}": s.resources for s in sidecars}
-        for container, has in {"": own, **containers}.items():
-            if kube.quota and (lacking := [name for name in ("cpu", "memory") if not has.get(name)]):
-                where = f"cluster {self.request.cluster} has a quota, which needs {' and '.join(lacking)}{container}"
-                place = "`resources` of the sidecar" if container else f"nodes.{self.gpu} in the cluster's file"
-                raise ConfigError(f"{where}; add it to {place}")
-        if any(name.startswith("hugepages-") for name in others) and not (own["cpu"] or own["memory"]):
-            problem = "Kubernetes takes hugepages only beside cpu or memory"
-            raise ConfigError(f"{problem}; add one to nodes.{self.gpu} in the cluster's file, or --param memory=")
+        containers: dict[str, Mapping[str, str | None]] = {f"nodes.{self.gpu} in the cluster's file": own}
+        containers |= {f"`resources` of the sidecar {sidecar.name}": sidecar.resources for sidecar in sidecars}
+        for place, has in containers.items():
+            if kube.quota and not (has.get("cpu") and has.get("memory")):
+                problem = "has a quota, which needs cpu and memory of all containers"
+                raise ConfigError(f"cluster {self.request.cluster} {problem}; add them to {place}")
         annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
         networks, cards = site.networks or fabric.networks, site.card_networks or fabric.card_networks
-        if kube.host_network and (networks or cards):
-            where = f"cluster {self.request.cluster}, --fabric {self.request.fabric}"
-            raise ConfigError(f"{where}: with host-network pods have the node's network and get no others")
         if networks:
             split = (network.rpartition("/") for network in networks)
             pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in split]
@@ -537,15 +516,6 @@ class Job:
         if image.nccl is None:
             messages.append(f"note: the version of NCCL is not known, so {self.nccl} is assumed; name it with --nccl")
         return tuple(messages)
-
-
-def count_hosts(text: str) -> int:
-    """Return how many nodes a text such as `n[01-04],n9` names."""
-    total = 0
-    for expression in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        ranges = (re.findall(r"(\d+)(?:-(\d+))?", part) for part in re.findall(r"\[([^\]]*)\]", expression))
-        total += prod(sum(int(last or first) - int(first) + 1 for first, last in numbers) for numbers in ranges)
-    return total
 
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:

@@ -10,6 +10,7 @@ from imagebuild.cli import ProjectFiles, offer_of_plan
 from tests.conftest import ROOT
 from tests.unit.conftest import Call
 
+
 def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     line = "job slurm --profile h100 --param NCCL_FOO=1 --feature debug --registry ghcr.io/acme --param minutes=45"
