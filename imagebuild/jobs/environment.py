@@ -17,6 +17,7 @@ from imagebuild.jobs.facts import (
     QUANTITY,
     SLURM_FORMS,
     VALUE,
+    VALUE_FORM,
     Container,
     FactLayer,
     Form,
@@ -176,13 +177,8 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
                 )
             if any(variable.name == name for variable in variables):
                 raise ConfigError(f"--param {name}: given twice; leave one out")
-            if bad := next((c for c in value if c in "'\"\\`" or not c.isprintable()), None):
-                raise ConfigError(
-                    f"--param {name}: the value contains {bad!r}, which shells or files on its way would interpret; "
-                    "leave it out"
-                )
-            if "$" in value:
-                raise ConfigError(f"--param {name}: the value contains '$'; write the text that it stands for")
+            if "$" in value or not re.fullmatch(VALUE_FORM.pattern, value):
+                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
             why, replaces = "set on the command line", bool(match["replace"])
             variables.append(
                 Variable(name, value, why, "--param", f"--param {name}", cast(Scope, scope), replaces=replaces)

@@ -47,7 +47,8 @@ class Form:
 
 Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
 # A shell or a file on the way to the rank would interpret quotes and backslashes.
-Value = Annotated[str, Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")]
+VALUE_FORM = Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")
+Value = Annotated[str, VALUE_FORM]
 Bytes = Annotated[str, Form("[1-9][0-9]*[KMG]?", "a size as nccl-tests takes it, such as 512M")]
 
 # Texts as Kubernetes wants them; its API server refuses others.
@@ -556,7 +557,9 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
         pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
         taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
         taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
-        places = {("kubernetes", "volumes"): cluster.model.kubernetes.volumes}
+        places: dict[tuple[str, ...], tuple[Volume, ...]] = {
+            ("kubernetes", "volumes"): cluster.model.kubernetes.volumes
+        }
         places |= {("fabrics", name, "pod", "volumes"): site.volumes}
         for path, i, volume in ((path, i, volume) for path, own in places.items() for i, volume in enumerate(own)):
             if taken & {volume.name, volume.mount}:

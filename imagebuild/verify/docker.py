@@ -298,23 +298,27 @@ class DockerRunner(Runner):
     name = "docker"
     one_host = True
 
-    def __init__(self, client: DockerClient) -> None:
-        self.client = client
+    def __init__(self, connect: Callable[[], DockerClient]) -> None:
+        self.connect = connect
 
     @contextmanager
     def session(self, image: Subject) -> Iterator[DockerSession]:
-        """Start a container of the image. Raises CannotRun if the image lacks what that needs."""
+        """Start a container of the image. Raises CannotRun without an engine, or if the image lacks what that needs."""
+        try:
+            client = self.connect()
+        except CommandError as error:
+            raise CannotRun(str(error)) from None
         with ExitStack() as stack:
             reference = image.reference
             if reference is None:
                 assert image.found, "an image is in the engine's store, or its files are found"
-                reference = stack.enter_context(loaded(self.client, image.found))
+                reference = stack.enter_context(loaded(client, image.found))
             with engine.sdk_errors_explained("docker info"):
-                info = self.client.info()
+                info = client.info()
             problem = ""
             for options in container_options(info):
                 try:
-                    container = stack.enter_context(engine.sleeping_container(self.client, reference, **options))
+                    container = stack.enter_context(engine.sleeping_container(client, reference, **options))
                     break
                 except CommandError as error:
                     problem = str(error)

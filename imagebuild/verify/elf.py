@@ -226,10 +226,8 @@ class Loader:
         return result
 
     def _elf(self, path: str) -> Elf:
-        """Return the content of a program or library that exists."""
         entry = self._tree.find(path)
-        assert entry
-        assert entry.elf
+        assert entry and entry.elf, "a program or library that exists"  # noqa: PT018
         return entry.elf
 
     def _search(self, name: str, by: _LoadedFile) -> str | None:
@@ -260,13 +258,11 @@ class Loader:
         return path if entry and entry.elf and entry.elf.machine == by.machine else None
 
     def _expand(self, text: str, by: _LoadedFile) -> str:
-        """Fill in $ORIGIN, $LIB and $PLATFORM in a run path of a file."""
-        # $ORIGIN of a program is the folder that links lead to; that of a library is the folder it was found in.
+        """Fill in $ORIGIN in a run path of a file."""
+        # That of a program is the folder that links lead to; that of a library is the folder it was found in.
         path = by.path if by.by else self._tree.resolve(by.path) or by.path
-        triplet = TRIPLETS.get(by.elf.machine, "")
-        lib = f"lib/{triplet}" if self._tree.is_folder(f"usr/lib/{triplet}") else "lib64"
-        values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": lib, "PLATFORM": triplet.partition("-")[0]}
-        return re.sub(r"\$\{?(ORIGIN|LIB|PLATFORM)\}?", lambda match: values[match[1]], text)
+        origin = "/" + path.rpartition("/")[0]
+        return re.sub(r"\$\{?ORIGIN\}?", lambda _: origin, text)
 
     def _defaults(self, machine: int) -> list[str]:
         triplet = TRIPLETS.get(machine)

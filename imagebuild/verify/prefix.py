@@ -85,18 +85,15 @@ class ExecSession(Session):
         self.prefix: Sequence[str] = runner.prefix
         self.starts_ranks = "srun" in program_names(self.prefix)
         probe = run_probe(self._start, f"--runner {runner.name}")
-        slurm = self.starts_ranks or ("srun" in probe["tool"] and bool(probe["job"]))
-        why = {"slurm": "neither an srun in an allocation nor one in the prefix", "nodes": "--hosts names no nodes"}
+        why = {"slurm": "no srun in the prefix", "nodes": "--hosts names no nodes"}
         self.nodes = runner.hosts or tuple(" ".join(probe["hostlist"]).split()) or ("localhost",)
-        super().__init__(probe, surroundings_of(probe, runner.name, nodes=len(self.nodes), slurm=slurm, why=why))
+        super().__init__(
+            probe, surroundings_of(probe, runner.name, nodes=len(self.nodes), slurm=self.starts_ranks, why=why)
+        )
 
     def run(self, command: Command) -> Execution:
         """Run a command. Raises CommandError if it cannot be started."""
-        prefix, launcher = self.prefix, list[str]()
-        if command.ranks > 1 and self.starts_ranks:
-            prefix = with_ranks(prefix, command.ranks, command.nodes)
-        elif command.ranks > 1:
-            launcher = with_ranks(["srun"], command.ranks, command.nodes)
+        prefix = with_ranks(self.prefix, command.ranks, command.nodes) if command.ranks > 1 else self.prefix
         token = uuid.uuid4().hex
 
         def start(argv: Sequence[str], sink: OutputSink, timeout_s: float) -> int | None:
@@ -113,7 +110,7 @@ class ExecSession(Session):
             return status
 
         nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
-        return self.execution(command, start, self.prefix, nodes=nodes, launcher=launcher)
+        return self.execution(command, start, self.prefix, nodes=nodes)
 
     def _start(self, argv: Sequence[str], sink: OutputSink, timeout_s: float, prefix: Sequence[str] = ()) -> int | None:
         return run.run_with_deadline(command_line(prefix or self.prefix, argv), sink, timeout_s + CONNECT_S)

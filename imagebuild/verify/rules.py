@@ -49,7 +49,6 @@ class Inspection:
 
     @cached_property
     def tree(self) -> Tree:
-        """Return the files that a container sees."""
         return Tree(self.layers)
 
     @cached_property
@@ -59,7 +58,6 @@ class Inspection:
 
     @cached_property
     def loader(self) -> Loader:
-        """Return the loader of a container of the image."""
         return Loader(self.tree, self.image.env)
 
     @cached_property
@@ -141,28 +139,21 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
 
     A library in no folder of the loader may rely on what its program has loaded; a program may not.
     """
-    for_program: set[tuple[str, str]] = set()
-    alone: dict[tuple[str, str], None] = {}
-    used: set[str] = set()
-    for _, elf, loaded in closures(inspection):
-        missing = [(who, name) for who, name in loaded.missing if not DRIVER.search(name)]
-        if elf.interpreter:
-            for_program.update(missing)
-            used.update(path for path in loaded.libraries.values() if path)
-        alone.update(dict.fromkeys(missing))
-    folders = set(inspection.loader.folders(inspection.machine))
+    tree, folders = inspection.tree, set(inspection.loader.folders(inspection.machine))
     provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
-    for who, name in alone:
-        elsewhere = provided.get(name)
-        if (who, name) in for_program or not elsewhere:
-            where = f"which the loader does not find in /{elsewhere}" if elsewhere else "which is nowhere in the image"
-            yield Finding(f"/{who}", f"needs {name}, {where}")
+    programs = [loaded for _, elf, loaded in closures(inspection) if elf.interpreter]
+    used = {path for loaded in programs for path in loaded.libraries.values()}
+    needed = {pair for loaded in programs for pair in loaded.missing}
+    missing = dict.fromkeys(pair for _, _, loaded in closures(inspection) for pair in loaded.missing)
+    for who, name in missing:
+        if DRIVER.search(name):
             continue
-        text = f"needs {name}, which the loader does not find in /{elsewhere}"
-        if inspection.tree.resolve(who.rpartition("/")[0]) in folders and who not in used:
-            yield Finding(f"/{who}", text)
+        where = f"which the loader does not find in /{provided[name]}" if name in provided else "which is nowhere"
+        on_path = tree.resolve(who.rpartition("/")[0]) in folders and who not in used
+        if (who, name) in needed or name not in provided or on_path:
+            yield Finding(f"/{who}", f"needs {name}, {where}")
         else:
-            yield Finding(f"/{who}", f"{text}; whatever loads it must have loaded that before", note=True)
+            yield Finding(f"/{who}", f"needs {name}, {where}; what loads it must have loaded that before", note=True)
 
 
 def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
@@ -183,9 +174,8 @@ def one_provider(inspection: Inspection) -> Iterator[Finding]:
     for soname, paths in sorted(providers.items()):
         if len(paths) > 1:
             files = ", ".join(f"/{path}" for path in sorted(paths))
-            layers_of = [entry.layer for path in paths if (entry := inspection.tree.get(path))]
-            text = f"is in several files where the loader looks: {files}"
-            yield Finding(soname, text, layer=max(layers_of, default=None))
+            layer = max(entry.layer for path in paths if (entry := inspection.tree.get(path)))
+            yield Finding(soname, f"is in several files where the loader looks: {files}", layer=layer)
 
 
 def no_stubs(inspection: Inspection) -> Iterator[Finding]:
@@ -401,14 +391,9 @@ def describe_code(elf: Elf) -> str:
     for kind, name in {"code": "code", "ptx": "PTX"}.items():
         capabilities = {part.capability for part in elf.gpu if part.kind == kind}
         if capabilities:
-            listed = sorted(capabilities, key=lambda capability: (_number(capability), capability))
+            listed = sorted(capabilities, key=lambda capability: (int(capability.rstrip("af")), capability))
             parts.append(f"{name} for {', '.join(listed)}")
     return "; ".join(parts)
-
-
-def _number(capability: str) -> int:
-    """Return a compute capability without its suffix: 90 for `90a`."""
-    return int(re.sub(r"\D", "", capability))
 
 
 def runs(elf: Elf, capability: str) -> bool:
@@ -417,9 +402,9 @@ def runs(elf: Elf, capability: str) -> bool:
     Code of X.y runs on X.z from z = y on, with the suffix `a` on X.y only; PTX is compiled for all later ones, with the
     suffix `f` for those of its family.
     """
-    wanted = _number(capability)
+    wanted = int(capability.rstrip("af"))
     for part in elf.gpu:
-        compiled = _number(part.capability)
+        compiled = int(part.capability.rstrip("af"))
         if compiled == wanted:
             return True
         if part.capability.endswith("a") or compiled > wanted:
@@ -437,8 +422,6 @@ USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
 FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
 """Names of variables whose value is a folder."""
-PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
-"""Name and version of a package that another one provides."""
 
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
@@ -457,32 +440,6 @@ def plan(inspection: Inspection) -> Iterator[Finding]:
         yield Finding(BASE, "the label is missing")
     if (digest := present.get(BASE_DIGEST)) and not re.fullmatch(DIGEST, digest):
         yield Finding(BASE_DIGEST, f"{digest!r} is not a digest")
-
-
-def packages(inspection: Inspection) -> Iterator[Finding]:
-    """Packages that the plan names are installed, in its versions."""
-    recipe = inspection.renderer.recipe(inspection.target)
-    wanted = [text.strip("'") for text in renderer.package_arguments(recipe, inspection.renderer.project.lock)]
-    installed = installed_packages(inspection)
-    for text in wanted:
-        name, _, version = text.partition("=")
-        installed_version = installed.get(name.partition(":")[0])
-        if installed_version is None:
-            yield Finding(name, "the package is not installed")
-        elif version and not fnmatch(installed_version, version):
-            yield Finding(name, f"version {installed_version} is installed, the plan says {version}")
-
-
-def installed_packages(inspection: Inspection) -> dict[str, str]:
-    """Return package → version, with packages that others provide. Raises NotApplicable without dpkg's list."""
-    entry = inspection.tree.find("var/lib/dpkg/status")
-    if entry is None or entry.text is None:
-        raise NotApplicable("the image has no packages of dpkg")
-    from imagebuild.core import debian  # noqa: PLC0415 - most images are looked at for one thing, and few for this
-
-    packages = debian.installed_packages(entry.text.decode("utf-8", "replace"))
-    provided = {name: version for package in packages for name, version in PROVIDED.findall(package.provides)}
-    return provided | {package.name: package.version for package in packages}
 
 
 def licenses(inspection: Inspection) -> Iterator[Finding]:
@@ -575,7 +532,7 @@ ImageRule = Callable[[Inspection], Iterator[Finding]]
 """Statement about images that reading them can refute. The function has its name; the first line of its docstring is
 what passing proves. It yields what contradicts that, and raises NotApplicable if the image cannot be judged."""
 RULES: tuple[ImageRule, ...] = (
-    plan, packages, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
+    plan, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
     not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
 )  # fmt: skip
 
@@ -625,59 +582,47 @@ def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
     project, labels = inspection.renderer.project, inspection.image.labels
     name, components = labels.get("org.opencontainers.image.title", ""), components_of(labels)
     conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
-    waivers = [
-        (owner, waiver)
-        for owner, waiver in (declared_waivers(project, name, components) if components else ())
-        if matches(waiver.when, conditions)
-    ]
-    judged = (
-        _judge_rule(rule, inspection, [(owner, w) for owner, w in waivers if w.rule == rule_name(rule)])
-        for rule in RULES
-    )
+    declared = declared_waivers(project, name, components) if components else ()
+    waivers = [(owner, waiver) for owner, waiver in declared if matches(waiver.when, conditions)]
     sha256 = hash_of_image_checks(project, name, components)
-    readable = _result("readable", (), (), inspection.seconds)
+    readable = CheckResult(component=IMAGE, check="readable", outcome="passed", seconds=round(inspection.seconds, 3))
+    judged = (_judge_rule(rule, inspection, [w for w in waivers if w[1].rule == rule_name(rule)]) for rule in RULES)
     return tuple(result.model_copy(update={"sha256": sha256}) for result in (readable, *judged))
 
 
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
     """Return the result of a rule; `waivers` are those of this rule with the components or images that declare them."""
     began = time.monotonic()
+    result = CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped")
     try:
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
-        return CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped", reason=str(reason))
-    of_base = [] if rule in WHOEVER_BROUGHT_IT else [f for f in findings if not f.note and inspection.is_of_base(f)]
-    findings = [finding for finding in findings if finding not in set(of_base)]
-    faults, waived = [], []
-    notes = [f"{finding} (no fault)" for finding in findings if finding.note]
-    unused = [f"{waiver.subject}: {owner} waives what is not there; remove the waiver" for owner, waiver in waivers]
+        return result.model_copy(update={"reason": str(reason)})
+    faults, waived, notes, of_base = [], [], [], []
+    unused = {waiver.subject: f"{owner} waives what is not there; remove the waiver" for owner, waiver in waivers}
     for finding in findings:
+        fitting = next((w for w in waivers if fnmatchcase(finding.subject, w[1].subject)), None)
         if finding.note:
-            continue
-        fitting = (i for i, (_, waiver) in enumerate(waivers) if fnmatchcase(finding.subject, waiver.subject))
-        if (i := next(fitting, None)) is None:
-            faults.append(str(finding))
+            notes.append(f"{finding} (no fault)")
+        elif rule not in WHOEVER_BROUGHT_IT and inspection.is_of_base(finding):
+            of_base.append(f"{finding} (base image)")
+        elif fitting:
+            owner, waiver = fitting
+            unused.pop(waiver.subject, None)
+            waived.append(f"{finding} (waived: {owner}: {waiver.reason})")
         else:
-            unused[i] = ""
-            waived.append(f"{finding} (waived: {waivers[i][0]}: {waivers[i][1].reason})")
+            faults.append(str(finding))
     if of_base:
         notes.append(f"the base image has {len(of_base)} more in its own layers, which are not judged:")
-        notes += [f"{finding} (base image)" for finding in of_base]
-    lines = [*faults, *waived, *filter(None, unused), *notes]
-    return _result(rule_name(rule), faults, lines, time.monotonic() - began)
-
-
-def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: float) -> CheckResult:
-    shown = [*lines[:SHOWN], *([f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]
+    lines = [*faults, *waived, *(f"{subject}: {text}" for subject, text in unused.items()), *notes, *of_base]
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
-    return CheckResult(
-        component=IMAGE,
-        check=name,
-        outcome="failed" if faults else "passed",
-        reason=f"{faults[0]}{more}" if faults else "",
-        output="\n".join(shown),
-        seconds=round(seconds, 3),
-    )
+    return result.model_copy(
+        update={
+            "outcome": "failed" if faults else "passed", "reason": f"{faults[0]}{more}" if faults else "",
+            "output": "\n".join(lines[:SHOWN] + [f"… and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)),
+            "seconds": round(time.monotonic() - began, 3),
+        }
+    )  # fmt: skip
 
 
 def judge_images(inspections: Sequence[Inspection]) -> tuple[CheckResult, ...]:

@@ -71,7 +71,7 @@ class Execution:
 
 # What a host has
 
-TOOLS = ("bash", "nvidia-smi", "scontrol", "setpriv", "srun", "ssh", "ssh-keygen", "sshd", "timeout")
+TOOLS = ("bash", "nvidia-smi", "setpriv", "ssh", "ssh-keygen", "sshd", "timeout")
 PROBE_TIMEOUT_S = 60
 PROBE_PREFIX = "imagebuild-probe:"
 PROBE = f"""\
@@ -176,12 +176,10 @@ exit "$status"
 """
 
 
-def wrapped_script(
-    command: Command, environment: Mapping[str, str], launcher: Sequence[str] = (), *, changes_user: bool = False
-) -> str:
+def wrapped_script(command: Command, environment: Mapping[str, str], *, changes_user: bool) -> str:
     """Return a program for bash that runs a command's script as its user, under its time limit.
 
-    Its exit status is the script's, or one of LATE. `launcher` starts the script several times: srun and its options.
+    Its exit status is the script's, or one of LATE.
     """
     user = shlex.quote(command.user)
     account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
@@ -192,7 +190,7 @@ def wrapped_script(
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
         grace=GRACE_S,
         seconds=command.timeout_s,
-        start="".join(f"{word} " for word in [*(as_user(user) if changes_user else ()), *map(shlex.quote, launcher)]),
+        start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
         script=shlex.quote(command.script),
     )
 
@@ -227,25 +225,22 @@ class Session(ABC):
     def run(self, command: Command) -> Execution:
         """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
 
-    def execution(
-        self, command: Command, start: Start, argv: Iterable[str], *, nodes: Sequence[str] = (),
-        launcher: Sequence[str] = (),
-    ) -> Execution:  # fmt: skip
+    def execution(self, command: Command, start: Start, argv: Iterable[str], *, nodes: Sequence[str] = ()) -> Execution:
         """Run a command's script under its time limit, and return the outcome; `nodes` are those it uses, if several.
 
-        `start` runs a program; `argv` and `launcher` are what people type before bash.
+        `start` runs a program; `argv` is what people type before bash.
         """
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
         if nodes:
             environment["IMAGEBUILD_NODES"] = " ".join(nodes)
         changes_user = command.user != self.surroundings.user
-        program = wrapped_script(command, environment, launcher, changes_user=changes_user)
+        program = wrapped_script(command, environment, changes_user=changes_user)
         began = time.monotonic()
         with OutputSink(command.log) as sink:
             status = start(("bash", "-c", program), sink, command.timeout_s + GRACE_S)
         seconds = time.monotonic() - began
         late = status in LATE and seconds >= command.timeout_s
-        words = [*argv, *(as_user(command.user) if changes_user else ()), *launcher]
+        words = [*argv, *(as_user(command.user) if changes_user else ())]
         return Execution(
             argv=console.redacted_arguments([*words, "bash", "-euo", "pipefail", "-c", command.script]),
             status=None if late else status,
@@ -272,15 +267,3 @@ class Runner(ABC):
 
         Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
         """
-
-
-@dataclass(frozen=True)
-class NoRunner(Runner):
-    """Run nothing, and say why."""
-
-    reason: str
-    name: str = "none"
-
-    def session(self, image: Subject) -> AbstractContextManager[Session]:  # noqa: ARG002 - of none
-        """Raise CannotRun."""
-        raise CannotRun(self.reason)

@@ -50,17 +50,17 @@ class Subject:
 
     @property
     def components(self) -> dict[str, str]:
-        """Return component → version by the labels, or by the target of an image whose labels cannot be read.
+        """Return component → version by the labels, or by the target of an image that was not found.
 
         It is empty for an image that was not built here.
         """
-        by_target = self.target.components if self.target and not self.reference else {}
+        by_target = self.target.components if self.target and not self.found else {}
         return components_of(self.labels) or dict(by_target)
 
     @property
     def axes(self) -> dict[str, str]:
         """Return axis → value, from where the components come."""
-        by_target = self.target.axes if self.target and not self.reference else {}
+        by_target = self.target.axes if self.target and not self.found else {}
         return axes_of(self.labels) or dict(by_target)
 
 

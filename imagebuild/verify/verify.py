@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from docker import DockerClient
+
 from imagebuild import __version__
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS
 from imagebuild.oci import engine
 from imagebuild.project.component import missing_needs
@@ -36,7 +38,7 @@ from imagebuild.verify.checks import (
 from imagebuild.verify.docker import DockerRunner, pulled
 from imagebuild.verify.prefix import ExecRunner
 from imagebuild.verify.rules import IMAGE_CHECKS, Inspection, judge_images, read_images
-from imagebuild.verify.runner import EXEC, CannotRun, Command, NoRunner, Runner, Session
+from imagebuild.verify.runner import EXEC, CannotRun, Command, Runner, Session
 from imagebuild.verify.subject import ImageFinder, Subject, compare_files
 
 NO_FILES = (
@@ -148,15 +150,16 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path, stac
     if request.image is None:
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if path is None:
-        client = engine.connect_engine(engine.find_engine())
+        client = connect()
         if request.pull and not subject.target_with_id(plan, request.image):
             stack.enter_context(pulled(client, request.image))
-        return subject.subject_in_engine(client, plan, request.image, folder), DockerRunner(client)
-    image = subject.subject_in_files(path, folder)
-    try:
-        return image, DockerRunner(engine.connect_engine(engine.find_engine()))
-    except CommandError as error:
-        return image, NoRunner(str(error))
+        return subject.subject_in_engine(client, plan, request.image, folder), DockerRunner(lambda: client)
+    return subject.subject_in_files(path, folder), DockerRunner(connect)
+
+
+def connect() -> DockerClient:
+    """Return a client of the engine. Raises CommandError if there is none."""
+    return engine.connect_engine(engine.find_engine())
 
 
 def platform_of(runner: ExecRunner) -> str:
