@@ -25,34 +25,21 @@ def job(
         str, argument("mpijob|jobset|slurm", "What runs the job.", autocompletion=lambda: ["mpijob", "jobset", "slurm"])
     ],
     profile: Annotated[
-        str,
-        option(
-            "--profile NAME",
-            "Hardware that the job runs on, a file of profiles/.",
-            autocompletion=options.completed("profiles"),
-        ),
+        str, option("--profile NAME", "Hardware that the job runs on, a file of profiles/.", completes="profiles")
     ],
     fabric: Annotated[
         str | None,
         option(
-            "--fabric NAME",
-            "Network, a file of jobs/fabrics/; by default the profile's.",
-            autocompletion=options.completed("jobs/fabrics"),
+            "--fabric NAME", "Network, a file of jobs/fabrics/; by default the profile's.", completes="jobs/fabrics"
         ),
     ] = None,
     cluster: Annotated[
-        str,
-        option(
-            "--cluster NAME", "Cluster, a file of jobs/clusters/.", autocompletion=options.completed("jobs/clusters")
-        ),
+        str, option("--cluster NAME", "Cluster, a file of jobs/clusters/.", completes="jobs/clusters")
     ] = "generic",
     nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
     racks: Annotated[int | None, option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.")] = None,
     feature: Annotated[
-        list[str] | None,
-        option(
-            "--feature NAME,…", "Features, files of jobs/features/.", autocompletion=options.completed("jobs/features")
-        ),
+        list[str] | None, option("--feature NAME,…", "Features, files of jobs/features/.", completes="jobs/features")
     ] = None,
     with_: Annotated[
         list[str] | None,
@@ -68,10 +55,7 @@ def job(
     ] = None,
     nccl: Annotated[str | None, option("--nccl VERSION", "NCCL's version, for an image that does not say it.")] = None,
     test: Annotated[
-        str,
-        option(
-            "--test NAME", "What to measure, a file of jobs/tests/.", autocompletion=options.completed("jobs/tests")
-        ),
+        str, option("--test NAME", "What to measure, a file of jobs/tests/.", completes="jobs/tests")
     ] = "all-reduce",
     settings: Annotated[
         list[str] | None, option("--param NAME=VALUE", "A parameter of the job, or a variable of all ranks.")

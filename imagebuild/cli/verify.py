@@ -40,9 +40,7 @@ def verify(
     only: Annotated[
         list[str] | None,
         option(
-            "--only COMPONENT/CHECK",
-            "Run only checks that match this glob. Repeat for several.",
-            autocompletion=options.completed("checks"),
+            "--only COMPONENT/CHECK", "Run only checks that match this glob. Repeat for several.", completes="checks"
         ),
     ] = None,
     list_checks_: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,

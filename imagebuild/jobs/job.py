@@ -14,26 +14,9 @@ from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
-from imagebuild.jobs.choose import (
-    JobImage,
-    Offer,
-    Scale,
-    choose_scale,
-    find_facts,
-    named_image,
-    newest_image,
-    newest_nccl,
-    plugin_remedy,
-)
-from imagebuild.jobs.environment import (
-    FactSource,
-    Variable,
-    fill_placeholders,
-    layered_variables,
-    lint,
-    merge,
-    parse_settings,
-)
+from imagebuild.jobs import choose, environment
+from imagebuild.jobs.choose import JobImage, Offer, Scale
+from imagebuild.jobs.environment import FactSource, Variable
 from imagebuild.jobs.facts import (
     COLLECTIVES,
     Cluster,
@@ -98,7 +81,7 @@ class Job:
 
     @cached_property
     def settings(self) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
-        return parse_settings(self.request.settings, self.container)
+        return environment.parse_settings(self.request.settings, self.container)
 
     @cached_property
     def parameters(self) -> Mapping[str, str]:
@@ -106,11 +89,11 @@ class Job:
 
     @cached_property
     def fabric(self) -> Fabric:
-        return find_facts(self.facts.fabrics, self.request.fabric, "--fabric", "fabric")
+        return choose.find_facts(self.facts.fabrics, self.request.fabric, "--fabric", "fabric")
 
     @cached_property
     def cluster(self) -> Cluster:
-        return find_facts(self.facts.clusters, self.request.cluster, "--cluster", "cluster")
+        return choose.find_facts(self.facts.clusters, self.request.cluster, "--cluster", "cluster")
 
     @cached_property
     def site(self) -> ClusterFabric:
@@ -143,12 +126,12 @@ class Job:
     @cached_property
     def scale(self) -> Scale:
         usable = self.nodes.rack_nodes or self.profile.hosts_per_domain
-        return choose_scale(self.profile, usable, self.request.nodes, self.request.racks)
+        return choose.choose_scale(self.profile, usable, self.request.nodes, self.request.racks)
 
     @cached_property
     def rounds(self) -> int:
         """Return how many measurements, one after the other, share the time limit; 1 if it is for all of them."""
-        test = find_facts(self.facts.tests, self.request.test, "--test", "test")
+        test = choose.find_facts(self.facts.tests, self.request.test, "--test", "test")
         if not test.pairs:
             return 1
         if self.scale.nodes == 1:
@@ -187,7 +170,7 @@ class Job:
     def features(self) -> Mapping[str, Feature]:
         implied = ["multirack"] if self.scale.racks > 1 and "multirack" in self.facts.features else []
         names = sorted({*self.request.features, *implied})
-        return {name: find_facts(self.facts.features, name, "--feature", "feature") for name in names}
+        return {name: choose.find_facts(self.facts.features, name, "--feature", "feature") for name in names}
 
     @cached_property
     def claims(self) -> bool:
@@ -266,10 +249,10 @@ class Job:
                 raise ConfigError("--image: with --container none the nodes' own programs run; leave one of them out")
             return JobImage("", "other", request.nccl, None)
         if request.image is not None:
-            image = named_image(request.image, self.offer, stacks)
+            image = choose.named_image(request.image, self.offer, stacks)
         else:
             plugin = "none" if self.plugin == "host" else self.plugin
-            image = newest_image(self.offer, stacks, profile, plugin, self.driver)
+            image = choose.newest_image(self.offer, stacks, profile, plugin, self.driver)
         if image.arches is not None and profile.node.cpu not in image.arches:
             arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
             raise ConfigError(f"--image {image.reference}: {arches}; use another image")
@@ -290,7 +273,7 @@ class Job:
 
         If those do not tell either, it is the release whose variables are known.
         """
-        return self.image.nccl or newest_nccl(self.offer, self.facts.stacks, self.facts.nccl_variables.release)
+        return self.image.nccl or choose.newest_nccl(self.offer, self.facts.stacks, self.facts.nccl_variables.release)
 
     @cached_property
     def stack(self) -> Stack:
@@ -340,7 +323,7 @@ class Job:
         if plugin == "host":
             return []
         if self.stack.lacks_plugin(plugin, self.image.components):
-            remedy = plugin_remedy(plugin, self.facts.stacks)
+            remedy = choose.plugin_remedy(plugin, self.facts.stacks)
             advice = f"; {remedy}name another one" if remedy else suggestion(plugin, plugins or {})
             raise ConfigError(f"{self.image.reference}: the image has no plug-in {plugin!r}{advice}")
         why = "what NCCL has built in, whatever else is installed" if plugin == "none" else "this plug-in and no other"
@@ -352,8 +335,8 @@ class Job:
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
-        known = layered_variables(self.sources, self.conditions, self.placeholders)
-        return merge([*known, *self.plugin_variables, *self.settings[1]], self.container)
+        known = environment.layered_variables(self.sources, self.conditions, self.placeholders)
+        return environment.merge([*known, *self.plugin_variables, *self.settings[1]], self.container)
 
     def in_scope(self, scope: Scope) -> list[Variable]:
         """Return the variables of a scope, in their order."""
@@ -492,7 +475,9 @@ class Job:
         select = {**self.nodes.select, **fabric.select, **site.select}
         if self.rack_names:
             select[self.cluster.rack_key] = self.rack_names
-        filled = {name: fill_placeholders(amount, self.placeholders, name) for name, amount in others.items()}
+        filled = {
+            name: environment.fill_placeholders(amount, self.placeholders, name) for name, amount in others.items()
+        }
         return Pod.model_construct(  # of parts that were checked; nodes' cpu may be 500m, which no count may
             resources={name: amount for name, amount in own.items() if amount} | filled,
             annotations=dict(sorted(annotations.items())),
@@ -505,7 +490,7 @@ class Job:
 
     @cached_property
     def messages(self) -> tuple[str, ...]:
-        messages, image = lint(self.variables, self.facts.nccl_variables), self.image
+        messages, image = environment.lint(self.variables, self.facts.nccl_variables), self.image
         if image.driver and not (self.request.image or self.driver):
             advice = "if the nodes have an older one, name it with --param driver=VERSION"
             messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")

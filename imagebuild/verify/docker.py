@@ -27,17 +27,8 @@ from imagebuild.core.run import OutputSink
 from imagebuild.oci import engine
 from imagebuild.oci.image import FoundImage
 from imagebuild.oci.layout import blob_name, digest_of, index_json
-from imagebuild.verify.runner import (
-    CannotRun,
-    Command,
-    Execution,
-    Probe,
-    Runner,
-    Session,
-    as_user,
-    run_probe,
-    surroundings_of,
-)
+from imagebuild.verify import runner
+from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Runner, Session
 from imagebuild.verify.subject import Subject, room_explained
 
 ENGINE_S = 20
@@ -109,7 +100,7 @@ _REACH_ALL = f"""\
 for user in root mpiuser; do
   id -u $user > /dev/null 2>&1 || continue
   for node in $NODES; do
-    until answer=$({" ".join(as_user("$user"))} ssh -o BatchMode=yes -o ConnectTimeout=2 $node true 2>&1); do
+    until answer=$({" ".join(runner.as_user("$user"))} ssh -o BatchMode=yes -o ConnectTimeout=2 $node true 2>&1); do
       if ((SECONDS > {NODES_TIMEOUT_S})) || [[ $answer == *'Permission denied'* ]]; then
         echo "$node: sshd does not let $user in: $answer"
         exit 1
@@ -328,7 +319,7 @@ class DockerRunner(Runner):
                 raise CannotRun(problem)
 
             try:
-                probe = run_probe(partial(execute, container), reference)
+                probe = runner.run_probe(partial(execute, container), reference)
             except CommandError as error:  # such as: the container has ended, because it has no `sleep`
                 raise CannotRun(f"checks need a shell and `sleep` in the image: {error}") from None
             yield DockerSession(reference, container, options, probe, stack)
@@ -345,7 +336,7 @@ class DockerSession(Session):
         if "device_requests" not in options:
             why["gpu"] = "the engine gives the container no GPU"
         nodes = MAX_NODES if {"ssh", "ssh-keygen", "sshd"} <= set(probe["tool"]) else 1
-        super().__init__(probe, surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
+        super().__init__(probe, runner.surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
 
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in a cluster if it needs several nodes. Raises CommandError."""

@@ -18,23 +18,13 @@ from imagebuild.core import console, files
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS
 from imagebuild.oci import engine
-from imagebuild.project.component import missing_needs
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.project.revision import current_revision
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify import subject
-from imagebuild.verify.checks import (
-    IMAGE,
-    SAME_FILES,
-    ImageCheck,
-    judged_speed,
-    plan_checks,
-    run_check,
-    select_checks,
-    skipped_result,
-)
+from imagebuild.verify import checks, subject
+from imagebuild.verify.checks import IMAGE, SAME_FILES, ImageCheck
 from imagebuild.verify.docker import DockerRunner, pulled
 from imagebuild.verify.prefix import ExecRunner
 from imagebuild.verify.rules import IMAGE_CHECKS, Inspection, judge_images, read_images
@@ -81,8 +71,8 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
         image, runner = find_image_and_runner(plan, request, folder, stack)
         components = components_to_check(project, image, request)
-        chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
-        planned = plan_checks(project, chosen, components, image.axes)
+        chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks)
+        planned = checks.plan_checks(project, chosen, components, image.axes)
         rules = [check.name for check in chosen if check.component == IMAGE]
         evidence = ResultFolder(image, request.output or folder / "evidence", kept=request.output is not None)
         try:
@@ -118,14 +108,16 @@ def run_commands(
                     raise CannotRun(f"another image runs there, see {IMAGE}/{SAME_FILES}")
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
-                result = run_check(check, session, evidence.log(check.component, check.name), request.environment)
+                result = checks.run_check(
+                    check, session, evidence.log(check.component, check.name), request.environment
+                )
                 evidence.add(result)
                 if request.profile and check.check:
                     evidence.add(
-                        *judged_speed(result, check.check, request.profile, variables, one_host=runner.one_host)
+                        *checks.judged_speed(result, check.check, request.profile, variables, one_host=runner.one_host)
                     )
     except CannotRun as error:
-        evidence.add(*(skipped_result(check, str(error)) for check in planned))
+        evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
 
 
 def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStack) -> tuple[Subject, Runner]:
@@ -207,19 +199,19 @@ def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence
     elif image and (path := subject.path_of_image(image)):
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             components = subject.subject_in_files(path, Path(folder)).components
-    return select_checks(project, IMAGE_CHECKS, components or None, globs)
+    return checks.select_checks(project, IMAGE_CHECKS, components or None, globs)
 
 
 REPORT_TIMEOUT_S = 60
-REPORTS: Mapping[str, tuple[str, str]] = {
-    "os-release": ("cat /etc/os-release", ""),
-    "processors": ("lscpu", ""),
-    "gpus": ("nvidia-smi -q", "gpu"),
-    "topology": ("nvidia-smi topo -m", "gpu"),
-    "nvlink": ("nvidia-smi nvlink --status", "gpu"),
-    "rdma": ("ibv_devinfo -v || rdma link show", "rdma"),
+REPORTS: Mapping[str, str] = {
+    "os-release": "cat /etc/os-release",
+    "processors": "lscpu",
+    "gpus": "nvidia-smi -q",
+    "topology": "nvidia-smi topo -m",
+    "nvlink": "nvidia-smi nvlink --status",
+    "rdma": "ibv_devinfo -v || rdma link show",
 }
-"""File in the evidence folder → script that prints it, and what that needs."""
+"""File in the evidence folder → script that prints it, where there is such hardware."""
 
 
 def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundings:
@@ -233,11 +225,10 @@ def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundin
         return place
     variables = dict(v.split("=", 1) for v in session.run(command).output.split("\0") if re.match(r"\w+=", v))
     reports = {}
-    for name, (script, need) in REPORTS.items() if evidence.kept else ():
-        if need and missing_needs([need], place):
-            continue
+    for name, script in REPORTS.items() if evidence.kept else ():
         path = evidence.folder / f"{name}.txt"
-        if session.run(Command(script, user=place.user, timeout_s=REPORT_TIMEOUT_S, log=path)).status == 0:
+        printed = session.run(Command(script, user=place.user, timeout_s=REPORT_TIMEOUT_S, log=path))
+        if printed.status == 0 and printed.output.strip():
             reports[script] = path.name
         else:
             path.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +23,18 @@ from tests.unit.jobs.job_fakes import (
     facts,
     facts_of_cluster,
     job,
+    messages,
     objects,
     outer_script,
     pods,
     random_lines,
-    rank_exports,
     rank_script,
-    request,
     text,
+    variables_by_scope,
 )
 from tests.unit.jobs.kubernetes_fields import mistakes
 
 SHELLCHECK = Path(sysconfig.get_path("scripts")) / "shellcheck"
-EVERY = [*random_lines(), *REFERENCE.values()]
-KUBERNETES = [line for line in EVERY if not line.startswith("slurm")]
-MPIJOBS = [line for line in REFERENCE.values() if line.startswith("mpijob")]
-SLURM = [line for line in REFERENCE.values() if line.startswith("slurm")]
-
-
-def test_random_jobs_reach_everything() -> None:
-    """The properties would prove little if whole kinds of jobs were always refused."""
-    assert (len(MPIJOBS), len(SLURM)) == (18, 14)
-    words = {word for line in random_lines() for part in shlex.split(line) for word in part.split(",")}
-    known = facts()
-    assert {*known.fabrics, *known.clusters, *known.tests, *known.features} <= words
-    assert {"mpijob", "jobset", "slurm", "none"} <= words
 
 
 # The text
@@ -56,45 +42,55 @@ def test_random_jobs_reach_everything() -> None:
 
 @pytest.mark.parametrize("name", REFERENCE)
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"tests/golden/jobs/{name}", text(REFERENCE[name]))
-    assert f"| `{name}` | `{REFERENCE[name]}` |" in (ROOT / "docs/jobs.md").read_text()
+    line = REFERENCE[name]
+    golden(f"tests/golden/jobs/{name}", text(line))
+    assert f"| `{name}` | `{line}` |" in (ROOT / "docs/jobs.md").read_text()
+    assert_holds(line)
 
 
-@pytest.mark.parametrize(
-    "line", [*EVERY, "jobset --profile h100 --fabric ib --nccl 2.28.3 --param NCCL_X=1 --param cpu=2"]
-)
-def test_the_command_in_the_header_makes_the_job_again(line: str) -> None:
-    command = next(row for row in text(line).splitlines() if row.startswith("# imagebuild job "))
-    again = request(command.removeprefix("# imagebuild job "))
-    asked = request(line)
-    assert again == replace(asked, image=again.image)
-    assert asked.image in (again.image, None)
-    assert text(command.removeprefix("# imagebuild job ")) == text(line)
+def test_random_jobs() -> None:
+    """They reach everything, so that the properties prove something."""
+    words = {word for line in random_lines() for part in shlex.split(line) for word in part.split(",")}
+    known = facts()
+    assert {
+        *known.fabrics,
+        *known.clusters,
+        *known.tests,
+        *known.features,
+        "mpijob",
+        "jobset",
+        "slurm",
+        "none",
+    } <= words
+    for line in random_lines():
+        assert_holds(line)
 
 
-def test_the_order_of_features_is_nothing() -> None:
-    entry = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature debug,dra --param name=it")
-    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature dra,debug --param name=it")
-    assert entry.splitlines()[1:] == other.splitlines()[1:]
+def assert_holds(line: str) -> None:
+    """What holds for every job: the header makes it again, NCCL knows its variables, and each lands in its scope, once."""
+    made, variables = text(line), job(line).variables
+    command = next(row for row in made.splitlines() if row.startswith("# imagebuild job "))
+    assert text(command.removeprefix("# imagebuild job ")) == made, line
+    assert not [message for message in messages(line) if message.startswith("warning")]
+    expected: dict[str, dict[str, str]] = {scope: {} for scope in ("rank", "container", "launcher", "batch")}
+    for variable in variables:
+        if variable.value is not None:
+            expected[variable.scope][variable.name] = variable.value
+    written = variables_by_scope(made)
+    for scope, values in written.items():
+        assert set(values) == set(expected[scope]), line
+        for name, value in values.items():
+            plain = value.partition("${")[0] if name == "LD_LIBRARY_PATH" else value
+            assert expected[scope][name] in (plain, shlex.split(plain)[0] if plain else ""), line
+    assert not any(expected[scope] for scope in set(expected) - set(written)), line
+    if not line.startswith("slurm"):
+        assert_objects(line, made)
 
 
-@pytest.mark.parametrize("scheduler", ["mpijob", "jobset", "slurm"])
-def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -> None:
-    plain = text(f"{scheduler} --profile h100 --fabric ib")
-    added = set(text(f"{scheduler} --profile h100 --fabric ib --collect").splitlines()) - set(plain.splitlines())
-    assert any("imagebuild report all-reduce-64-h100-ib-8n" in line for line in added)
-    assert all(line.startswith("# ") for line in added)
-
-
-# Objects of Kubernetes
-
-
-@pytest.mark.parametrize("line", KUBERNETES)
-def test_objects(line: str) -> None:
-    """They have the fields of the references, ask for what they are limited to, mean no other job's pods, and start as
-    many ranks as there are GPUs when all workers answer, once.
+def assert_objects(line: str, manifest: str) -> None:
+    """Objects of Kubernetes have the fields of the references, ask for what they are limited to, mean no other job's
+    pods, and start as many ranks as there are GPUs when all workers answer, once.
     """
-    manifest = text(line)
     name = objects(manifest)[-1]["metadata"]["name"]
     for document in objects(manifest):
         assert not mistakes(document, document["kind"])
@@ -118,6 +114,20 @@ def test_objects(line: str) -> None:
         assert not [name for name in names if f"$({name})" in manifest]
 
 
+def test_the_order_of_features_is_nothing() -> None:
+    entry = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature debug,dra --param name=it")
+    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature dra,debug --param name=it")
+    assert entry.splitlines()[1:] == other.splitlines()[1:]
+
+
+@pytest.mark.parametrize("scheduler", ["mpijob", "jobset", "slurm"])
+def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -> None:
+    plain = text(f"{scheduler} --profile h100 --fabric ib")
+    added = set(text(f"{scheduler} --profile h100 --fabric ib --collect").splitlines()) - set(plain.splitlines())
+    assert any("imagebuild report all-reduce-64-h100-ib-8n" in line for line in added)
+    assert all(line.startswith("# ") for line in added)
+
+
 def test_the_references_refuse_what_they_do_not_have() -> None:
     document = objects(text(REFERENCE["h100-64-mpijob.yaml"]))[0]
     document["spec"]["slotsPerWorkers"] = 8
@@ -132,11 +142,15 @@ def test_the_references_refuse_what_they_do_not_have() -> None:
 
 # What others wrote
 
-HOSTILE = ["", "yes", "No", "null", "1", "1.5", "0x1", "1:30", "-c", "a: b", "a #b", "*a", "&a", "{a}", "[a, b]", "é",
-           "a'b", 'a"b', "a\\b", "$(echo > x)", "`echo > x`", "{{ name }}", "{% raw %}", "a\u2028kind: Pod", "\ufeffa", "\x85b",
-           "a\tb", "'; echo > x; '", '"; echo > x; "']  # fmt: skip
-SEVERAL_LINES = ["a\n\n  more\n", "two\nlines", "\n#SBATCH --uid=0\necho > x\n", " first\nis indented", "ends\n\n", "a\u2028b\nc",
-                 "\n", "tab\tin\nlines\n"]  # fmt: skip
+HOSTILE = ["", "yes", "1.5", "1:30", "-c", "a: b", "a #b", "*a", "{a}", "é", "a'b", "a\\b", "$(echo > x)", "{{ name }}",
+           "a\u2028kind: Pod", "\ufeffa", "'; echo > x; '", '"; echo > x; "']  # fmt: skip
+SEVERAL_LINES = [
+    "a\n\n  more\n",
+    "\n#SBATCH --uid=0\necho > x\n",
+    " first\nis indented",
+    "ends\n\n",
+    "tab\tin\nlines\n",
+]
 
 
 def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
@@ -191,38 +205,6 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
 )
 def test_enroot_separates_the_registry_and_takes_a_digest_where_a_tag_stands(reference: str, address: str) -> None:
     assert enroot_reference(reference) == f"docker://{address}"
-
-
-# What ranks get
-
-
-@pytest.mark.parametrize("line", REFERENCE.values())
-def test_one_policy_everywhere(line: str) -> None:
-    """For MPI, sweeps, SHARP where it is asked for, and NVLink across nodes where it is."""
-    variables, made = rank_exports(line), text(line)
-    assert (variables["UCX_TLS"], variables["UCX_NET_DEVICES"]) == ("tcp", "eth0")
-    assert variables["OMPI_MCA_coll_hcoll_enable"] == "0"
-    assert ("PMIX_MCA_gds" in variables) == line.startswith("slurm")
-    assert '"$1"_perf -b 8 -e 16G -f 2 -g 1 -c 1' in made
-
-    asked = "sharp" in line
-    assert variables["NCCL_NET_PLUGIN"] == ("ibext" if asked else "none")
-    assert ("NCCL_COLLNET_ENABLE" in variables) == asked
-    assert ("SHARP_COLL_ENABLE_PCI_RELAXED_ORDERING" in variables) == asked
-    algorithms = variables.get("NCCL_ALGO", "")
-    assert bool(algorithms) == asked
-    assert "ring" not in algorithms
-    assert ("nvls" in algorithms) == (asked and "a100" not in line)
-
-    if "gb" in line:
-        assert "grep -Eq -e 'MNNVL 1'" in made
-        assert not {"NVIDIA_IMEX_CHANNELS", "NCCL_SHM_DISABLE", "NCCL_NET_GDR_C2C", "NCCL_CUMEM_ENABLE"} & set(
-            variables
-        )
-        assert "NCCL_MNNVL_ENABLE" not in variables
-        assert variables["NCCL_DEBUG"] == "INFO"
-        if line.startswith("mpijob"):
-            assert ("NVIDIA_IMEX_CHANNELS" in container_variables(made)["worker"]) == ("dra" not in line)
 
 
 def test_every_finding_is_in_the_documentation() -> None:
