@@ -34,12 +34,6 @@ SCOPES: Mapping[Container, tuple[Scope, ...]] = {
     "none": ("rank", "batch"),
 }
 """What runs the ranks → the scopes that its jobs have."""
-NO_SUCH_SCOPE: Mapping[Scope, str] = {
-    "container": "with --container none there is no container; use rank or batch",
-    "launcher": "Slurm starts ranks without a launcher; use rank or batch",
-    "batch": "Kubernetes has no batch script; use rank, container or launcher",
-}
-"""Why a job does not have a scope, and what to use instead."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +101,8 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
     for variable in variables:
         name, scope = variable.name, variable.scope
         if scope not in SCOPES[container]:
-            raise ConfigError(f"{variable.where}: {name}: scope {scope}: {NO_SUCH_SCOPE[scope]}")
+            has = f"a job of {container} has the scopes {', '.join(SCOPES[container])}"
+            raise ConfigError(f"{variable.where}: {name}: scope {scope}: {has}; use one of them")
         earlier = merged.get(name)
         if earlier is None or variable.replaces or name in OVERRIDABLE:
             merged[name] = variable

@@ -6,6 +6,8 @@ import hashlib
 import json
 import mmap
 import re
+import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -25,6 +27,7 @@ from imagebuild.project.component import Check, missing_needs, nodes_needed
 from imagebuild.project.load import script_of
 from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Outcome
+from imagebuild.verify.files import FileEntry, Tree
 from imagebuild.verify.runner import Command, Execution, Session
 
 IMAGE = "image"
@@ -173,6 +176,59 @@ def run_check(
             "output": console.redacted_text(execution.output[-OUTPUT_LIMIT:]),
             "seconds": round(execution.seconds, 3), "command": execution.argv, "status": execution.status,
             "timeout": execution.timed_out, "environment": dict(execution.environment),
+        }
+    )  # fmt: skip
+
+
+COMPARED = 96
+"""Files that are compared, beside the package database: some of every layer."""
+MOST_NAMED = 3
+COMPARE_S = 300
+"""Seconds for the comparison; the files may lie behind a network."""
+
+
+def recognisable_files(tree: Tree) -> dict[str, str]:
+    """Return path → hash of files by which an image is recognised: the package database, and some of each layer."""
+    by_layer: dict[int, list[FileEntry]] = defaultdict(list)
+    for entry in tree:
+        if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
+            by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
+    databases = by_layer.pop(-1, [])
+    chosen = []
+    for entries in by_layer.values():
+        # Sorted by content, they are from anywhere in the layer.
+        chosen += sorted(entries, key=lambda entry: entry.sha256)[: max(4, COMPARED // len(by_layer))]
+    return {f"/{entry.path}": entry.sha256 for entry in (*databases[:COMPARED], *chosen)}
+
+
+def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
+    """Return whether the image of this tree and digest runs where a session leads, by the hashes of files there."""
+    result = CheckResult(
+        component=IMAGE, check=SAME_FILES, outcome="skipped", reason="the image has no files to compare"
+    )
+    expected = recognisable_files(tree)
+    if not expected:
+        return result
+    lines = shlex.join(f"{sha256}  {path}" for path, sha256 in expected.items())
+    script = f"printf '%s\\n' {lines} | sha256sum -c"
+    execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
+    same = set(re.findall(r"^(/.*): OK$", log.read_text(errors="replace"), re.MULTILINE))
+    differing = [path for path in expected if path not in same]
+    outcome: Outcome = "failed" if differing else "passed"
+    reason = ""
+    if execution.status not in (0, 1):
+        outcome, reason = "skipped", "sha256sum could not be run there"
+    elif differing:
+        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
+        reason = (
+            f"{len(differing)} of {len(expected)} files differ: {', '.join(differing[:MOST_NAMED])}{more}; "
+            f"another image than {digest} runs there; start this one"
+        )
+    return result.model_copy(
+        update={
+            "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
+            "output": "\n".join(differing) or f"{len(expected)} files are the same",
+            "seconds": round(execution.seconds, 3),
         }
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ from imagebuild.oci.image import FoundImage
 from imagebuild.oci.layout import blob_name, digest_of, index_json
 from imagebuild.verify import runner
 from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Runner, Session
-from imagebuild.verify.subject import Subject, room_explained
+from imagebuild.verify.subject import room_explained
 
 ENGINE_S = 20
 """Seconds on top of a command's time limit, in which the engine starts and ends it."""
@@ -239,7 +239,7 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
 
 MAX_NODES = 8
 """Nodes that a check may ask for."""
-REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|capabilit", re.IGNORECASE)
+REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|infiniband|capabilit", re.IGNORECASE)
 """Words by which an engine says that it may not, or cannot, start a container with the given options."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
 CDI = DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
@@ -293,17 +293,16 @@ class DockerRunner(Runner):
         self.connect = connect
 
     @contextmanager
-    def session(self, image: Subject) -> Iterator[DockerSession]:
+    def session(self, reference: str | None, found: FoundImage | None) -> Iterator[DockerSession]:
         """Start a container of the image. Raises CannotRun without an engine, or if the image lacks what that needs."""
         try:
             client = self.connect()
         except CommandError as error:
             raise CannotRun(str(error)) from None
         with ExitStack() as stack:
-            reference = image.reference
             if reference is None:
-                assert image.found, "an image is in the engine's store, or its files are found"
-                reference = stack.enter_context(loaded(client, image.found))
+                assert found, "an image is in the engine's store, or its files are found"
+                reference = stack.enter_context(loaded(client, found))
             with engine.sdk_errors_explained("docker info"):
                 info = client.info()
             problem = ""

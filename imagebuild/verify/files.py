@@ -129,11 +129,6 @@ class Tree:
         real = self.resolve(path)
         return self._entries.get(real) if real else None
 
-    def is_folder(self, path: str) -> bool:
-        """Return whether the path leads to a folder."""
-        real = self.resolve(path)
-        return real is not None and (real == "" or self._entries[real].kind == "folder")
-
     def glob(self, pattern: str) -> list[str]:
         """Return the existing paths that a shell pattern names; symlinks to folders are followed."""
         paths = [""]

@@ -7,15 +7,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from imagebuild.core import console, run
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.run import OutputSink
+from imagebuild.oci.image import FoundImage
 from imagebuild.verify.runner import Command, Execution, Runner, Session, run_probe, surroundings_of
-
-if TYPE_CHECKING:
-    from imagebuild.verify.subject import Subject
 
 JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
 """Launchers that join their arguments with blanks and give the line to a shell on the other side."""
@@ -73,7 +70,7 @@ class ExecRunner(Runner):
         self.name = f"exec:{shlex.join(console.redacted_arguments(self.prefix))}"
 
     @contextmanager
-    def session(self, image: Subject | None = None) -> Iterator[ExecSession]:  # noqa: ARG002 - the prefix leads to it
+    def session(self, reference: str | None = None, found: FoundImage | None = None) -> Iterator[ExecSession]:  # noqa: ARG002 - the prefix leads to the image
         """Find out what is where the prefix leads. Raises CommandError if nothing can be run there."""
         yield ExecSession(self)
 

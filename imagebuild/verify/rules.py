@@ -484,7 +484,7 @@ def user(inspection: Inspection) -> Iterator[Finding]:
         normal = next((fields for fields in accounts.values() if len(fields) > 5 and fields[2] == "1000"), None)
         if normal is None:
             yield Finding("1000", "there is no normal user with this number")
-        elif not inspection.tree.is_folder(normal[5]):
+        elif (home := inspection.tree.find(normal[5])) is None or home.kind != "folder":
             yield Finding(normal[0], f"the home folder {normal[5]} does not exist")
 
 

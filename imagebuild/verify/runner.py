@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from imagebuild.core import console
 from imagebuild.core.errors import CommandError
 from imagebuild.core.run import OutputSink
+from imagebuild.oci.image import FoundImage
 from imagebuild.project.records import Surroundings
-
-if TYPE_CHECKING:
-    from imagebuild.verify.subject import Subject
 
 EXEC = "exec:"
 """Beginning of the names of runners that a prefix leads to."""
@@ -262,8 +259,9 @@ class Runner(ABC):
     """Whether several nodes are containers of one host, between which no network is measured."""
 
     @abstractmethod
-    def session(self, image: Subject) -> AbstractContextManager[Session]:
+    def session(self, reference: str | None, found: FoundImage | None) -> AbstractContextManager[Session]:
         """Make an image ready; what was started for it ends with the context.
 
+        A runner with an engine takes the image of this reference, or else loads what was found; others need neither.
         Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
         """

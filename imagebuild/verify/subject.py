@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from docker import DockerClient
 from pydantic import ValidationError
@@ -24,13 +21,7 @@ from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.matrix import Plan, Target, axes_of, components_of
 from imagebuild.project.plan import select_one
-from imagebuild.project.records import BuildResult, CheckResult, Outcome
-from imagebuild.verify.checks import IMAGE, SAME_FILES
-from imagebuild.verify.files import FileEntry
-from imagebuild.verify.runner import Command, Session
-
-if TYPE_CHECKING:
-    from imagebuild.verify.rules import Inspection
+from imagebuild.project.records import BuildResult
 
 
 @dataclass(frozen=True)
@@ -148,59 +139,6 @@ def subject_elsewhere(
     read = found.image(found.platforms[0] if len(found.platforms) == 1 else platform())
     there = replace(found, platforms=(read.platform,))
     return Subject(found.name, read.platform, read.digest, read.labels, target, there)
-
-
-COMPARED = 96
-"""Files that are compared, beside the package database: some of every layer."""
-MOST_NAMED = 3
-COMPARE_S = 300
-"""Seconds for the comparison; the files may lie behind a network."""
-
-
-def recognisable_files(inspection: Inspection) -> dict[str, str]:
-    """Return path → hash of files by which an image is recognised: the package database, and some of each layer."""
-    by_layer: dict[int, list[FileEntry]] = defaultdict(list)
-    for entry in inspection.tree:
-        if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
-            by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
-    databases = by_layer.pop(-1, [])
-    chosen = []
-    for entries in by_layer.values():
-        # Sorted by content, they are from anywhere in the layer.
-        chosen += sorted(entries, key=lambda entry: entry.sha256)[: max(4, COMPARED // len(by_layer))]
-    return {f"/{entry.path}": entry.sha256 for entry in (*databases[:COMPARED], *chosen)}
-
-
-def compare_files(session: Session, inspection: Inspection, log: Path) -> CheckResult:
-    """Return whether the image that was read runs where a session leads, by the hashes of files there."""
-    result = CheckResult(
-        component=IMAGE, check=SAME_FILES, outcome="skipped", reason="the image has no files to compare"
-    )
-    expected = recognisable_files(inspection)
-    if not expected:
-        return result
-    lines = shlex.join(f"{sha256}  {path}" for path, sha256 in expected.items())
-    script = f"printf '%s\\n' {lines} | sha256sum -c"
-    execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
-    same = set(re.findall(r"^(/.*): OK$", log.read_text(errors="replace"), re.MULTILINE))
-    differing = [path for path in expected if path not in same]
-    outcome: Outcome = "failed" if differing else "passed"
-    reason = ""
-    if execution.status not in (0, 1):
-        outcome, reason = "skipped", "sha256sum could not be run there"
-    elif differing:
-        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
-        reason = (
-            f"{len(differing)} of {len(expected)} files differ: {', '.join(differing[:MOST_NAMED])}{more}; "
-            f"another image than {inspection.image.digest} runs there; start this one"
-        )
-    return result.model_copy(
-        update={
-            "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
-            "output": "\n".join(differing) or f"{len(expected)} files are the same",
-            "seconds": round(execution.seconds, 3),
-        }
-    )  # fmt: skip
 
 
 NO_PLAN = Plan(targets=(), excluded=())

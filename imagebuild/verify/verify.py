@@ -29,7 +29,7 @@ from imagebuild.verify.docker import DockerRunner, pulled
 from imagebuild.verify.prefix import ExecRunner
 from imagebuild.verify.rules import IMAGE_CHECKS, Inspection, judge_images, read_images
 from imagebuild.verify.runner import EXEC, CannotRun, Command, Runner, Session
-from imagebuild.verify.subject import ImageFinder, Subject, compare_files
+from imagebuild.verify.subject import ImageFinder, Subject
 
 NO_FILES = (
     "this runner cannot read its files; name a target that was built with --push or --output, "
@@ -97,12 +97,14 @@ def run_commands(
     Where the runner did not start the image itself, the first check proves that the image that was read runs there.
     """
     try:
-        with runner.session(evidence.image) as session:
+        with runner.session(evidence.image.reference, evidence.image.found) as session:
             evidence.surroundings = observe_surroundings(session, evidence)
             if not runner.starts_image:
                 proof = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
                 if inspections:
-                    proof = compare_files(session, inspections[0], evidence.log(IMAGE, SAME_FILES))
+                    read = inspections[0]
+                    log = evidence.log(IMAGE, SAME_FILES)
+                    proof = checks.compare_files(session, read.tree, read.image.digest, log)
                 evidence.add(proof)
                 if proof.outcome == "failed":
                     raise CannotRun(f"another image runs there, see {IMAGE}/{SAME_FILES}")

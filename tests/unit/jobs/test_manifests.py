@@ -67,7 +67,7 @@ def test_random_jobs() -> None:
 
 
 def assert_holds(line: str) -> None:
-    """What holds for every job: the header makes it again, NCCL knows its variables, and each lands in its scope, once."""
+    """For every job: the header makes it again, NCCL knows its variables, and each lands in its scope, once."""
     made, variables = text(line), job(line).variables
     command = next(row for row in made.splitlines() if row.startswith("# imagebuild job "))
     assert text(command.removeprefix("# imagebuild job ")) == made, line
@@ -142,15 +142,13 @@ def test_the_references_refuse_what_they_do_not_have() -> None:
 
 # What others wrote
 
-HOSTILE = ["", "yes", "1.5", "1:30", "-c", "a: b", "a #b", "*a", "{a}", "é", "a'b", "a\\b", "$(echo > x)", "{{ name }}",
-           "a\u2028kind: Pod", "\ufeffa", "'; echo > x; '", '"; echo > x; "']  # fmt: skip
+HOSTILE = [
+    "", "yes", "1.5", "1:30", "-c", "a: b", "a #b", "*a", "{a}", "é", "a'b", "a\\b", "$(echo > x)", "{{ name }}",
+    "a\u2028kind: Pod", "\ufeffa", "'; echo > x; '", '"; echo > x; "',
+]  # fmt: skip
 SEVERAL_LINES = [
-    "a\n\n  more\n",
-    "\n#SBATCH --uid=0\necho > x\n",
-    " first\nis indented",
-    "ends\n\n",
-    "tab\tin\nlines\n",
-]
+    "a\n\n  more\n", "\n#SBATCH --uid=0\necho > x\n", " first\nis indented", "ends\n\n", "tab\tin\nlines\n",
+]  # fmt: skip
 
 
 def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:

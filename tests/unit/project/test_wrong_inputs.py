@@ -291,7 +291,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "plan --set tool=4@main", "write it as tool=<tag> or tool=4@<40-digit commit>"),
     (image("build-with: {library: tool}"), "plan", "matrix.yaml:19: images.tiny.build-with: no component builds with 'library'"),
     (built_with_itself, "plan", "matrix.yaml:19: images.tiny.build-with.library: not a component that provides it: 'tool'; known"),
-    (image("waivers: [{rule: lables, subject: x, reason: x}]"), "plan", "waivers.0.rule: must be another word, not 'lables'; did"),
+    (image("waivers: [{rule: licences, subject: x, reason: x}]"), "plan", "or 'gpu-code', not 'licences'; did you mean 'licenses'"),
     (edit('"12.9", "13.0"', "latest"), "plan", "matrix.yaml:14: images.tiny.axes.cuda: 'latest' is no version; write the one"),
     (nothing, "plan --set cuda=newest", "--set cuda: 'newest' is no version; write the one you mean; `imagebuild"),
     (edit('library: "1.2"', "library: latest"), "plan", "matrix.yaml:8: versions.library: 'latest' is no version; write the"),
