@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
@@ -19,6 +19,7 @@ from imagebuild.jobs.facts import (
     VALUE,
     VALUE_FORM,
     Container,
+    Env,
     FactLayer,
     Form,
     NcclVariables,
@@ -36,21 +37,13 @@ SCOPES: Mapping[Container, tuple[Scope, ...]] = {
 """What runs the ranks → the scopes that its jobs have."""
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(Env):
     """Describe a variable of the job's environment, and the layer that set it."""
 
-    name: str
-    value: str | None
-    """None if ranks get the value that the launcher has."""
-    why: str
     layer: str
     """Name of the layer, for messages: `fabric ib`, `--param`."""
     where: str
     """Place of the entry, for messages: file and line, or the option."""
-    scope: Scope = "rank"
-    prepend: bool = False
-    """The value is a folder that is put before the folders that the rank's variable has already."""
     replaces: bool = False
     """The value was set by `--param NAME:=VALUE` and replaces the value of any layer."""
 
@@ -76,7 +69,8 @@ def layered_variables(
             if matches(entry.when, conditions):
                 where = source.file.at(*source.path, "env", i)
                 value = None if entry.value is None else fill_placeholders(entry.value, placeholders, where)
-                variables.append(Variable(entry.name, value, entry.why, source.name, where, entry.scope, entry.prepend))
+                own = {**dict(entry), "value": value, "layer": source.name, "where": where}
+                variables.append(Variable.model_construct(**own))
     return variables
 
 
@@ -174,10 +168,9 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
                 raise ConfigError(f"--param {name}: given twice; leave one out")
             if "$" in value or not re.fullmatch(VALUE_FORM.pattern, value):
                 raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
-            why, replaces = "set on the command line", bool(match["replace"])
-            variables.append(
-                Variable(name, value, why, "--param", f"--param {name}", cast(Scope, scope), replaces=replaces)
-            )
+            own = {"name": name, "value": value, "scope": scope, "replaces": bool(match["replace"])}
+            origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
+            variables.append(Variable.model_validate({**own, **origin}))
             continue
         name, equals, value = setting.partition("=")
         if not equals or not name:

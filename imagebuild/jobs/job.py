@@ -327,10 +327,11 @@ class Job:
             advice = f"; {remedy}name another one" if remedy else suggestion(plugin, plugins or {})
             raise ConfigError(f"{self.image.reference}: the image has no plug-in {plugin!r}{advice}")
         why = "what NCCL has built in, whatever else is installed" if plugin == "none" else "this plug-in and no other"
-        variables = [Variable("NCCL_NET_PLUGIN", plugin, why, "plug-in", "plug-in")]
+        place = {"layer": "plug-in", "where": "plug-in"}
+        variables = [Variable(name="NCCL_NET_PLUGIN", value=plugin, why=why, **place)]
         if folder := (plugins or {}).get(plugin):
             why = "where the plug-in is; it must be found first"
-            variables.append(Variable("LD_LIBRARY_PATH", folder, why, "plug-in", "plug-in", prepend=True))
+            variables.append(Variable(name="LD_LIBRARY_PATH", value=folder, why=why, prepend=True, **place))
         return variables
 
     @cached_property
