@@ -144,19 +144,19 @@ def test_buildx_is_killed(tiny: Tiny, program: str) -> None:
     nothing_left(tiny)
 
 
-def start_verifying(tiny: Tiny, **environ: str) -> subprocess.Popen[str]:
+def start_verifying(tiny: Tiny, host: str) -> subprocess.Popen[str]:
     """A verification that has come to a check that takes forever."""
     path = "dockerfiles/components/library/component.yaml"
     check = f"{{name: slow, description: for a test, run: sleep {tiny.forever}}}"
     tiny.write(path, (tiny.root / path).read_text() + f"checks: [{check}]\n")
-    tiny.build(TINY_TARGET, **environ)
-    verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json", **environ)
+    tiny.build(TINY_TARGET, DOCKER_HOST=host)
+    verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json", DOCKER_HOST=host)
     assert until(lambda: sleeping(tiny.forever))
     return verifying
 
 
 def test_an_engine_that_stops_while_verify_runs(tiny: Tiny, second_engine: SecondEngine) -> None:
-    verifying = start_verifying(tiny, DOCKER_HOST=second_engine.host)
+    verifying = start_verifying(tiny, second_engine.host)
     second_engine.stop()
     done = finish(verifying)
     assert (done.status, "Traceback" in done.err) == (4, False), done.err
@@ -164,8 +164,8 @@ def test_an_engine_that_stops_while_verify_runs(tiny: Tiny, second_engine: Secon
     assert not (tiny.root / "verify.json").exists()
 
 
-def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient) -> None:
-    verifying = start_verifying(tiny)
+def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient, host: str) -> None:
+    verifying = start_verifying(tiny, host)
     assert containers(client)
     verifying.send_signal(signal.SIGINT)
     done = finish(verifying)

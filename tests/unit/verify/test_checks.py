@@ -113,7 +113,7 @@ def outcomes(
     project: Project, folder: Path, answers: Mapping[str, tuple[int, str]], version: str | None = "1.2",
     axes: dict[str, str] = RUNTIME, **have: object,
 ) -> dict[str, tuple[str, str]]:  # fmt: skip
-    session = Answers(answers, **have)
+    session = Answers(answers, 0, **have)
     planned = plan_checks(project, select_checks(project, {}, ["library"]), {"library": version}, axes)
     results = [run_check(p, session, folder / f"{p.name}.log") for p in planned]
     return {r.check: (r.outcome, r.reason) for r in results}
