@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.jobs import load_facts
 from tests.conftest import ROOT
 from tests.unit.jobs.job_fakes import (
-    copy_of_facts,
     job,
     messages,
     rank_exports,
@@ -55,24 +52,6 @@ def test_another_value_stops_and_tells_how_to_replace_it() -> None:
     with pytest.raises(ConfigError, match=r"UCX_TLS has two values: 'tcp' .*'rc'.* write --param UCX_TLS:=rc"):
         job(f"{H100} --param UCX_TLS=rc")
     assert rank_exports(f"{H100} --param UCX_TLS:=rc")["UCX_TLS"] == "rc"
-
-
-@pytest.mark.parametrize(
-    ("line", "entry", "message"),
-    [
-        (H100, "UCX_TLS, value: rc", r":8: UCX_TLS has two values: 'tcp' .* and 'rc' .*feature strict"),
-        (H100, "A, value: '{nic}'", r":8: unknown placeholder {nic}; known: cards, gpus"),
-        (H100, "A, scope: batch", ":8: A: scope batch: a job of kubernetes has"),
-        (SLURM, "A, scope: launcher", ":8: A: scope launcher: a job of pyxis has"),
-        (f"{SLURM} --container none", "A, scope: container", ":8: A: scope container: a job of none has"),
-    ],
-)
-def test_entries_that_do_not_fit_stop_with_their_place(tmp_path: Path, line: str, entry: str, message: str) -> None:
-    folder = copy_of_facts(tmp_path)
-    with (folder / "features/strict.yaml").open("a") as file:
-        file.write(f"  - {{name: {entry}, why: because}}\n")
-    with pytest.raises(ConfigError, match=rf"/features/strict\.yaml{message}"):
-        job(f"{line} --feature strict", load_facts(folder))
 
 
 # What NCCL reads

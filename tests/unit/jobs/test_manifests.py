@@ -271,43 +271,14 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
     assert interfaces[1:] == [{"interfaceName": f"eth{2 + i}", "network": f"rdma-{i}"} for i in range(networks)]
 
 
-@pytest.mark.parametrize(
-    ("line", "kubernetes", "expected"),
-    [
-        (f"mpijob {NVL72} --param racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
-        (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))",
-                                       f"key: {RACK}, operator: DoesNotExist"]),
-        ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "job ends after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
-        ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano starts all pods or none, but looks for no rack", "minAvailable: 19", "          activeDeadlineSeconds: "]),
-        ("mpijob --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "start-minutes": 7},
-         ["knows no racks: without room pods wait, and the job ends after 7 minutes", "kueue-topology has Kueue place it"]),
-        (f"mpijob {NVL72}", {"gang": "kueue", "queue": "q", "kueue-topology": True},
-         [f"podset-slice-required-topology: {RACK}", 'podset-slice-size: "16"', "queue-name: q"]),
-        ("jobset --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "kueue-topology": True},
-         [f"podset-required-topology: {RACK}"]),
-        (f"jobset {NVL72} --param racks=a,b", {"gang": "volcano", "queue": "q", "namespace": "n"},
-         ["kind: PodGroup", "minMember: 33", "queue: q", "schedulerName: volcano", "scheduling.k8s.io/group-name: all-reduce"]),
-        ("jobset --profile h100", {"gang": "coscheduling", "scheduler": "cs"},
-         ["scheduling.x-k8s.io/v1alpha1", "pod-group: all-reduce", "schedulerName: cs", "scheduleTimeoutSeconds: 1800"]),
-        ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob all-reduce", "kubectl -n n exec"]),
-        ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
-        ("mpijob --profile h100 --param minutes=50", {"start-minutes": 5, "keep-minutes": 60},
-         ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
-        ("mpijob --profile h100 --nodes 300 --test pairs", {}, ["# 150 pairs run at once", '{cpu: "11", memory: 11648Mi}']),
-        ("jobset --profile h100 --nodes 301 --test pairs", {"launcher": {"cpu": "64"}}, ['{cpu: "64", memory: 11648Mi}']),
-        ("jobset --profile h100 --param minutes=50", {"start-minutes": 5}, ["activeDeadlineSeconds: 3600", "SECONDS > 300"]),
-        ("mpijob --profile h100", {"ipc-lock": False, "security": {"user": 0, "seccomp": "Unconfined"}, "shm-size": "64Gi"},
-         ["runAsUser: 0", "seccompProfile: {type: Unconfined}", "sizeLimit: 64Gi"]),
-    ],
-)  # fmt: skip
-def test_what_a_cluster_says_is_in_its_objects(
-    line: str, kubernetes: dict[str, Any], expected: list[str], tmp_path: Path
-) -> None:
-    made = on_cluster(line, kubernetes, tmp_path)
+@pytest.mark.parametrize("row", yaml.safe_load((ROOT / "tests/data/jobs-of-clusters.yaml").read_text()), ids=str)
+def test_what_a_cluster_says_is_in_its_objects(row: dict[str, Any], tmp_path: Path) -> None:
+    says = row.get("kubernetes", {})
+    made = on_cluster(row["job"], says, tmp_path)
     for document in objects(made):
         assert not mistakes(document, document["kind"])
-        assert document["metadata"].get("namespace") == kubernetes.get("namespace")
-    assert [words for words in expected if words not in made] == []
+        assert document["metadata"].get("namespace") == says.get("namespace")
+    assert [words for words in row["has"] if words not in made] == []
 
 
 @pytest.mark.parametrize(

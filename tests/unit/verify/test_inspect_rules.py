@@ -297,12 +297,6 @@ def test_more_bytes_than_the_budget(case: Case) -> None:
     assert failed(case.results()) == {"size": "size: 1 MB in 2 layers, at most 1 MB"}
 
 
-def test_the_driver_may_be_absent(case: Case) -> None:
-    needed = ["libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"]
-    case.add({"opt/x": elf(needed=needed, interpreter=LD)})
-    assert not failed(case.results())
-
-
 def test_what_is_no_fault_is_listed(case: Case) -> None:
     case.add({"opt/p/a.so": elf(needed=["libb.so"]), "opt/p/libb.so": elf(soname="libb.so")})
     result = case.results()["closure"]
@@ -313,6 +307,7 @@ def test_what_is_no_fault_is_listed(case: Case) -> None:
 @pytest.mark.parametrize(
     "files",
     [
+        {"opt/of-a-driver": elf(needed=["libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"], interpreter=LD)},
         {"opt/cubin": elf(machine=190)}, {"usr/local/nvidia": b""}, {"opt/lib.so": elf(fatbin=image_files.fatbin(("ptx", 80, 0)))},
         {"usr/bin/mount": Node(b"x", 0o4755)}, {"opt/a": b"x", "opt/link": hardlink("opt/a")}, {"opt/.wh..wh..opq": b"", "opt/x": b"x"}, {"var/mail": folder(0o2775)},
         {"opt/crypto.so": elf(soname="crypto.so") + KEY}, {"usr/share/doc/x": b"ghp_" + b"x" * 36},
