@@ -38,7 +38,7 @@ def sbom(
 
     workspace = project.open_if_there()
     plan = workspace.plan if workspace else NO_PLAN
-    with ImageFinder(plan, folder).built(image) as found:
+    with ImageFinder(plan, folder).find(image) as found:
         document = make_sbom(found.image(platform), plan, workspace.renderer if workspace else None)
     if "comment" in document:
         err.print(document["comment"], markup=False)
@@ -69,7 +69,7 @@ def scan(
     no_file = policy == POLICY and not policy.exists()
     rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
     written = load_report(report)
-    with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).built(image) as found:
+    with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).find(image) as found:
         result = scan_result(found.image(platform), written, report, rules)
     options.print_result(json_file, result, lambda: print_scan(result))
     if result.verdict == "failed":

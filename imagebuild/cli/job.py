@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -24,34 +25,21 @@ def job(
         str, argument("mpijob|jobset|slurm", "What runs the job.", autocompletion=lambda: ["mpijob", "jobset", "slurm"])
     ],
     profile: Annotated[
-        str,
-        option(
-            "--profile NAME",
-            "Hardware that the job runs on, a file of profiles/.",
-            autocompletion=options.completed("profiles"),
-        ),
+        str, option("--profile NAME", "Hardware that the job runs on, a file of profiles/.", completes="profiles")
     ],
     fabric: Annotated[
         str | None,
         option(
-            "--fabric NAME",
-            "Network, a file of jobs/fabrics/; by default the profile's.",
-            autocompletion=options.completed("jobs/fabrics"),
+            "--fabric NAME", "Network, a file of jobs/fabrics/; by default the profile's.", completes="jobs/fabrics"
         ),
     ] = None,
     cluster: Annotated[
-        str,
-        option(
-            "--cluster NAME", "Cluster, a file of jobs/clusters/.", autocompletion=options.completed("jobs/clusters")
-        ),
+        str, option("--cluster NAME", "Cluster, a file of jobs/clusters/.", completes="jobs/clusters")
     ] = "generic",
     nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
     racks: Annotated[int | None, option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.")] = None,
     feature: Annotated[
-        list[str] | None,
-        option(
-            "--feature NAME,…", "Features, files of jobs/features/.", autocompletion=options.completed("jobs/features")
-        ),
+        list[str] | None, option("--feature NAME,…", "Features, files of jobs/features/.", completes="jobs/features")
     ] = None,
     with_: Annotated[
         list[str] | None,
@@ -67,10 +55,7 @@ def job(
     ] = None,
     nccl: Annotated[str | None, option("--nccl VERSION", "NCCL's version, for an image that does not say it.")] = None,
     test: Annotated[
-        str,
-        option(
-            "--test NAME", "What to measure, a file of jobs/tests/.", autocompletion=options.completed("jobs/tests")
-        ),
+        str, option("--test NAME", "What to measure, a file of jobs/tests/.", completes="jobs/tests")
     ] = "all-reduce",
     settings: Annotated[
         list[str] | None, option("--param NAME=VALUE", "A parameter of the job, or a variable of all ranks.")
@@ -90,15 +75,14 @@ def job(
     from imagebuild.jobs.manifest import job_text
 
     if scheduler not in get_args(Scheduler):
-        raise ConfigError(f"job {scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
-    if registry and catalog:
-        raise ConfigError("--catalog and --registry exclude each other: a catalogue says where its images are")
+        raise ConfigError(f"{scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
     if facts and not facts.is_dir():
-        raise ConfigError(f"--facts {facts}: no such folder")
+        raise ConfigError(f"--facts {facts}: no such folder; name one that has what jobs/ has")
     folders = options.data_folders(profiles, "profiles", project.root)
     hardware = find_profile(load_profiles(*folders), profile).model
     known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
     request = JobRequest(
+        words=tuple(sys.argv[1:]),
         scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
         profile=profile,
         fabric=fabric or default_fabric(hardware, known.fabrics),
@@ -109,20 +93,14 @@ def job(
         components=tuple(with_ or ()),
         container=container,
         image=image,
-        registry=registry,
-        catalog=str(catalog) if catalog else None,
         nccl=nccl,
         test=test,
         settings=tuple(settings or ()),
         collect=collect,
-        facts=str(facts) if facts else None,
         profiles=str(profiles) if profiles else None,
-        project=str(project.root) if project.root else None,
-        matrix=str(project.matrix) if project.matrix else None,
-        dockerfiles=str(project.dockerfiles) if project.dockerfiles else None,
-        lock=str(project.lock) if project.lock else None,
     )
-    registry = registry or find_facts(known.clusters, cluster, "--cluster", "cluster").registry
+    if registry is None:
+        registry = find_facts(known.clusters, cluster, "--cluster", "cluster").registry
     offer = offer_of_plan(project, registry, request.components)
     if catalog:
         from imagebuild.publish.catalog import read_catalog
@@ -146,8 +124,8 @@ def offer_of_plan(
     from imagebuild.jobs.choose import Offer
     from imagebuild.jobs.facts import REGISTRY
 
-    if registry and not re.fullmatch(REGISTRY.pattern, registry):
-        raise ConfigError(f"--registry {registry!r}: not {REGISTRY.words}")
+    if registry is not None and not re.fullmatch(REGISTRY.pattern, registry):
+        raise ConfigError(f"--registry {registry!r}: must be {REGISTRY.words}")
     workspace = project.open(options.PlanChanges(with_=list(components)).parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}
     matrix = workspace.project.matrix.model

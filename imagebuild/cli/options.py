@@ -32,10 +32,15 @@ MATRIX = Path("matrix.yaml")
 PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
 
 
-def option(usage: str, text: str, **more: Any) -> Any:
-    """Return an option as the help shows it: `--push`, or `-o, --output FILE`. `more` is typer's."""
+def option(usage: str, text: str, *, completes: str = "", **more: Any) -> Any:
+    """Return an option as the help shows it: `--push`, or `-o, --output FILE`. `more` is typer's.
+
+    `completes` is the kind of names that a shell completes, as of `completed`.
+    """
     words = usage.replace(", ", " ").split(" ")
     names = [word for word in words if word.startswith("-")]
+    if completes:
+        more["autocompletion"] = completed(completes)
     return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=text, **more)
 
 

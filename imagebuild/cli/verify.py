@@ -40,9 +40,7 @@ def verify(
     only: Annotated[
         list[str] | None,
         option(
-            "--only COMPONENT/CHECK",
-            "Run only checks that match this glob. Repeat for several.",
-            autocompletion=options.completed("checks"),
+            "--only COMPONENT/CHECK", "Run only checks that match this glob. Repeat for several.", completes="checks"
         ),
     ] = None,
     list_checks_: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
@@ -76,7 +74,7 @@ def verify(
 
         entries = list_checks(workspace.project, workspace.plan, image, only or ())
         listed = [
-            {"check": e.name, "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
+            {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
             for e in entries
         ]
         columns = ("check", "needs", "what passing proves")

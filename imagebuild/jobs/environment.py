@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple, cast, get_args
-
-from packaging.version import Version
+from typing import Any, NamedTuple, get_args
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
@@ -19,7 +17,9 @@ from imagebuild.jobs.facts import (
     QUANTITY,
     SLURM_FORMS,
     VALUE,
+    VALUE_FORM,
     Container,
+    Env,
     FactLayer,
     Form,
     NcclVariables,
@@ -35,29 +35,15 @@ SCOPES: Mapping[Container, tuple[Scope, ...]] = {
     "none": ("rank", "batch"),
 }
 """What runs the ranks → the scopes that its jobs have."""
-NO_SUCH_SCOPE: Mapping[Scope, str] = {
-    "container": "with --container none there is no container; use rank or batch",
-    "launcher": "Slurm starts ranks without a launcher; use rank or batch",
-    "batch": "Kubernetes has no batch script; use rank, container or launcher",
-}
-"""Why a job does not have a scope, and what to use instead."""
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(Env):
     """Describe a variable of the job's environment, and the layer that set it."""
 
-    name: str
-    value: str | None
-    """None if ranks get the value that the launcher has."""
-    why: str
     layer: str
     """Name of the layer, for messages: `fabric ib`, `--param`."""
     where: str
     """Place of the entry, for messages: file and line, or the option."""
-    scope: Scope = "rank"
-    prepend: bool = False
-    """The value is a folder that is put before the folders that the rank's variable has already."""
     replaces: bool = False
     """The value was set by `--param NAME:=VALUE` and replaces the value of any layer."""
 
@@ -83,7 +69,8 @@ def layered_variables(
             if matches(entry.when, conditions):
                 where = source.file.at(*source.path, "env", i)
                 value = None if entry.value is None else fill_placeholders(entry.value, placeholders, where)
-                variables.append(Variable(entry.name, value, entry.why, source.name, where, entry.scope, entry.prepend))
+                own = {**dict(entry), "value": value, "layer": source.name, "where": where}
+                variables.append(Variable.model_construct(**own))
     return variables
 
 
@@ -108,7 +95,8 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
     for variable in variables:
         name, scope = variable.name, variable.scope
         if scope not in SCOPES[container]:
-            raise ConfigError(f"{variable.where}: {name}: scope {scope}: {NO_SUCH_SCOPE[scope]}")
+            has = f"a job of {container} has the scopes {', '.join(SCOPES[container])}"
+            raise ConfigError(f"{variable.where}: {name}: scope {scope}: {has}; use one of them")
         earlier = merged.get(name)
         if earlier is None or variable.replaces or name in OVERRIDABLE:
             merged[name] = variable
@@ -131,36 +119,32 @@ class Parameter(NamedTuple):
     form: Form
     containers: tuple[Container, ...] = get_args(Container)
     """What runs the ranks of jobs that have it."""
-    whose: str = ""
-    """Who has it, where not all jobs do."""
 
 
-_SLURM: tuple[tuple[Container, ...], str] = (("pyxis", "none"), "only jobs of Slurm have it")
-_KUBERNETES: tuple[tuple[Container, ...], str] = (("kubernetes",), "only jobs of Kubernetes have it")
+_SLURM: tuple[Container, ...] = ("pyxis", "none")
+_KUBERNETES: tuple[Container, ...] = ("kubernetes",)
 _COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
 _IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
 _VERSION = Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65")
+_RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8")
 PARAMETERS: Mapping[str, Parameter] = {
-    **{name: Parameter(form, *_SLURM) for name, form in SLURM_FORMS.items()},
-    "cpu": Parameter(CPUS, *_KUBERNETES),
-    "cpus-per-task": Parameter(_COUNT, *_SLURM),
-    "driver": Parameter(_VERSION, ("kubernetes", "pyxis"), "it chooses an image, and this job has none"),
+    **{name: Parameter(form, _SLURM) for name, form in SLURM_FORMS.items()},
+    "cpu": Parameter(CPUS, _KUBERNETES),
+    "cpus-per-task": Parameter(_COUNT, _SLURM),
+    "driver": Parameter(_VERSION, ("kubernetes", "pyxis")),
     "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),
-    "images": Parameter(_IMAGES, ("pyxis",), "only pyxis keeps images in a folder"),
+    "images": Parameter(_IMAGES, ("pyxis",)),
     "interface": Parameter(Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0")),
     "json": Parameter(Form("yes|no", "yes or no")),
-    "memory": Parameter(QUANTITY, *_KUBERNETES),
+    "memory": Parameter(QUANTITY, _KUBERNETES),
     "min-bw": Parameter(Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350")),
     "minutes": Parameter(_COUNT),
     "name": Parameter(Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter")),
     "plugin": Parameter(Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx")),
     "programs": Parameter(Form("/[A-Za-z0-9_./-]+", "a folder that begins with /")),
     "rack-nodes": Parameter(_COUNT),
-    "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), *_KUBERNETES),
-    "resource": Parameter(
-        Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8"),
-        *_KUBERNETES,
-    ),
+    "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), _KUBERNETES),
+    "resource": Parameter(_RESOURCE, _KUBERNETES),
     "suffix": Parameter(Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _")),
 }
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
@@ -182,17 +166,11 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
                 )
             if any(variable.name == name for variable in variables):
                 raise ConfigError(f"--param {name}: given twice; leave one out")
-            if bad := next((c for c in value if c in "'\"\\`" or not c.isprintable()), None):
-                raise ConfigError(
-                    f"--param {name}: the value contains {bad!r}, which shells or files on its way would interpret; "
-                    "leave it out"
-                )
-            if "$" in value:
-                raise ConfigError(f"--param {name}: the value contains '$'; write the text that it stands for")
-            why, replaces = "set on the command line", bool(match["replace"])
-            variables.append(
-                Variable(name, value, why, "--param", f"--param {name}", cast(Scope, scope), replaces=replaces)
-            )
+            if "$" in value or not re.fullmatch(VALUE_FORM.pattern, value):
+                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
+            own = {"name": name, "value": value, "scope": scope, "replaces": bool(match["replace"])}
+            origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
+            variables.append(Variable.model_validate({**own, **origin}))
             continue
         name, equals, value = setting.partition("=")
         if not equals or not name:
@@ -201,7 +179,8 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
         parameter = PARAMETERS[name]
         if container not in parameter.containers:
-            raise ConfigError(f"--param {name}: {parameter.whose}; leave it out")
+            where = " or ".join(parameter.containers)
+            raise ConfigError(f"--param {name}: is for {where} only, and this job has {container}; leave it out")
         if name in parameters:
             raise ConfigError(f"--param {name}: given twice; leave one out")
         if not re.fullmatch(parameter.form.pattern, value):
@@ -216,25 +195,13 @@ NOT_OF_NCCL = ("NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_IBEX
 """Beginnings of variables that nccl-tests or plug-ins read, and NCCL does not."""
 
 
-def lint(variables: Iterable[Variable], table: NcclVariables, nccl: str) -> list[str]:
+def lint(variables: Iterable[Variable], known: NcclVariables) -> list[str]:
     """Return `warning: …` for variables that NCCL does not read."""
-    older = [release for release in table.releases if Version(release) <= Version(nccl)]
-    release = older[-1] if older else table.releases[0]
-    position = table.releases.index
     messages = []
     for variable in variables:
         name = variable.name
-        if not name.startswith("NCCL_") or name.startswith(NOT_OF_NCCL):
-            continue
-        row = table.names.get(name)
-        if row is None:
-            near = get_close_matches(name, table.names, n=1, cutoff=0.85)
+        if name.startswith("NCCL_") and not name.startswith(NOT_OF_NCCL) and name not in known.names:
+            near = get_close_matches(name, known.names, n=1, cutoff=0.85)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}{hint}")
-        elif release in row.absent or not position(row.since) <= position(release) <= position(row.until):
-            readers = f"releases {row.since} to {row.until} do"
-            messages.append(f"warning: {variable.where}: NCCL {release} does not read {name}; {readers}")
-    if messages and release != nccl:
-        where = "the nearest release in the table of NCCL's variables"
-        messages.append(f"note: the image has NCCL {nccl}; its variables were looked up for {release}, {where}")
+            messages.append(f"warning: {variable.where}: NCCL {known.release} does not read {name}{hint}")
     return messages

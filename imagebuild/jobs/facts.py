@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pydantic_core import CoreSchema, core_schema
 from imagebuild.bench.models import Collective
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Model, YamlFile
+from imagebuild.core.fields import Condition, Model, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 from imagebuild.project.component import Support
 
@@ -48,9 +47,9 @@ class Form:
 
 Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
 # A shell or a file on the way to the rank would interpret quotes and backslashes.
-Value = Annotated[str, Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")]
+VALUE_FORM = Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")
+Value = Annotated[str, VALUE_FORM]
 Bytes = Annotated[str, Form("[1-9][0-9]*[KMG]?", "a size as nccl-tests takes it, such as 512M")]
-EnvName = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable")]
 
 # Texts as Kubernetes wants them; its API server refuses others.
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -97,27 +96,9 @@ def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     for name, amount in amounts.items():
         if re.fullmatch(GPUS, name):
             raise ValueError(f"{name}: leave it out; a worker asks for all GPUs of its node by itself")
-        page = name.removeprefix("hugepages-")
-        if page != name and (not _binary(page) or not _binary(amount) or _binary(amount) % _binary(page)):
-            raise ValueError(f"{name}: must be a multiple of {page}, in Ki, Mi, Gi or Ti")
-        if "/" in name and not re.fullmatch(COUNT.pattern, amount):
+        if ("/" in name or name.startswith("hugepages-")) and not re.fullmatch(COUNT.pattern, amount):
             raise ValueError(f"{name}: must be {COUNT.words}")
     return amounts
-
-
-def _binary(amount: str) -> int:
-    """Return an amount of memory such as 512Mi, 0 for one that is written otherwise."""
-    match = re.fullmatch("([0-9]{1,6})([KMGT])i", amount)
-    return int(match[1]) << 10 * (1 + "KMGT".index(match[2])) if match else 0
-
-
-def _shell_command(text: str) -> str:
-    """Return a command of a shell. Raises ValueError if a quote in it has no end."""
-    try:
-        shlex.split(text, comments=True)
-    except ValueError as error:
-        raise ValueError(f"is not a shell command: {error}") from None
-    return text
 
 
 COLLECTIVES = get_args(Collective)
@@ -133,7 +114,7 @@ CONDITIONS = (
 class Env(Model):
     """Set a variable of the environment."""
 
-    name: EnvName
+    name: Variable
     value: Value | None = None
     """The text; `{interface}`, `{hca}`, `{cards}` and `{gpus}` in it are replaced. Without it, ranks get the value that
     the launcher has."""
@@ -189,7 +170,7 @@ class Sidecar(Model):
     name: Label
     image: Text
     command: tuple[Text, ...]
-    env: dict[EnvName, Text] = Field(default_factory=dict)
+    env: dict[Variable, Text] = Field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
     resources: Annotated[dict[Resource, Quantity], AfterValidator(_whole_amounts)] = Field(default_factory=dict)
     """Resource → its amount, which is both request and limit; a namespace with a quota demands `cpu` and `memory`."""
@@ -445,7 +426,7 @@ class Slurm(SlurmOptions):
         "$HOME/.cache/imagebuild"
     )
     """Folder, shared by all nodes, for images that pyxis starts; it may contain variables of the shell."""
-    before: Annotated[Text, AfterValidator(_shell_command)] | None = None
+    before: Text | None = None
     """Shell command that the batch script runs first; it ends the job if it fails."""
     task_prolog: Folder | None = None
     """Program that srun runs before each rank."""
@@ -497,20 +478,11 @@ class SchedulerFacts(FactLayer):
     title: str
 
 
-class NcclVariable(Model):
-    """Describe a variable that NCCL reads, in the releases from `since` to `until`."""
-
-    since: str
-    until: str
-    absent: tuple[str, ...] = ()
-    """Releases in between that do not read it."""
-
-
 class NcclVariables(Model):
-    """Hold the file `nccl-params.json`: the variables that each release of NCCL reads."""
+    """Hold the file `nccl-params.json`: the variables that the newest known release of NCCL reads."""
 
-    releases: tuple[str, ...]
-    names: dict[str, NcclVariable]
+    release: str
+    names: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -528,6 +500,11 @@ class JobFacts:
 
 
 M = TypeVar("M", bound=Model)
+KINDS: Mapping[str, type[Model]] = {
+    "stacks": Stack, "fabrics": Fabric, "features": Feature, "clusters": Cluster, "tests": JobTest,
+    "schedulers": SchedulerFacts,
+}  # fmt: skip
+"""Folder → what its files describe."""
 
 
 def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
@@ -536,25 +513,24 @@ def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
     Raises ConfigError with every mistake found, each with its file and line.
     """
     mistakes = Mistakes()
-    stacks = _load_all(folders, "stacks", Stack, mistakes)
-    fabrics = _load_all(folders, "fabrics", Fabric, mistakes)
-    features = _load_all(folders, "features", Feature, mistakes)
-    clusters = _load_all(folders, "clusters", Cluster, mistakes, only_cluster)
-    tests = _load_all(folders, "tests", JobTest, mistakes)
-    schedulers = _load_all(folders, "schedulers", SchedulerFacts, mistakes)
+    kinds: dict[str, Mapping[str, YamlFile[Any]]] = {
+        kind: _load_all(folders, kind, model, mistakes, only_cluster if kind == "clusters" else None)
+        for kind, model in KINDS.items()
+    }
     node = load_yaml(_last(folders, "node.yaml"), SchedulerFacts, mistakes)
     nccl_variables = load_yaml(_last(folders, "nccl-params.json"), NcclVariables, mistakes)
-    for cluster in clusters.values():
+    fabrics = kinds["fabrics"]
+    for cluster in kinds["clusters"].values():
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
         _check_volumes(cluster, fabrics, mistakes)
-    layers = [file for kind in (stacks, fabrics, features, clusters, schedulers) for file in kind.values()]
-    for file in (*layers, *([node] if node else [])):
-        _check_conditions(file, {*CONDITIONS, *COLLECTIVES, *features}, mistakes)
+    known = {*CONDITIONS, *COLLECTIVES, *kinds["features"]}
+    for file in (*(file for kind in kinds.values() for file in kind.values()), *([node] if node else [])):
+        _check_conditions(file, known, mistakes)
     mistakes.stop_if_any()
     assert node is not None
     assert nccl_variables is not None
-    return JobFacts(stacks, fabrics, features, clusters, tests, schedulers, node, nccl_variables.model)
+    return JobFacts(**kinds, node=node, nccl_variables=nccl_variables.model)
 
 
 def _last(folders: Sequence[Path], name: str) -> Path:
@@ -578,19 +554,18 @@ def _load_all(
 def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fabric]], mistakes: Mistakes) -> None:
     """Add a mistake for each volume of a cluster whose name or path another one in the same pod has."""
     for name, fabric in fabrics.items():
-        sources: list[tuple[tuple[str, ...], tuple[Volume, ...]]] = [((), fabric.model.pod.volumes)]
-        sources.append((("kubernetes", "volumes"), cluster.model.kubernetes.volumes))
-        sources.append(
-            (("fabrics", name, "pod", "volumes"), cluster.model.fabrics.get(name, ClusterFabric()).pod.volumes)
-        )
-        names, mounts = {"dshm", *(v.name for s in fabric.model.pod.sidecars for v in s.volumes)}, {"/dev/shm"}  # noqa: S108
-        for path, volumes in sources:
-            for i, volume in enumerate(volumes):
-                if volume.name in names or volume.mount in mounts:
-                    problem = "another volume of the pod has this name or path"
-                    mistakes.add(cluster.at(*path, i), f"{dotted_key((*path, i))}: {problem}")
-                names.add(volume.name)
-                mounts.add(volume.mount)
+        pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
+        taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
+        taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
+        places: dict[tuple[str, ...], tuple[Volume, ...]] = {
+            ("kubernetes", "volumes"): cluster.model.kubernetes.volumes
+        }
+        places |= {("fabrics", name, "pod", "volumes"): site.volumes}
+        for path, i, volume in ((path, i, volume) for path, own in places.items() for i, volume in enumerate(own)):
+            if taken & {volume.name, volume.mount}:
+                problem = "another volume of the pod has this name or path"
+                mistakes.add(cluster.at(*path, i), f"{dotted_key((*path, i))}: {problem}")
+            taken |= {volume.name, volume.mount}
 
 
 def _check_conditions(file: YamlFile[Any], known: set[str], mistakes: Mistakes) -> None:
@@ -637,6 +612,8 @@ def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) ->
 class JobRequest:
     """Hold the arguments of `imagebuild job`."""
 
+    words: tuple[str, ...]
+    """All of them as they were typed."""
     scheduler: Scheduler
     profile: str
     fabric: str
@@ -649,19 +626,11 @@ class JobRequest:
     container: str | None = None
     """`pyxis`, which is Slurm's default, or `none`."""
     image: str | None = None
-    registry: str | None = None
-    """Registry and folder of the plan's images."""
-    catalog: str | None = None
-    """File of the published images to choose from."""
     nccl: str | None = None
     test: str = "all-reduce"
     settings: tuple[str, ...] = ()
     """Texts of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
     """Whether the header says how to run the job and how to get its result."""
-    facts: str | None = None
     profiles: str | None = None
-    project: str | None = None
-    matrix: str | None = None
-    dockerfiles: str | None = None
-    lock: str | None = None
+    """Folder of `--profiles`, which the report of the job needs, too."""

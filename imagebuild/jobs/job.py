@@ -1,12 +1,12 @@
-"""Resolve a job: facts and a request in; its name, environment and pods out. Pure."""
+"""Decide all that a job is made of: size, image, environment, and what its pods need. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
@@ -14,21 +14,33 @@ from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
-from imagebuild.jobs.choose import MOST_NODES, Choices, Offer, choose, container_of, plugin_remedy
-from imagebuild.jobs.environment import (
-    FactSource,
-    Variable,
-    fill_placeholders,
-    layered_variables,
-    lint,
-    merge,
-    parse_settings,
+from imagebuild.jobs import choose, environment
+from imagebuild.jobs.choose import JobImage, Offer, Scale
+from imagebuild.jobs.environment import FactSource, Variable
+from imagebuild.jobs.facts import (
+    COLLECTIVES,
+    Cluster,
+    ClusterFabric,
+    Container,
+    Expect,
+    Fabric,
+    Feature,
+    JobFacts,
+    JobRequest,
+    JobTest,
+    Nodes,
+    Pod,
+    Scope,
+    SlurmOptions,
+    Stack,
+    gpu_name,
 )
-from imagebuild.jobs.facts import Expect, JobFacts, JobRequest, Pod, Scope, SlurmOptions, Stack
 
 Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]
 """How workers come onto racks: `together` by an affinity for each other, `named` on racks that the user names, `kueue`
 by its topology, `exclusive` by JobSet, which gives each of its jobs a rack that no other JobSet uses."""
+IMPORT_MINUTES = 15
+"""Time for pyxis to import an image that no job had before, beside the time of the measurements."""
 NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 """Longest name of a job. Names of pods have at most 63 characters, of which the MPI operator adds up to 12
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
@@ -43,294 +55,459 @@ class Least:
 
 
 @dataclass(frozen=True)
-class Job(Choices):
-    """Describe a job with nothing left to decide: all that the templates show."""
+class Job:
+    """Describe a job: each property is decided by those above it. `resolve_job` has asked for all of them.
 
-    name: str
-    variables: tuple[Variable, ...]
-    expected_lines: tuple[Expect, ...]
-    """Lines that the output must contain."""
-    pod: Pod
-    """What worker pods need: of the fabric, of the cluster, and of the nodes."""
-    least: Mapping[str, Least]
-    """Collective → the bus bandwidth that its best size must reach."""
-    placement: Placement
-    """How worker pods come onto racks."""
-    messages: tuple[str, ...]
-    """Warnings and notes for the user."""
+    Properties raise ConfigError for unknown names, and with the reason for what is impossible.
+    """
 
-    @property
-    def slurm_options(self) -> Mapping[str, str]:
-        """Return options of sbatch: of each the first value that `--param`, the GPU's nodes and the cluster have."""
-        parameters, nodes, slurm = self.parameters, self.nodes, self.cluster.slurm
-        values = {
-            name: parameters.get(name) or getattr(nodes, name) or getattr(slurm, name)
-            for name in SlurmOptions.model_fields
+    request: JobRequest
+    profile: Profile
+    facts: JobFacts
+    offer: Offer
+
+    # What the request names
+
+    @cached_property
+    def container(self) -> Container:
+        asked = self.request.container
+        if self.request.scheduler != "slurm":
+            if asked is not None:
+                raise ConfigError(f"--container {asked}: is for Slurm only; Kubernetes always runs the image")
+            return "kubernetes"
+        if asked not in (None, "pyxis", "none"):
+            raise ConfigError(f"--container {asked}: must be pyxis or none")
+        return "none" if asked == "none" else "pyxis"
+
+    @cached_property
+    def settings(self) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
+        return environment.parse_settings(self.request.settings, self.container)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, str]:
+        return self.settings[0]
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        return choose.find_facts(self.facts.fabrics, self.request.fabric, "--fabric", "fabric")
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return choose.find_facts(self.facts.clusters, self.request.cluster, "--cluster", "cluster")
+
+    @cached_property
+    def site(self) -> ClusterFabric:
+        """Return the additions of the cluster to the fabric."""
+        return self.cluster.fabrics.get(self.request.fabric, ClusterFabric())
+
+    @cached_property
+    def gpu(self) -> str:
+        """Return the short name of the GPU, such as `h100`."""
+        if self.profile.gpu.compute_capability is None:
+            raise ConfigError(f"--profile {self.profile.name}: nccl-tests runs on NVIDIA GPUs only; take another")
+        return gpu_name(self.profile)
+
+    # How large it is
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        """Return the nodes of the cluster that the job may use."""
+        nodes = self.site.nodes.get(self.gpu) or self.cluster.nodes.get(self.gpu) or Nodes()
+        own: dict[str, Any] = {name: self.parameters[name] for name in ("cpu", "memory") if name in self.parameters}
+        if "rack-nodes" in self.parameters:
+            own["rack_nodes"] = int(self.parameters["rack-nodes"])
+        return nodes.model_copy(update=own)
+
+    @cached_property
+    def mnnvl(self) -> bool:
+        """Return whether NVLink connects several nodes."""
+        return self.profile.hosts_per_domain > 1
+
+    @cached_property
+    def scale(self) -> Scale:
+        usable = self.nodes.rack_nodes or self.profile.hosts_per_domain
+        return choose.choose_scale(self.profile, usable, self.request.nodes, self.request.racks)
+
+    @cached_property
+    def rounds(self) -> int:
+        """Return how many measurements, one after the other, share the time limit; 1 if it is for all of them."""
+        test = choose.find_facts(self.facts.tests, self.request.test, "--test", "test")
+        if not test.pairs:
+            return 1
+        if self.scale.nodes == 1:
+            raise ConfigError(f"--test {self.request.test}: one node has no pairs; take more --nodes")
+        return len(test.collectives) * (self.scale.nodes - 1 + self.scale.nodes % 2)
+
+    @cached_property
+    def test(self) -> JobTest:
+        """Return what is measured, with the limit of the whole job in minutes."""
+        test = self.facts.tests[self.request.test].model
+        minutes = test.minutes * self.rounds + (IMPORT_MINUTES if self.container == "pyxis" else 0)
+        minutes = int(self.parameters.get("minutes") or minutes)
+        if minutes * 2 < self.rounds:
+            least = -(-self.rounds // 2)
+            raise ConfigError(f"--param minutes={minutes}: too few for {self.rounds} rounds; take {least} or more")
+        return test.model_copy(update={"minutes": minutes})
+
+    @cached_property
+    def ranks(self) -> int:
+        """Return the number of ranks: one for each GPU."""
+        return self.scale.nodes * self.profile.node.gpus
+
+    @cached_property
+    def run_nodes(self) -> int:
+        """Return the number of nodes that take part in one measurement."""
+        return 2 if self.test.pairs else self.scale.nodes
+
+    @cached_property
+    def run_ranks(self) -> int:
+        """Return the number of ranks of one measurement."""
+        return self.run_nodes * self.profile.node.gpus
+
+    # What it can do
+
+    @cached_property
+    def features(self) -> Mapping[str, Feature]:
+        implied = ["multirack"] if self.scale.racks > 1 and "multirack" in self.facts.features else []
+        names = sorted({*self.request.features, *implied})
+        return {name: choose.find_facts(self.facts.features, name, "--feature", "feature") for name in names}
+
+    @cached_property
+    def claims(self) -> bool:
+        """Return whether a ComputeDomain gives pods their channel of the rack-wide NVLink."""
+        return any(feature.claims for feature in self.features.values())
+
+    @cached_property
+    def plugin(self) -> str:
+        asked = self.parameters.get("plugin")
+        plugin = asked or self.site.plugin or self.fabric.plugin
+        for name, feature in self.features.items():
+            if feature.plugin and asked not in (None, feature.plugin):
+                problem = f"--feature {name} needs the plug-in {feature.plugin}"
+                raise ConfigError(f"--param plugin={plugin}: {problem}; leave one of them out")
+            plugin = feature.plugin or plugin
+        return plugin
+
+    @cached_property
+    def conditions_without_image(self) -> Mapping[str, str]:
+        """Return name → value of what conditions (`when`) of the facts can use, before an image is chosen."""
+        test, scale, network = self.test, self.scale, self.profile.network
+        # of pairs, those with nodes of two racks do not have it
+        rack_nvlink = self.mnnvl and scale.nodes > 1 and not (test.pairs and scale.racks > 1)
+        yes_or_no = {
+            **{name: name in self.features for name in self.facts.features},
+            **{name: name in test.collectives for name in COLLECTIVES},
+            "mnnvl": self.mnnvl,
+            "rack-nvlink": rack_nvlink and "nics" not in self.features,
+            "nvls": self.profile.links[-1].nvls,
         }
-        return {name: value for name, value in values.items() if value}
+        return {
+            **{name: "yes" if value else "no" for name, value in yes_or_no.items()},
+            "scheduler": self.request.scheduler,
+            "container": self.container,
+            "profile": self.profile.name,
+            "gpu": self.gpu,
+            "arch": self.profile.node.cpu,
+            "capability": self.profile.gpu.compute_capability or "",
+            "network": network.kind if network else "none",
+            "fabric": self.request.fabric,
+            "cluster": self.request.cluster,
+            "test": self.request.test,
+            "nodes": str(scale.nodes),
+            "racks": str(scale.racks),
+            "plugin": self.plugin,
+        }
+
+    def refuse_bad_combinations(self, conditions: Mapping[str, str]) -> None:
+        """Raise ConfigError if an option does not fit; ignore rules whose facts are not decided yet."""
+        combined: dict[str, Fabric | Feature] = {f"--fabric {self.request.fabric}": self.fabric}
+        combined |= {f"--feature {name}": feature for name, feature in self.features.items()}
+        for option, facts in combined.items():
+            remedy = "leave it out" if isinstance(facts, Feature) else "take another"
+            against = [rule for rule in facts.supports if not matches(rule.when, conditions)]
+            against += [rule for rule in facts.excludes if matches(rule.when, conditions)]
+            for rule in against:
+                if rule.when.keys() <= conditions.keys():
+                    raise ConfigError(f"{option}: {rule.reason}; {remedy}")
+
+    # What it runs
+
+    @cached_property
+    def driver(self) -> str | None:
+        return self.parameters.get("driver") or self.cluster.driver
+
+    @cached_property
+    def image(self) -> JobImage:
+        """Return the image that is named, or the newest that fits."""
+        # First: a bad combination is a better reason than that no image fits it.
+        self.refuse_bad_combinations(self.conditions_without_image)
+        request, profile, stacks = self.request, self.profile, self.facts.stacks
+        if request.nccl is not None and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
+            raise ConfigError(f"--nccl {request.nccl!r}: must be a version of NCCL such as 2.28.3")
+        if self.container == "none":
+            if request.image:
+                raise ConfigError("--image: with --container none the nodes' own programs run; leave one of them out")
+            return JobImage("", "other", request.nccl, None)
+        if request.image is not None:
+            image = choose.named_image(request.image, self.offer, stacks)
+        else:
+            plugin = "none" if self.plugin == "host" else self.plugin
+            image = choose.newest_image(self.offer, stacks, profile, plugin, self.driver)
+        if image.arches is not None and profile.node.cpu not in image.arches:
+            arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
+            raise ConfigError(f"--image {image.reference}: {arches}; use another image")
+        if self.offer.unnamed and any(image.reference == target.name for target in self.offer.targets):
+            raise ConfigError(
+                f"{image.reference}: this name has no registry to pull it from; name yours with --registry, with "
+                "`registry` in the cluster's file or with --catalog, or name an image with --image"
+            )
+        if image.components and "nccl-tests" not in image.components and "programs" not in self.parameters:
+            remedy = "add it to the image, or name the folder of the programs with --param programs=FOLDER"
+            raise ConfigError(f"--image {image.reference}: has no nccl-tests, according to the plan; {remedy}")
+        components = (*image.components, *request.components)
+        return replace(image, nccl=request.nccl or image.nccl, components=components)
+
+    @cached_property
+    def nccl(self) -> str:
+        """Return the image's version of NCCL; if it is not known, the newest of the images on offer.
+
+        If those do not tell either, it is the release whose variables are known.
+        """
+        return self.image.nccl or choose.newest_nccl(self.offer, self.facts.stacks, self.facts.nccl_variables.release)
+
+    @cached_property
+    def stack(self) -> Stack:
+        own = {name: self.parameters[name] for name in ("programs", "suffix") if name in self.parameters}
+        return self.facts.stacks[self.image.stack].model.model_copy(update=own)
+
+    @cached_property
+    def conditions(self) -> Mapping[str, str]:
+        """Return name → value of everything that a condition of the facts can use."""
+        conditions = {**self.conditions_without_image, "stack": self.image.stack, "nccl": self.nccl}
+        self.refuse_bad_combinations(conditions)
+        return conditions
+
+    # Its environment
+
+    @cached_property
+    def placeholders(self) -> Mapping[str, str]:
+        """Return name → text of what facts can have in braces."""
+        return {
+            "interface": self.parameters.get("interface") or self.cluster.interface,
+            "hca": self.parameters.get("hca") or self.cluster.hca,
+            "cards": str(self.profile.network.count if self.profile.network else 0),
+            "gpus": str(self.profile.node.gpus),
+        }
+
+    @cached_property
+    def sources(self) -> list[FactSource]:
+        """Return the layers of facts, lowest first: stack < fabric < node < cluster < feature < scheduler."""
+        request, facts, cluster = self.request, self.facts, self.facts.clusters[self.request.cluster]
+        files: list[tuple[str, YamlFile[Any]]] = [
+            (f"stack {self.image.stack}", facts.stacks[self.image.stack]),
+            (f"fabric {request.fabric}", facts.fabrics[request.fabric]),
+            ("node", facts.node),
+            (f"cluster {request.cluster}", cluster),
+            *((f"feature {name}", facts.features[name]) for name in self.features),
+            (f"scheduler {request.scheduler}", facts.schedulers[request.scheduler]),
+        ]
+        sources = [FactSource(name, file, file.model) for name, file in files]
+        site = f"fabric {request.fabric} of cluster {request.cluster}"
+        sources.insert(2, FactSource(site, cluster, self.site, ("fabrics", request.fabric)))
+        return sources
+
+    @cached_property
+    def plugin_variables(self) -> list[Variable]:
+        """Return the variables that name the network plug-in and its folder; `host` leaves both to the node."""
+        plugin, plugins = self.plugin, self.stack.plugins
+        if plugin == "host":
+            return []
+        if self.stack.lacks_plugin(plugin, self.image.components):
+            remedy = choose.plugin_remedy(plugin, self.facts.stacks)
+            advice = f"; {remedy}name another one" if remedy else suggestion(plugin, plugins or {})
+            raise ConfigError(f"{self.image.reference}: the image has no plug-in {plugin!r}{advice}")
+        why = "what NCCL has built in, whatever else is installed" if plugin == "none" else "this plug-in and no other"
+        place = {"layer": "plug-in", "where": "plug-in"}
+        variables = [Variable(name="NCCL_NET_PLUGIN", value=plugin, why=why, **place)]
+        if folder := (plugins or {}).get(plugin):
+            why = "where the plug-in is; it must be found first"
+            variables.append(Variable(name="LD_LIBRARY_PATH", value=folder, why=why, prepend=True, **place))
+        return variables
+
+    @cached_property
+    def variables(self) -> tuple[Variable, ...]:
+        known = environment.layered_variables(self.sources, self.conditions, self.placeholders)
+        return environment.merge([*known, *self.plugin_variables, *self.settings[1]], self.container)
 
     def in_scope(self, scope: Scope) -> list[Variable]:
         """Return the variables of a scope, in their order."""
         return [variable for variable in self.variables if variable.scope == scope]
 
+    # How it is judged
+
+    @cached_property
+    def expected_lines(self) -> tuple[Expect, ...]:
+        lines = (line for source in self.sources for line in source.layer.expect)
+        return tuple(line for line in lines if matches(line.when, self.conditions))
+
+    @cached_property
+    def comparable(self) -> bool:
+        """Return whether the profile's limits and references are valid for this job."""
+        same_network = self.conditions["network"] in self.fabric.measures
+        return same_network and all(feature.comparable for feature in self.features.values())
+
+    @cached_property
+    def least(self) -> Mapping[str, Least]:
+        """Return collective → what its best size must reach: what is asked for, or what the profile says."""
+        value, profile, collectives = self.parameters.get("min-bw"), self.profile, self.test.collectives
+        if value and len(collectives) > 1:
+            raise ConfigError("--param min-bw: collectives of the test reach different rates; test one collective")
+        if value:
+            return {collectives[0]: Least(value, "GB/s, by --param min-bw")}
+        least: dict[str, Least] = {}
+        if not (self.comparable and self.test.max_bytes.endswith("G")):  # smaller messages show latency
+            return least
+        try:
+            layout = rank_layout(profile, self.run_ranks, self.run_nodes)
+        except NotComparable:
+            return least
+        for collective in collectives:
+            ceilings = class_ceilings(collective, self.run_ranks, layout.domains, layout.hardware)
+            references = profile.references_at(collective, self.run_ranks, self.run_nodes)
+            known = [reference for reference in references if not reference.forced]
+            if known:
+                rate = known[-1].rate * known[-1].tolerance
+                least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
+            elif floor := floor_of(profile, layout, ceilings):
+                least[collective] = Least(f"{floor.value:.1f}", f"GB/s: {floor.what}")
+        return least
+
+    # Where it runs
+
+    @cached_property
+    def name(self) -> str:
+        features = [name for name, feature in self.features.items() if feature.in_name]
+        parts = [
+            self.request.test, str(self.ranks), self.gpu, self.fabric.short, *features, f"{self.scale.nodes}n",
+        ]  # fmt: skip
+        name, longest = self.parameters.get("name") or "-".join(parts), NAME_LENGTH[self.request.scheduler]
+        if len(name) > longest:
+            raise ConfigError(f"--param name: {name!r} is longer than {longest} characters; set another")
+        return name
+
+    @cached_property
+    def slurm_options(self) -> Mapping[str, str]:
+        """Return options of sbatch: of each the first value that `--param`, the GPU's nodes and the cluster have."""
+        values = {
+            name: self.parameters.get(name) or getattr(self.nodes, name) or getattr(self.cluster.slurm, name)
+            for name in SlurmOptions.model_fields
+        }
+        return {name: value for name, value in values.items() if value}
+
+    @cached_property
+    def rack_names(self) -> tuple[str, ...]:
+        """Return the racks that the user names, as nodes have them in the label `rack_key`."""
+        names, racks = tuple(filter(None, self.parameters.get("racks", "").split(","))), self.scale.racks
+        if names and not self.mnnvl:
+            raise ConfigError(f"--param racks: NVLink of {self.profile.name} ends at the node; leave it out")
+        if names and len(set(names)) != racks:
+            problem = f"names {len(set(names))}, but the job needs {racks}"
+            raise ConfigError(f"--param racks={','.join(names)}: {problem}; name each once")
+        return names
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Return how workers come onto racks."""
+        kube, racks = self.cluster.kubernetes, self.scale.racks
+        if self.request.scheduler == "slurm" or not self.mnnvl:
+            return "anywhere"
+        if self.rack_names:
+            return "named"
+        if kube.kueue_topology:
+            return "kueue"
+        if racks == 1:
+            return "together" if self.scale.nodes > 1 else "anywhere"
+        several = f"--racks {racks}" if self.request.racks else f"--nodes {self.scale.nodes} on {racks} racks"
+        ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
+        if self.request.scheduler == "mpijob":
+            problem = "all workers of an MPIJob have one template, which cannot say how many nodes each rack gives"
+            raise ConfigError(f"{several}: {problem}; use jobset, {ways}")
+        if kube.gang in ("volcano", "coscheduling"):
+            problem = (
+                f"JobSet creates workers when the first one of their rack has its place, for which {kube.gang} waits"
+            )
+            raise ConfigError(f"{several}: {problem}; {ways}")
+        return "exclusive"
+
+    @cached_property
+    def pod(self) -> Pod:
+        """Return what worker pods need: of the fabric, of the cluster, and of the nodes."""
+        fabric, site, kube = self.fabric.pod, self.site.pod, self.cluster.kubernetes
+        if any(feature.without_fabric for feature in self.features.values()):
+            fabric, site = Pod(), Pod(select=site.select)
+        amounts = {**fabric.resources, **site.resources}
+        if resource := self.parameters.get("resource"):
+            name, _, count = resource.rpartition(":")
+            amounts = {key: amount for key, amount in amounts.items() if "/" not in key} | {name: count}
+        own = {name: getattr(self.nodes, name) or amounts.get(name) for name in ("cpu", "memory")}
+        own["nvidia.com/gpu"] = str(self.profile.node.gpus)
+        others = {name: amounts[name] for name in sorted(amounts) if name not in own}
+        sidecars = (*fabric.sidecars, *site.sidecars)
+        containers: dict[str, Mapping[str, str | None]] = {f"nodes.{self.gpu} in the cluster's file": own}
+        containers |= {f"`resources` of the sidecar {sidecar.name}": sidecar.resources for sidecar in sidecars}
+        for place, has in containers.items():
+            if kube.quota and not (has.get("cpu") and has.get("memory")):
+                problem = "has a quota, which needs cpu and memory of all containers"
+                raise ConfigError(f"cluster {self.request.cluster} {problem}; add them to {place}")
+        annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
+        networks, cards = site.networks or fabric.networks, site.card_networks or fabric.card_networks
+        if networks:
+            split = (network.rpartition("/") for network in networks)
+            pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in split]
+            lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
+            annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
+        if cards:
+            pairs = [{"interfaceName": "eth0", "network": "default"}]
+            for i in range(int(self.placeholders["cards"])):
+                interface, network = f"eth{cards.interface + i}", f"{cards.prefix}{cards.first + i}"
+                pairs.append({"interfaceName": interface, "network": network})
+            lines = ",\n ".join(json.dumps(pair, separators=(",", ":")) for pair in pairs)
+            annotations["networking.gke.io/interfaces"] = f"[{lines}]\n"
+        select = {**self.nodes.select, **fabric.select, **site.select}
+        if self.rack_names:
+            select[self.cluster.rack_key] = self.rack_names
+        filled = {
+            name: environment.fill_placeholders(amount, self.placeholders, name) for name, amount in others.items()
+        }
+        return Pod.model_construct(  # of parts that were checked; nodes' cpu may be 500m, which no count may
+            resources={name: amount for name, amount in own.items() if amount} | filled,
+            annotations=dict(sorted(annotations.items())),
+            select=dict(sorted(select.items())),
+            volumes=(*fabric.volumes, *kube.volumes, *site.volumes),
+            sidecars=sidecars,
+        )
+
+    # What is said about it
+
+    @cached_property
+    def messages(self) -> tuple[str, ...]:
+        messages, image = environment.lint(self.variables, self.facts.nccl_variables), self.image
+        if image.driver and not (self.request.image or self.driver):
+            advice = "if the nodes have an older one, name it with --param driver=VERSION"
+            messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
+        if image.is_planned:
+            unknown = "is planned; whether it was built and pushed is not known"
+            choice = "--catalog chooses among published images, which `imagebuild catalog` lists"
+            messages.append(f"note: {image.reference} {unknown}; {choice}")
+        if image.nccl is None:
+            messages.append(f"note: the version of NCCL is not known, so {self.nccl} is assumed; name it with --nccl")
+        return tuple(messages)
+
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
     """Return the job that the request asks for. Raises ConfigError with the reason if it is impossible."""
-    parameters, own_variables = parse_settings(request.settings, container_of(request))
-    choices = choose(request, profile, facts, offer, parameters)
-    placeholders = {
-        "interface": parameters.get("interface") or choices.cluster.interface,
-        "hca": parameters.get("hca") or choices.cluster.hca,
-        "cards": str(profile.network.count if profile.network else 0),
-        "gpus": str(profile.node.gpus),
-    }
-    sources = _fact_sources(choices, facts)
-    known = layered_variables(sources, choices.conditions, placeholders)
-    variables = merge([*known, *_plugin_variables(choices, facts.stacks), *own_variables], choices.container)
-
-    if "hca" in parameters and all(variable.value != parameters["hca"] for variable in variables):
-        raise ConfigError(f"--param hca: a job with --fabric {request.fabric} names no RDMA devices; leave it out")
-
-    features = [name for name, feature in choices.features.items() if feature.in_name]
-    parts = [request.test, str(choices.ranks), choices.gpu, choices.fabric.short, *features, f"{choices.scale.nodes}n"]
-    name = parameters.get("name") or "-".join(parts)
-    longest = NAME_LENGTH[request.scheduler]
-    if len(name) > longest:
-        raise ConfigError(f"the job's name {name!r} is longer than {longest} characters; set another: --param name=…")
-
-    messages = lint(variables, facts.nccl_variables, choices.nccl)
-    image, driver = choices.image, parameters.get("driver") or choices.cluster.driver
-    if image.driver and not (request.image or driver):
-        advice = "if the nodes have an older one, name it with --param driver=VERSION"
-        messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
-    if image.components and "nccl-tests" not in image.components and "programs" not in parameters:
-        remedy = "add it to the image, or name the folder of the programs with --param programs=FOLDER"
-        raise ConfigError(f"--image {image.reference}: has no nccl-tests, according to the plan; {remedy}")
-    if image.is_planned:
-        unknown = "is planned; whether it was built and pushed is not known"
-        choice = "--catalog chooses among published images, which `imagebuild catalog` lists"
-        messages.append(f"note: {image.reference} {unknown}; {choice}")
-    if image.nccl is None:
-        messages.append(f"note: the version of NCCL is not known, so {choices.nccl} is assumed; name it with --nccl")
-
-    if choices.cluster.kubernetes.kueue_topology and not choices.mnnvl and choices.container == "kubernetes":
-        messages.append(f"note: kueue-topology is ignored, as NVLink of {profile.name} ends at the node")
-
-    expected = (line for source in sources for line in source.layer.expect)
-    job = Job(
-        **vars(choices),
-        name=name,
-        variables=variables,
-        expected_lines=tuple(line for line in expected if matches(line.when, choices.conditions)),
-        pod=worker_pod(choices, placeholders),
-        placement="anywhere" if request.scheduler == "slurm" else choose_placement(choices),
-        least=_least_bandwidths(choices),
-        messages=tuple(messages),
-    )
-    if request.scheduler == "slurm":
-        _check_slurm_options(job)
+    job = Job(request, profile, facts, offer)
+    for name, value in vars(Job).items():
+        if isinstance(value, cached_property):
+            getattr(job, name)
     return job
-
-
-def _check_slurm_options(job: Job) -> None:
-    """Raise ConfigError where sbatch would give the job other GPUs or other nodes than it is for."""
-    options, profile = job.slurm_options, job.profile
-    if gres := options.get("gres"):
-        gpus = sum(
-            int(count or 1) for count in re.findall(r"\bgpu(?::[0-9]*[A-Za-z_][^:,]*)?(?::([0-9]+))?(?=,|$)", gres)
-        )
-        if gpus != profile.node.gpus:
-            raise ConfigError(f"gres {gres}: asks for {gpus} GPUs of a node; {profile.name} has {profile.node.gpus}")
-    if "nodelist" not in options:
-        return
-    hosts, nodes = _expand_hosts(options["nodelist"]), job.scale.nodes
-    if len(hosts) != nodes:
-        why = "sbatch would add others" if len(hosts) < nodes else "sbatch would start the job on all of them"
-        names = "more than 9999" if len(hosts) > MOST_NODES else str(len(hosts))
-        raise ConfigError(f"nodelist {options['nodelist']}: names {names} nodes, and the job has {nodes}; {why}")
-    if both := sorted(hosts & _expand_hosts(options.get("exclude", ""))):
-        raise ConfigError(f"exclude {options['exclude']}: the nodelist has {both[0]}; leave it out of one of them")
-
-
-def _expand_hosts(text: str) -> set[str]:
-    """Return the nodes that a text such as `n[01-04],n9` names; of very many, a few more than a job can have."""
-    hosts: set[str] = set()
-    for expression in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        names = [""]
-        for plain, ranges in re.findall(r"([^\[]+)|\[([^\]]*)\]", expression):
-            parts = [plain] if plain else []
-            for numbers_or_range in ranges.split(",") if ranges else ():
-                first, _, last = numbers_or_range.partition("-")
-                numbers = range(int(first), min(int(last or first), int(first) + MOST_NODES) + 1)
-                parts += [f"{number:0{len(first)}}" for number in numbers]
-            names = [name + part for name in names for part in parts][: MOST_NODES + 1]
-        hosts.update(names)
-    return hosts
-
-
-def _fact_sources(choices: Choices, facts: JobFacts) -> list[FactSource]:
-    """Return the layers of facts, lowest first: stack < fabric < node < cluster < feature < scheduler."""
-    request, cluster = choices.request, facts.clusters[choices.request.cluster]
-    files: list[tuple[str, YamlFile[Any]]] = [
-        (f"stack {choices.image.stack}", facts.stacks[choices.image.stack]),
-        (f"fabric {request.fabric}", facts.fabrics[request.fabric]),
-        ("node", facts.node),
-        (f"cluster {request.cluster}", cluster),
-        *((f"feature {name}", facts.features[name]) for name in choices.features),
-        (f"scheduler {request.scheduler}", facts.schedulers[request.scheduler]),
-    ]
-    sources = [FactSource(name, file, file.model) for name, file in files]
-    site = f"fabric {request.fabric} of cluster {request.cluster}"
-    sources.insert(2, FactSource(site, cluster, choices.site, ("fabrics", request.fabric)))
-    return sources
-
-
-def _plugin_variables(choices: Choices, stacks: Mapping[str, YamlFile[Stack]]) -> list[Variable]:
-    """Return the variables that name the network plug-in and its folder; `host` leaves both to the node."""
-    plugin, plugins = choices.plugin, choices.stack.plugins
-    if plugin == "host":
-        return []
-    if choices.stack.lacks_plugin(plugin, choices.image.components):
-        remedy = plugin_remedy(plugin, stacks)
-        advice = f"; {remedy}name another one" if remedy else suggestion(plugin, plugins or {})
-        raise ConfigError(f"{choices.image.reference}: the image has no plug-in {plugin!r}{advice}")
-    why = "what NCCL has built in, whatever else is installed" if plugin == "none" else "this plug-in and no other"
-    variables = [Variable("NCCL_NET_PLUGIN", plugin, why, "plug-in", "plug-in")]
-    if folder := (plugins or {}).get(plugin):
-        why = "where the plug-in is; it must be found first"
-        variables.append(Variable("LD_LIBRARY_PATH", folder, why, "plug-in", "plug-in", prepend=True))
-    return variables
-
-
-def _least_bandwidths(choices: Choices) -> dict[str, Least]:
-    """Return what the best size of each collective must reach: what is asked for, or what the profile says."""
-    value, profile = choices.parameters.get("min-bw"), choices.profile
-    if value and len(choices.test.collectives) > 1:
-        raise ConfigError("--param min-bw: collectives of the test reach different rates; use a test of one collective")
-    least: dict[str, Least] = {}
-    if value:
-        least[choices.test.collectives[0]] = Least(value, "GB/s, by --param min-bw")
-    if not (choices.comparable and choices.test.max_bytes.endswith("G")):  # smaller messages show latency
-        return least
-    ranks, nodes = choices.run_ranks, choices.run_nodes
-    try:
-        layout = rank_layout(profile, ranks, nodes)
-    except NotComparable:
-        return least
-    for collective in choices.test.collectives:
-        ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
-        highest = max((ceiling.value for ceiling in ceilings), default=inf)
-        known = [r for r in profile.references_at(collective, ranks, nodes) if not r.forced]
-        if value and float(value) > highest:
-            raise ConfigError(
-                f"--param min-bw={value}: {profile.name} reaches at most {highest:.1f} GB/s; ask for less"
-            )
-        if value:
-            continue
-        if known:
-            rate = known[-1].rate * known[-1].tolerance
-            least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
-        elif floor := floor_of(profile, layout, ceilings):
-            least[collective] = Least(f"{floor.value:.1f}", f"GB/s: {floor.what}")
-    return least
-
-
-# What the pods of workers need, and how they come onto racks
-
-
-def choose_placement(choices: Choices) -> Placement:
-    """Return how workers come onto racks. Raises ConfigError if nothing would take equally many nodes of each rack."""
-    kube, racks, named = choices.cluster.kubernetes, choices.scale.racks, rack_names(choices)
-    if not choices.mnnvl:
-        if named:
-            raise ConfigError(f"--param racks: NVLink of {choices.profile.name} ends at the node; leave it out")
-        return "anywhere"
-    if named:
-        if twice := next((name for name in named if named.count(name) > 1), None):
-            raise ConfigError(f"--param racks={','.join(named)}: {twice} is named twice; name {racks} racks")
-        if "NAME" in named:
-            raise ConfigError(f"--param racks: for NAME, write a value of the nodes' label {choices.cluster.rack_key}")
-        if len(named) != racks:
-            raise ConfigError(f"--param racks={','.join(named)}: names {len(named)}, but the job needs {racks}")
-        return "named"
-    if kube.kueue_topology:
-        return "kueue"
-    if racks == 1:
-        return "together" if choices.scale.nodes > 1 else "anywhere"
-    several = f"--racks {racks}" if choices.request.racks else f"--nodes {choices.scale.nodes} on {racks} racks"
-    ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
-    if choices.request.scheduler == "mpijob":
-        problem = "all workers of an MPIJob have one template, which cannot say how many nodes each rack gives"
-        raise ConfigError(f"{several}: {problem}; use jobset, {ways}")
-    if kube.gang in ("volcano", "coscheduling"):
-        problem = f"JobSet creates workers when the first one of their rack has its place, for which {kube.gang} waits"
-        raise ConfigError(f"{several}: {problem}; {ways}")
-    return "exclusive"
-
-
-def rack_names(choices: Choices) -> tuple[str, ...]:
-    """Return the racks that the user names, as nodes have them in the label `rack_key`."""
-    return tuple(filter(None, choices.parameters.get("racks", "").split(",")))
-
-
-def worker_pod(choices: Choices, placeholders: Mapping[str, str]) -> Pod:
-    """Return what worker pods need: of the fabric, of the cluster, of its additions to the fabric, and of the nodes.
-
-    Raises ConfigError if the cluster has a quota, and a container does not say its cpu and memory.
-    """
-    fabric, site, nodes, kube = choices.fabric.pod, choices.site.pod, choices.nodes, choices.cluster.kubernetes
-    resource = choices.parameters.get("resource")
-    for option, feature in choices.features.items():
-        if feature.without_fabric and resource:
-            raise ConfigError(
-                f"--param resource: jobs with --feature {option} get no network cards; leave one of them out"
-            )
-        if feature.without_fabric:
-            fabric, site = Pod(), Pod(select=site.select)
-    amounts = {**fabric.resources, **site.resources}
-    if resource:
-        name, _, count = resource.rpartition(":")
-        amounts = {key: amount for key, amount in amounts.items() if "/" not in key} | {name: count}
-    least = {name: amounts.pop(name, None) for name in ("cpu", "memory")}
-    own = {name: getattr(nodes, name) or amount for name, amount in least.items()}
-    own["nvidia.com/gpu"] = str(choices.profile.node.gpus)
-    sidecars = (*fabric.sidecars, *site.sidecars)
-    containers: dict[str, Mapping[str, str | None]] = {"": own} | {
-        f" of sidecar {s.name}": s.resources for s in sidecars
-    }
-    for container, has in containers.items():
-        if kube.quota and (lacking := [name for name in ("cpu", "memory") if not has.get(name)]):
-            where = f"cluster {choices.request.cluster} has a quota, which needs {' and '.join(lacking)}{container}"
-            place = "`resources` of the sidecar" if container else f"nodes.{choices.gpu} in the cluster's file"
-            raise ConfigError(f"{where}; add it to {place}")
-    if any(name.startswith("hugepages-") for name in amounts) and not (own["cpu"] or own["memory"]):
-        problem = "Kubernetes takes hugepages only beside cpu or memory"
-        raise ConfigError(f"{problem}; add one to nodes.{choices.gpu} in the cluster's file, or --param memory=")
-    networks = site.networks or fabric.networks
-    annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
-    if networks:
-        split = (network.rpartition("/") for network in networks)
-        pairs = [{"namespace": space, "name": name} if space else {"name": name} for space, _, name in split]
-        lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
-        annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
-    cards = site.card_networks or fabric.card_networks
-    if kube.host_network and (networks or cards):
-        where = f"cluster {choices.request.cluster}, --fabric {choices.request.fabric}"
-        raise ConfigError(f"{where}: with host-network pods have the node's network and get no others; leave one out")
-    if cards:
-        pairs = [{"interfaceName": "eth0", "network": "default"}]
-        for i in range(int(placeholders["cards"])):
-            pairs.append({"interfaceName": f"eth{cards.interface + i}", "network": f"{cards.prefix}{cards.first + i}"})
-        lines = ",\n ".join(json.dumps(pair, separators=(",", ":")) for pair in pairs)
-        annotations["networking.gke.io/interfaces"] = f"[{lines}]\n"
-    select = {**nodes.select, **fabric.select, **site.select}
-    if names := rack_names(choices):
-        select[choices.cluster.rack_key] = names
-    resources = {name: fill_placeholders(amounts[name], placeholders, name) for name in sorted(amounts)}
-    return Pod.model_construct(  # of parts that were checked; nodes' cpu may be 500m, which no count may
-        resources={name: amount for name, amount in own.items() if amount} | resources,
-        annotations=dict(sorted(annotations.items())),
-        select=dict(sorted(select.items())),
-        volumes=(*fabric.volumes, *kube.volumes, *site.volumes),
-        sidecars=sidecars,
-    )

@@ -9,24 +9,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
 from imagebuild.core.fields import Model
-from imagebuild.jobs.facts import JobRequest, Security
+from imagebuild.jobs.facts import Security
 from imagebuild.jobs.job import Job
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
 """Texts that need no quotes in YAML, except `NOT_TEXT`."""
 NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 """Words that some readers of YAML take for a boolean or for nothing."""
-OPTION_NAMES = {"features": "feature", "components": "with", "settings": "param"}
-"""Field of a request → its option, where that has another name."""
 
 
 def job_text(job: Job) -> str:
@@ -35,22 +32,6 @@ def job_text(job: Job) -> str:
         return _fill(quote_shell, "slurm.sh.j2", job)
     scripts = {name: _fill(quote_shell, f"{name}.sh.j2", job) for name in ("launcher", "worker")}
     return _fill(quote_yaml, f"{job.request.scheduler}.yaml.j2", job, **scripts)
-
-
-def command(request: JobRequest) -> str:
-    """Return the command that makes the job again, with its options in a fixed order."""
-    words = ["imagebuild", "job", request.scheduler]
-    for option in fields(request)[1:]:
-        value, name = getattr(request, option.name), f"--{OPTION_NAMES.get(option.name, option.name)}"
-        if value == option.default:
-            continue
-        if option.name == "features":
-            words += [name, ",".join(value)]
-        elif isinstance(value, tuple):
-            words += [word for text in value for word in (name, text)]
-        else:
-            words += [name] if value is True else [name, str(value)]
-    return shlex.join(words)
 
 
 def report_options(job: Job) -> list[str]:
@@ -111,27 +92,17 @@ def quote_shell(value: object) -> str:
     return shlex.quote(str(value))
 
 
-def shell_words(words: Iterable[str]) -> Markup:
-    """Return texts as words of a shell."""
-    return Markup(shlex.join(words))  # noqa: S704 - of a shell
-
-
 def expanded(text: str) -> Markup:
     """Return a text as one word of a shell, which expands `$NAME` and `${NAME}` in it and nothing else."""
     escaped = re.sub(r'["\\`]|\$(?!\{?[A-Za-z_]\w*)', r"\\\g<0>", text)
     return Markup(f'"{escaped}"')  # noqa: S704 - of a shell
 
 
-def comment(text: object) -> Markup:
-    """Return a text as one line, so that nothing of it stands outside of the comment."""
-    return Markup(" ".join(str(text).splitlines()))  # noqa: S704 - of a comment
-
-
 def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: str) -> str:
     kube = job.cluster.kubernetes
     more = {
         "claim": f"{job.name}-channel",
-        "command": command(job.request),
+        "command": shlex.join(["imagebuild", *job.request.words]),
         "report_options": report_options(job),
         "kube": kube,
         "grouped": kube.gang in ("volcano", "coscheduling"),
@@ -150,17 +121,18 @@ def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
         return value if isinstance(value, Markup) else quote(value)
 
     environment = jinja2.Environment(  # noqa: S701 - what it fills is not HTML; `finalize` quotes
-        loader=jinja2.FunctionLoader(_template_text), undefined=jinja2.StrictUndefined, finalize=finalize,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), auto_reload=False, finalize=finalize,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {
-        "block": yaml_block, "comment": comment, "expanded": expanded, "words": shell_words,
-        "code": Markup, "enroot": enroot_reference, "file_name": lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "+", text),
-    }  # fmt: skip
+        "block": yaml_block,
+        # of one line, so that nothing of it stands outside of the comment
+        "comment": lambda text: Markup(" ".join(str(text).splitlines())),  # noqa: S704
+        "expanded": expanded,
+        "words": lambda words: Markup(shlex.join(words)),  # noqa: S704 - of a shell
+        "code": Markup,
+        "enroot": enroot_reference,
+        "file_name": lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "+", text),
+    }
     environment.globals |= {"KEY_PORT": 2221}
     return environment
-
-
-@cache
-def _template_text(name: str) -> str:
-    return resources.files("imagebuild.jobs").joinpath("templates", name).read_text(encoding="utf-8")

@@ -1,6 +1,5 @@
 from .component import Check as Check
 from .component import Component as Component
-from .component import Facilities as Facilities
 from .component import Unpacked as Unpacked
 from .load import ProjectPaths as ProjectPaths
 from .load import layers as layers

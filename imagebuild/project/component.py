@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -27,27 +26,14 @@ from imagebuild.core.fields import (
 from imagebuild.project.lockfile import ArchiveTree, TreeFacts
 from imagebuild.project.matrix import CheckWaiver
 
+if TYPE_CHECKING:
+    from imagebuild.project.records import Surroundings
+
 NEED = r"^(gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*)$"
 
 
 Variant = Literal["runtime", "devel"]
 """Kinds of images of one target: to run programs, and to compile them as well."""
-
-
-@dataclass(frozen=True)
-class Facilities:
-    """Describe what a runner's commands can use: GPUs, RDMA, nodes, Slurm."""
-
-    gpus: int = 0
-    """GPUs that a command in the image can use."""
-    rdma: bool = False
-    """Whether there is an RDMA device with an active port."""
-    nodes: int = 1
-    """Containers or hosts that a check may use together."""
-    slurm: bool = False
-    """Whether ranks can be started with `srun --mpi=pmix`."""
-    why: Mapping[str, str] = field(default_factory=dict)
-    """Facility (`gpu`, `rdma`, `nodes`, `slurm`) → why it is absent, where that is known."""
 
 
 def parse_need(text: str) -> tuple[str, int]:
@@ -58,7 +44,7 @@ def parse_need(text: str) -> tuple[str, int]:
     return "gpus" if what == "gpu" else what, int(least or 1)
 
 
-def missing_needs(needs: Iterable[str], have: Facilities) -> str:
+def missing_needs(needs: Iterable[str], have: Surroundings) -> str:
     """Return why a check cannot run: `no gpu here`, `needs 2 GPUs, 1 here`; empty if it can."""
     problems = []
     for what, least in map(parse_need, needs):

@@ -97,9 +97,9 @@ class ExclusionRule(Model):
 
 
 RuleName = Literal[
-    "labels", "plan", "packages", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens",
-    "no-site-ca", "no-leftovers", "not-world-writable", "setuid", "rootless", "architecture", "closure",
-    "symbol-versions", "symbols", "one-provider", "no-stubs", "gpu-code",
+    "plan", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens", "no-site-ca",
+    "no-leftovers", "not-world-writable", "setuid", "rootless", "architecture", "closure", "symbol-versions",
+    "one-provider", "no-stubs", "gpu-code",
 ]  # fmt: skip
 """Rules of the image checks, in the order in which they judge."""
 

@@ -91,7 +91,7 @@ def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | 
     """
     known: dict[str, Layer] = {}  # layers that were read, which the images may share
     with ExitStack() as stack:
-        both = [stack.enter_context(finder.built(name)) for name in names]
+        both = [stack.enter_context(finder.find(name)) for name in names]
         common = [platform for platform in both[0].platforms if platform in both[1].platforms]
         own = f"linux/{ARCHITECTURES.get(machine.machine())}"
         chosen = platform or (own if own in common else next(iter(common), None))

@@ -1,6 +1,5 @@
 from .checks import UNCOMPARED as UNCOMPARED
-from .checks import ListedCheck as ListedCheck
-from .checks import PlannedCheck as PlannedCheck
+from .checks import ImageCheck as ImageCheck
 from .checks import correctness_problem as correctness_problem
 from .checks import judge_check as judge_check
 from .checks import judged_speed as judged_speed
@@ -11,10 +10,9 @@ from .checks import select_checks as select_checks
 from .docker import CDI as CDI
 from .docker import GPU as GPU
 from .docker import NodesUnreachable as NodesUnreachable
-from .docker import better_options as better_options
 from .docker import cluster as cluster
 from .docker import cluster_names as cluster_names
-from .docker import initial_options as initial_options
+from .docker import container_options as container_options
 from .docker import with_share_of_gpus as with_share_of_gpus
 from .elf import Loader as Loader
 from .elf import NotElf as NotElf
@@ -29,10 +27,8 @@ from .layers import scan as scan
 from .layers import scan_all as scan_all
 from .prefix import ExecRunner as ExecRunner
 from .prefix import ExecSession as ExecSession
-from .prefix import as_user as as_user
 from .prefix import command_line as command_line
 from .prefix import with_ranks as with_ranks
-from .prefix import with_user as with_user
 from .rules import IMAGE_CHECKS as IMAGE_CHECKS
 from .rules import Inspection as Inspection
 from .rules import describe_code as describe_code
@@ -41,8 +37,7 @@ from .rules import read_images as read_images
 from .rules import runs as runs
 from .runner import Command as Command
 from .runner import Execution as Execution
-from .runner import Host as Host
 from .runner import Session as Session
 from .runner import read_probe as read_probe
-from .runner import wrapped_script as wrapped_script
+from .runner import surroundings_of as surroundings_of
 from .subject import ImageFinder as ImageFinder

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import re
+import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +25,7 @@ from imagebuild.project.component import Check, missing_needs, nodes_needed
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Outcome
+from imagebuild.verify.files import FileEntry, Tree
 from imagebuild.verify.runner import Command, Execution, Session
 
 IMAGE = "image"
@@ -41,15 +44,22 @@ SPEED = "-speed"
 
 
 @dataclass(frozen=True)
-class ListedCheck:
-    """Describe a check that can be chosen."""
+class ImageCheck:
+    """Describe a check that can be chosen; one that was chosen has its script."""
 
     component: str
     name: str
-    """`COMPONENT/CHECK`"""
     description: str
     check: Check | None
     """None for a check that starts nothing in the image."""
+    script: str = ""
+    version: str | None = None
+    """Version of the component; None if the image does not say it."""
+    unfit: str = ""
+    """Why it is not for an image with these axes; empty if it is."""
+
+    def __str__(self) -> str:
+        return f"{self.component}/{self.name}"
 
 
 def select_checks(
@@ -57,29 +67,28 @@ def select_checks(
     image_checks: Mapping[str, str],
     components: Iterable[str] | None = None,
     patterns: Sequence[str] = (),
-) -> list[ListedCheck]:
+) -> list[ImageCheck]:
     """Return the checks that fit a glob `COMPONENT/CHECK`, or all if there are no globs; the image's own come first.
 
     An image has checks of its `components`, by default of all, and `image_checks`: name → what passing proves. A
     component alone as a glob means all of its checks. Raises ConfigError for a glob that fits no check of any image,
     NothingSelected if none fits this one's.
     """
-    listed = [ListedCheck(IMAGE, f"{IMAGE}/{name}", text, None) for name, text in image_checks.items()]
+    listed = [ImageCheck(IMAGE, name, text, None) for name, text in image_checks.items()]
     for component, document in project.components.items():
-        checks = document.model.checks
-        listed += [ListedCheck(component, f"{component}/{check.name}", check.description, check) for check in checks]
+        listed += [ImageCheck(component, check.name, check.description, check) for check in document.model.checks]
     owners = {IMAGE, *(project.components if components is None else components)}
     chosen = set()
     for pattern in patterns or ["*/*"]:
         glob = pattern if "/" in pattern else f"{pattern}/*"
-        fitting = {entry.name for entry in listed if fnmatchcase(entry.name, glob)}
+        fitting = {str(entry) for entry in listed if fnmatchcase(str(entry), glob)}
         if not fitting:
             component = glob.removesuffix("/*")
-            near = suggestion(component, {entry.component if glob != component else entry.name for entry in listed})
+            near = suggestion(component, {entry.component if glob != component else str(entry) for entry in listed})
             hint = near if "did you mean" in near else "; see `imagebuild verify --list`"
             raise ConfigError(f"--only {pattern}: no such check{hint}")
         chosen |= fitting
-    selected = [entry for entry in listed if entry.name in chosen and entry.component in owners]
+    selected = [entry for entry in listed if str(entry) in chosen and entry.component in owners]
     if not selected:
         raise NothingSelected(
             f"--only {' '.join(patterns)}: the image has no component with these checks; `imagebuild verify --list "
@@ -88,32 +97,9 @@ def select_checks(
     return selected
 
 
-@dataclass(frozen=True)
-class PlannedCheck:
-    """Hold a check of a component whose script is read."""
-
-    component: str
-    version: str | None
-    """Version of the component; None if the image does not say it."""
-    check: Check
-    script: str
-    unfit: str = ""
-    """Why it is not for an image with these axes; empty if it is."""
-
-    @property
-    def name(self) -> str:
-        """Return `COMPONENT/CHECK`."""
-        return f"{self.component}/{self.check.name}"
-
-    @property
-    def sha256(self) -> str:
-        """Return the hash of the check."""
-        return hash_of_check(self.check, self.script)
-
-
 def plan_checks(
-    project: Project, chosen: Iterable[ListedCheck], components: Mapping[str, str | None], axes: Mapping[str, str]
-) -> list[PlannedCheck]:
+    project: Project, chosen: Iterable[ImageCheck], components: Mapping[str, str | None], axes: Mapping[str, str]
+) -> list[ImageCheck]:
     """Return the chosen checks that start something in an image, for its components and axes.
 
     Without axes, as for an image that does not name them, conditions on axes skip nothing. Raises ConfigError if a
@@ -124,44 +110,42 @@ def plan_checks(
         if check := entry.check:
             fits = not axes or matches(check.when, axis_facts(axes))
             conditions = ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
-            script = script_of(project, entry.component, check)
-            version = components[entry.component]
-            planned.append(
-                PlannedCheck(entry.component, version, check, script, "" if fits else f"only for {conditions}")
-            )
+            script, version = script_of(project, entry.component, check), components[entry.component]
+            unfit = "" if fits else f"only for {conditions}"
+            planned.append(replace(entry, script=script, version=version, unfit=unfit))
     return planned
 
 
-def skipped_result(planned: PlannedCheck, reason: str) -> CheckResult:
+def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
     """Return the result of a check that could not begin."""
+    sha256 = hash_of_check(planned.check, planned.script) if planned.check else ""
     return CheckResult(
-        component=planned.component, check=planned.check.name, outcome="skipped", reason=reason, sha256=planned.sha256
-    )
+        component=planned.component, check=planned.name, outcome="skipped", reason=reason, sha256=sha256
+    )  # fmt: skip
 
 
 def run_check(
-    planned: PlannedCheck, session: Session, log: Path, environment: Mapping[str, str] | None = None
+    planned: ImageCheck, session: Session, log: Path, environment: Mapping[str, str] | None = None
 ) -> CheckResult:
     """Run a check with these variables and its own, which replace them; or say why it cannot run.
 
     A failed check is a result; raises CommandError if the runner fails.
     """
     check = planned.check
+    assert check, "only checks that start something are planned"
     command = Command(
         script=planned.script, user=check.user, timeout_s=check.timeout_s,
         environment={**(environment or {}), **check.environment},
         nodes=nodes_needed(check.needs), ranks=check.ranks, log=log,
     )  # fmt: skip
-    missing = planned.unfit or missing_needs(check.needs, session.facilities)
-    # An image with this component should have the user; of an image that does not say what it has, nobody knows.
-    unknown = "" if missing or planned.version is None else session.unknown_user(check.user)
-    if missing := missing or unknown or session.obstacle(command):
-        skipped = skipped_result(planned, missing)
-        return skipped.model_copy(update={"outcome": "failed"}) if unknown else skipped
+    missing = planned.unfit or missing_needs(check.needs, session.surroundings) or session.obstacle(command)
+    skipped = skipped_result(planned, missing)
+    if missing:
+        return skipped
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    hung = 0
-    while (execution := session.run(command)).timed_out and hung + 1 < check.attempts:
-        hung += 1
+    attempt = 1
+    while (execution := session.run(command)).timed_out and attempt < check.attempts:
+        attempt += 1
     results = None
     outcome: Outcome = "skipped"
     if execution.status == SKIPPED_STATUS and execution.output.strip():
@@ -169,30 +153,76 @@ def run_check(
     else:
         reason = judge_check(check, planned.version, execution, log)
         if tool := check.results:
-            results = read_results(log, planned.name)
+            results = read_results(log, str(planned))
             if execution.status is not None:
                 reason = "; ".join(filter(None, (reason, correctness_problem(results, tool))))
         outcome = "failed" if reason else "passed"
         if not reason and planned.version is None and "{version}" in (check.expect or ""):
             reason = UNCOMPARED
-    if hung:
-        late = f"{hung + execution.timed_out} of {hung + 1} attempts did not end within {command.timeout_s} s"
-        reason = "; ".join(filter(None, ("" if execution.timed_out else reason, late)))
-    return CheckResult(
-        component=planned.component,
-        check=check.name,
-        outcome=outcome,
-        reason=reason,
-        output=console.redacted_text(execution.output[-OUTPUT_LIMIT:]),
-        seconds=round(execution.seconds, 3),
-        command=execution.argv,
-        status=execution.status,
-        timeout=execution.timed_out,
-        environment=dict(execution.environment),
-        started=started,
-        sha256=planned.sha256,
-        results=results,
+    if attempt > 1:
+        late = f"attempt {attempt} of {check.attempts}, those before did not end within {command.timeout_s} s"
+        reason = "; ".join(filter(None, (reason, late)))
+    return skipped.model_copy(
+        update={
+            "outcome": outcome, "reason": reason, "started": started, "results": results,
+            "output": console.redacted_text(execution.output[-OUTPUT_LIMIT:]),
+            "seconds": round(execution.seconds, 3), "command": execution.argv, "status": execution.status,
+            "timeout": execution.timed_out, "environment": dict(execution.environment),
+        }
+    )  # fmt: skip
+
+
+COMPARED = 96
+"""Files that are compared, beside the package database: some of every layer."""
+MOST_NAMED = 3
+COMPARE_S = 300
+"""Seconds for the comparison; the files may lie behind a network."""
+
+
+def recognisable_files(tree: Tree) -> dict[str, str]:
+    """Return path → hash of files by which an image is recognised: the package database, and some of each layer."""
+    by_layer: dict[int, list[FileEntry]] = defaultdict(list)
+    for entry in tree:
+        if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
+            by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
+    databases = by_layer.pop(-1, [])
+    chosen = []
+    for entries in by_layer.values():
+        # Sorted by content, they are from anywhere in the layer.
+        chosen += sorted(entries, key=lambda entry: entry.sha256)[: max(4, COMPARED // len(by_layer))]
+    return {f"/{entry.path}": entry.sha256 for entry in (*databases[:COMPARED], *chosen)}
+
+
+def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
+    """Return whether the image of this tree and digest runs where a session leads, by the hashes of files there."""
+    result = CheckResult(
+        component=IMAGE, check=SAME_FILES, outcome="skipped", reason="the image has no files to compare"
     )
+    expected = recognisable_files(tree)
+    if not expected:
+        return result
+    lines = shlex.join(f"{sha256}  {path}" for path, sha256 in expected.items())
+    script = f"printf '%s\\n' {lines} | sha256sum -c"
+    execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
+    same = set(re.findall(r"^(/.*): OK$", log.read_text(errors="replace"), re.MULTILINE))
+    differing = [path for path in expected if path not in same]
+    outcome: Outcome = "failed" if differing else "passed"
+    reason = ""
+    if execution.status not in (0, 1):
+        outcome, reason = "skipped", "sha256sum could not be run there"
+    elif differing:
+        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
+        reason = (
+            f"{len(differing)} of {len(expected)} files differ: {', '.join(differing[:MOST_NAMED])}{more}; "
+            f"another image than {digest} runs there; start this one"
+        )
+    return result.model_copy(
+        update={
+            "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
+            "output": "\n".join(differing) or f"{len(expected)} files are the same",
+            "seconds": round(execution.seconds, 3),
+        }
+    )  # fmt: skip
 
 
 def judge_check(check: Check, version: str | None, execution: Execution, log: Path | None = None) -> str:

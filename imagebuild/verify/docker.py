@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import tarfile
 import tempfile
 import threading
@@ -13,36 +12,103 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 from docker import DockerClient
-from docker.errors import DockerException
+from docker.errors import DockerException, ImageNotFound
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
 from imagebuild.core.errors import CommandError
 from imagebuild.core.run import OutputSink
 from imagebuild.oci import engine
-from imagebuild.oci.image import images_in
+from imagebuild.oci.image import FoundImage
 from imagebuild.oci.layout import blob_name, digest_of, index_json
 from imagebuild.verify import runner
-from imagebuild.verify.runner import CannotRun, Command, Execution, Host, Runner, Session
+from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Runner, Session
+from imagebuild.verify.subject import room_explained
 
-USERS = {"root": ("/root", 0), "mpiuser": ("/home/mpiuser", 1000)}
-"""Users that log in to nodes → home and number. An image that was not built here may lack the second."""
-KEY = ".ssh/id_ed25519"
-HOST_KEY = "/etc/ssh/ssh_host_ed25519_key.pub"
-STEP_TIMEOUT_S = 60
-# A server that has just been started may not answer yet; one that refuses will go on refusing.
-WAIT_FOR_SSH = """\
-for _ in $(seq {tries}); do
-  if answer=$(ssh -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=2 {name} true 2>&1); then exit; fi
-  case $answer in *'Permission denied'* | *'verification failed'*) break ;; esac
-  sleep 0.5
+ENGINE_S = 20
+"""Seconds on top of a command's time limit, in which the engine starts and ends it."""
+
+
+def execute(
+    container: Container, argv: Sequence[str], sink: OutputSink, timeout_s: float, *, user: str = "root",
+    environment: Mapping[str, str] | None = None,
+) -> int | None:  # fmt: skip
+    """Run a program in a container. Return its status, or None if it exceeded its time limit or printed too much.
+
+    Raises CommandError if the engine fails.
+    """
+    assert container.client, "a container that was started has the client that started it"
+    api = container.client.api
+    problems: list[BaseException] = []
+    status: list[int | None] = []
+
+    def read_output() -> None:
+        try:
+            options: dict[str, Any] = {"user": user, "workdir": "/", "environment": dict(environment or {})}
+            process = api.exec_create(container.id, list(argv), **options)
+            sink.drain(engine.exec_output(api, process["Id"]))
+            status.append(api.exec_inspect(process["Id"])["ExitCode"])
+        except (DockerException, OSError) as error:
+            problems.append(error)
+
+    reader = threading.Thread(target=read_output, daemon=True)
+    reader.start()
+    deadline = time.monotonic() + timeout_s + ENGINE_S
+    while reader.is_alive() and time.monotonic() < deadline and not sink.full.is_set():
+        reader.join(min(0.5, max(0.0, deadline - time.monotonic())))
+    if problems:
+        with engine.sdk_errors_explained(str(container.name)):
+            raise problems[0]
+    return None if reader.is_alive() or sink.full.is_set() else status[0]
+
+
+# Several nodes
+
+HOMES = {"/root": 0, "/home/mpiuser": 1000}
+"""Homes of the users that log in to nodes → their number. An image that was not built here may lack the second."""
+NODES_TIMEOUT_S = 60
+_MAKE_KEY = """\
+for tool in ssh ssh-keygen /usr/sbin/sshd; do
+  command -v $tool > /dev/null || { echo "no $tool"; exit 1; }
 done
-echo "$answer"
-exit 1
+ssh-keygen -q -t ed25519 -N '' -f ~root/.ssh/id_ed25519
+cat ~root/.ssh/id_ed25519
+"""
+_START_SERVER = """\
+for user in root mpiuser; do
+  id -u $user > /dev/null 2>&1 || continue
+  eval "cd ~$user/.ssh"
+  (
+    umask 077
+    echo "$KEY" > id_ed25519
+    ssh-keygen -y -f id_ed25519 > authorized_keys
+    printf 'Host *\\n  StrictHostKeyChecking accept-new\\n' > config
+    chown $user -- *
+  )
+done
+mkdir -p /run/sshd
+/usr/sbin/sshd -D -e > /run/sshd/log 2>&1 < /dev/null &
+"""
+# A server that has just been started may not answer yet; one that refuses will go on refusing.
+_REACH_ALL = f"""\
+for user in root mpiuser; do
+  id -u $user > /dev/null 2>&1 || continue
+  for node in $NODES; do
+    until answer=$({" ".join(runner.as_user("$user"))} ssh -o BatchMode=yes -o ConnectTimeout=2 $node true 2>&1); do
+      if ((SECONDS > {NODES_TIMEOUT_S})) || [[ $answer == *'Permission denied'* ]]; then
+        echo "$node: sshd does not let $user in: $answer"
+        exit 1
+      fi
+      sleep 0.5
+    done
+  done
+done
 """
 
 
@@ -57,115 +123,87 @@ def cluster_names(nodes: int) -> list[str]:
 
 @contextmanager
 def cluster(
-    client: DockerClient,
-    image: str,
-    nodes: int,
-    *,
-    options: Callable[[int], Mapping[str, Any]] = lambda _: {},
-    timeout_s: float = 60,
+    client: DockerClient, image: str, nodes: int, options: Callable[[int], Mapping[str, Any]] = lambda _: {}
 ) -> Iterator[tuple[Container, ...]]:
     """Start containers of the image in a network of their own, called `node-1`, `node-2`, …
 
     sshd runs in each, with host keys made there, and lets root and `mpiuser` in from every node by a key that was
     made for this cluster and lies in memory. All ends with the context. `options` returns further arguments of the
     SDK's `containers.run` for a node, counted from 0: for example its share of the GPUs, as NCCL takes none twice.
-    Raises CommandError if the engine fails, NodesUnreachable if the nodes do not reach each other within `timeout_s`
-    seconds or if the image has no ssh.
+    Raises CommandError if the engine fails, NodesUnreachable if the nodes do not reach each other or have no ssh.
     """
-    names = cluster_names(nodes)
     network = f"imagebuild-{uuid.uuid4().hex[:12]}"
+    containers: list[Container] = []
     with ExitStack() as stack:
         stack.callback(engine.remove_patiently, lambda: client.networks.get(network).remove())
         with engine.sdk_errors_explained(network):
             # Nothing in it needs the world outside.
             client.networks.create(network, driver="bridge", internal=True, labels={engine.LABEL: "verify"})
-        containers = tuple(
-            stack.enter_context(
-                engine.sleeping_container(
-                    client, image,
-                    **{
-                        **options(number),
-                        "hostname": name,
-                        "network": network,
-                        "networking_config": {network: client.api.create_endpoint_config(aliases=[name])},
-                        # Keys are neither in a layer nor on a disk.
-                        "tmpfs": {f"{home}/.ssh": f"mode=0700,uid={uid},gid={uid}" for home, uid in USERS.values()},
-                    },
-                )
-            )
-            for number, name in enumerate(names)
-        )  # fmt: skip
-        users = [user for user in USERS if _run(containers[0], f"id {user} > /dev/null 2>&1 && echo yes || true")]
-        for user in users:
-            _authorise(containers, user)
-        for container in containers:
-            _run(container, "mkdir -p -m 755 /run/sshd; (/usr/sbin/sshd -D -e > /run/sshd/log 2>&1 < /dev/null &)")
-        _connect(containers, users, timeout_s)
-        yield containers
+        for number, name in enumerate(cluster_names(nodes)):
+            own = {
+                "hostname": name,
+                "network": network,
+                "networking_config": {network: client.api.create_endpoint_config(aliases=[name])},
+                # Keys are neither in a layer nor on a disk.
+                "tmpfs": {f"{home}/.ssh": f"mode=0700,uid={uid},gid={uid}" for home, uid in HOMES.items()},
+            }
+            started = engine.sleeping_container(client, image, **{**options(number), **own})
+            containers.append(stack.enter_context(started))
+        key = _run(containers[0], _MAKE_KEY)
+        for node in containers:
+            # As an argument, every process of the machine could read the key.
+            _run(node, _START_SERVER, KEY=key)
+        _run(containers[0], _REACH_ALL, NODES=" ".join(cluster_names(nodes)))
+        yield tuple(containers)
 
 
-def _authorise(nodes: tuple[Container, ...], user: str) -> None:
-    """Let the user log in from every node to every other."""
-    _run(nodes[0], "for tool in ssh ssh-keygen /usr/sbin/sshd; do command -v $tool || { echo no $tool; exit 1; }; done")
-    key = _run(
-        nodes[0], f"ssh-keygen -q -t ed25519 -N '' -C {cluster_names(1)[0]} -f ~/{KEY} && cat ~/{KEY}", user
-    )  # fmt: skip
-    for node in nodes:
-        # The key is no argument, which every process of the machine could read.
-        keep = f'umask 077; printf "%s\\n" "$KEY" > ~/{KEY}; ssh-keygen -y -f ~/{KEY} | tee ~/.ssh/authorized_keys'
-        _run(node, keep, user, {"KEY": key})
-
-
-def _connect(nodes: tuple[Container, ...], users: list[str], timeout_s: float) -> None:
-    """Give each node the host keys of all, as they are in there, and wait until the first reaches all by ssh."""
-    deadline = time.monotonic() + timeout_s
-    named_nodes = dict(zip(cluster_names(len(nodes)), nodes, strict=True))
-    host_key = f"for _ in $(seq 100); do [ -s {HOST_KEY} ] && break; sleep 0.1; done; cut -d' ' -f1,2 {HOST_KEY}"
-    known_hosts = [f"{name} {_run(node, host_key)}" for name, node in named_nodes.items()]
-    for node in nodes:
-        for user in users:
-            _run(node, f"printf '%s\\n' {shlex.join(known_hosts)} > ~/.ssh/known_hosts", user)
-    for user in users:
-        for name, node in named_nodes.items():
-            wait = WAIT_FOR_SSH.format(name=name, tries=max(1, round(2 * (deadline - time.monotonic()))))
-            status, output = _execute(nodes[0], wait, user)
-            if status:
-                _, log = _execute(node, "tail -n 5 /run/sshd/log")
-                raise NodesUnreachable(f"{name}: sshd does not let {user} in: {output.strip()}\n{log.strip()}")
-
-
-def _run(node: Container, script: str, user: str = "root", environment: Mapping[str, str] | None = None) -> str:
+def _run(node: Container, script: str, **environment: str) -> str:
     """Return what a script prints in a node. Raises NodesUnreachable if it fails."""
-    status, output = _execute(node, script, user, environment)
-    if status:
-        raise NodesUnreachable(f"{node.name}: the node cannot be prepared (exit status {status}): {output.strip()}")
-    return output.strip()
-
-
-def _execute(
-    node: Container, script: str, user: str = "root", environment: Mapping[str, str] | None = None
-) -> tuple[int, str]:
-    """Return the exit status of a script, TIMEOUT_STATUS if it did not end in time, and what it prints."""
-    variables = {**(environment or {}), "HOME": USERS[user][0], "USER": user}
-    argv = ["bash", "-euo", "pipefail", "-c", script]
+    argv = ("bash", "-euo", "pipefail", "-c", script)
     with OutputSink(None) as sink:
-        status = execute(node, argv, user, sink=sink, timeout_s=STEP_TIMEOUT_S, environment=variables)
-    return runner.TIMEOUT_STATUS if status is None else status, sink.text
+        status = execute(node, argv, sink, 2 * NODES_TIMEOUT_S, environment=environment)
+    if status != 0:
+        raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {sink.text.strip()}")
+    return sink.text.strip()
+
+
+# Images that were not in the engine's store
 
 
 @contextmanager
-def loaded_layout(client: DockerClient, path: Path) -> Iterator[str]:
-    """Load a layout, or an archive of one, into the engine's store. Yield its name there, which goes with the context.
+def pulled(client: DockerClient, reference: str) -> Iterator[None]:
+    """Pull an image that the engine does not have; what was pulled goes with the context, if nothing else uses it.
 
-    Names that the layout has for its images are not used: they may be those of other images there. Of several platforms
-    the engine's is loaded, or the first. Raises ConfigError or ResultError if there is no image, CommandError if the
-    engine fails.
+    Raises CommandError if the engine fails.
+    """
+    is_new = False
+    with engine.sdk_errors_explained(f"docker pull {reference}"):
+        try:
+            client.images.get(reference)
+        except ImageNotFound:
+            client.images.pull(reference)
+            is_new = True
+    try:
+        yield
+    finally:
+        if is_new:
+            with suppress(DockerException, OSError):
+                client.images.remove(reference)
+
+
+@contextmanager
+def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
+    """Load an image from files into the engine's store. Yield its name there, which goes with the context.
+
+    Names that files have for their images are not used: they may be those of other images there. Of several platforms
+    the engine's is loaded, or the first. Raises ResultError if the image cannot be read, CommandError if the engine
+    fails.
     """
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
-        arch = client.version()["Arch"]
+        native = f"linux/{client.version()['Arch']}"
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
-        image = min(images_in(path, Path(folder)), key=lambda image: image.architecture != arch)
+        image = found.image(native if native in found.platforms else found.platforms[0])
         layout = image.as_layout(Path(folder, "layout"))
         names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
         documents: dict[str, Any] = {
@@ -181,37 +219,27 @@ def loaded_layout(client: DockerClient, path: Path) -> Iterator[str]:
         }
         for file_name, document in documents.items():
             (layout / file_name).write_text(json.dumps(document))
-        try:
-            # Layers are symbolic links in there.
-            with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
-                archive.add(layout, "")
-        except OSError as error:
-            raise CommandError(
-                f"{path}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"
-            ) from None
+        # Layers are symbolic links in there.
+        with room_explained(found.name), tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
+            archive.add(layout, "")
         file.seek(0)
         try:
-            with engine.sdk_errors_explained(f"docker load {path}"):
+            with engine.sdk_errors_explained(f"docker load {found.name}"):
                 # Not by `client.images`, which then asks for the image by a name without its registry.
                 for line in cast(Any, client.api).load_image(file):
                     if "error" in line:
-                        raise CommandError(f"docker load {path}: {line['error']}")
+                        raise CommandError(f"docker load {found.name}: {line['error']}")
             yield name
         finally:
             with suppress(DockerException, OSError):
                 client.images.remove(name, force=True)
 
 
+# The runner
+
 MAX_NODES = 8
 """Nodes that a check may ask for."""
-ENGINE_S = 20
-"""Seconds on top of a command's time limit, in which the engine starts and ends it."""
-SSH = frozenset({"ssh", "ssh-keygen", "sshd"})
-IDLE = 2
-"""Processes of a container in which nothing runs: init and `sleep`."""
-REAPED_S = 1.0
-"""Seconds that init may take to collect processes that have just ended."""
-REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|capabilit", re.IGNORECASE)
+REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|infiniband|capabilit", re.IGNORECASE)
 """Words by which an engine says that it may not, or cannot, start a container with the given options."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
 CDI = DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
@@ -219,29 +247,28 @@ Options = dict[str, Any]
 """Arguments of the SDK's `containers.run`."""
 
 
-def initial_options(info: Mapping[str, Any]) -> list[Options]:
+def container_options(info: Mapping[str, Any]) -> list[Options]:
     """Return options to start a container with, in the order to try them. `info` is the engine's description of itself.
 
-    Checks need room for shared memory, and for memory that is pinned for RDMA; not every engine may set limits.
+    Checks need room for shared memory, and for memory that is pinned for RDMA; not every engine may set limits. It is
+    not known before whether there are GPUs and cards.
     """
-    modest: Options = {
+    common: Options = {
         "hostname": "check",
         "shm_size": max(1 << 30, int(info.get("MemTotal") or 0) // 2),
         "cap_add": ["IPC_LOCK"],
     }
-    ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=1 << 26, hard=1 << 26)]
-    gpus = [{"device_requests": [GPU]}] if "nvidia" in (info.get("Runtimes") or {}) else []
-    return [{**options, **devices} for devices in [*gpus, {}] for options in ({**modest, "ulimits": ulimits}, modest)]
-
-
-def better_options(options: Options, info: Mapping[str, Any], host: Host) -> list[Options]:
-    """Return options to try if a container got less hardware than its host has; [] if it got all."""
-    rdma: Options = {"devices": ["/dev/infiniband:/dev/infiniband:rwm"]}
-    lacks_rdma = host.ports and not host.has_verbs
-    lacks_gpus = "driver" in host.facts and not host.gpus
-    requests = [CDI, GPU] if lacks_gpus and info.get("CDISpecDirs") else [GPU] if lacks_gpus else []
-    with_gpus = [{**options, "device_requests": [request]} for request in requests]
-    return [{**tried, **rdma} for tried in [*with_gpus, options]] + with_gpus if lacks_rdma else with_gpus
+    limits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=1 << 26, hard=1 << 26)]
+    gpus = [GPU] if "nvidia" in (info.get("Runtimes") or {}) else []
+    gpus += [CDI] if info.get("CDISpecDirs") else []
+    return [
+        {**common, **limited, **with_gpus, **with_cards}
+        for limited, with_gpus, with_cards in product(
+            ({"ulimits": limits}, {}),
+            (*({"device_requests": [request]} for request in gpus), {}),
+            ({"devices": ["/dev/infiniband:/dev/infiniband:rwm"]}, {}),
+        )
+    ]
 
 
 def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> Options:
@@ -262,119 +289,59 @@ class DockerRunner(Runner):
     name = "docker"
     one_host = True
 
-    def __init__(self, client: DockerClient) -> None:
-        self.client = client
+    def __init__(self, connect: Callable[[], DockerClient]) -> None:
+        self.connect = connect
 
     @contextmanager
-    def session(self, reference: str | None, layout: Path | None) -> Iterator[DockerSession]:
-        """Start a container of the image, or of the layout. Raises CannotRun if the image lacks what that needs."""
+    def session(self, reference: str | None, found: FoundImage | None) -> Iterator[DockerSession]:
+        """Start a container of the image. Raises CannotRun without an engine, or if the image lacks what that needs."""
+        try:
+            client = self.connect()
+        except CommandError as error:
+            raise CannotRun(str(error)) from None
         with ExitStack() as stack:
             if reference is None:
-                assert layout, "an image has a reference or a layout"
-                reference = stack.enter_context(loaded_layout(self.client, layout))
+                assert found, "an image is in the engine's store, or its files are found"
+                reference = stack.enter_context(loaded(client, found))
             with engine.sdk_errors_explained("docker info"):
-                info = self.client.info()
-            session = self._start(stack, reference, initial_options(info))
-            if options := better_options(session.options, info, session.host):
-                # If no container starts with these, the one that runs already is kept.
-                with suppress(CannotRun):
-                    session = self._start(stack, reference, options)
-            yield session
-
-    def archive(self, reference: str | None) -> Iterator[bytes] | None:
-        """Return the image as the engine saves it; None for an image that is not in its store."""
-        return engine.save_image(self.client, reference) if reference else None
-
-    def discard(self, reference: str) -> None:
-        """Remove an image that was pulled; one that something else uses stays."""
-        with suppress(DockerException, OSError):
-            self.client.images.remove(reference)
-
-    def _start(self, stack: ExitStack, image: str, options_to_try: list[Options]) -> DockerSession:
-        problem = ""
-        for options in options_to_try:
-            with ExitStack() as attempt:
+                info = client.info()
+            problem = ""
+            for options in container_options(info):
                 try:
-                    container = attempt.enter_context(engine.sleeping_container(self.client, image, **options))
+                    container = stack.enter_context(engine.sleeping_container(client, reference, **options))
+                    break
                 except CommandError as error:
                     problem = str(error)
                     if not REFUSED.search(problem):
-                        break
-                    continue
-                host = run_probe(container, image)
-                stack.push(attempt.pop_all())
-                return DockerSession(image, container, options, host, stack)
-        raise CannotRun(problem)
+                        raise CannotRun(problem) from None
+            else:
+                raise CannotRun(problem)
 
-
-def run_probe(container: Container, image: str) -> Host:
-    """Return what there is in a container of the image. Raises CannotRun if the probe does not reach its end there."""
-    with OutputSink(None) as sink:
-        try:
-            status = execute(container, ["sh", "-c", runner.PROBE], "root", sink=sink, timeout_s=runner.PROBE_TIMEOUT_S)
-            how = "did not end" if status is None else f"ended with {status}"
-        except CommandError as error:  # the container has ended, because it has no `sleep`
-            how = f"failed: {error}"
-    host = runner.read_probe(sink.text)
-    if host is None:
-        with engine.sdk_errors_explained(image):
-            output = sink.text.strip() or container.logs(tail=5).decode(errors="replace").strip()
-        raise CannotRun(
-            f"{image}: checks need a shell and `sleep` in the image, but the first command {how}: {output[-300:]}"
-        )
-    return host
-
-
-def execute(
-    container: Container, argv: list[str], user: str, *, sink: OutputSink, timeout_s: float,
-    environment: Mapping[str, str] | None = None,
-) -> int | None:  # fmt: skip
-    """Run a program in a container. Return its status, or None if it exceeded its time limit or printed too much.
-
-    Raises CommandError if the engine fails.
-    """
-    assert container.client, "a container that was started has the client that started it"
-    api = container.client.api
-    problems: list[BaseException] = []
-    status: list[int | None] = []
-
-    def read_output() -> None:
-        try:
-            process = api.exec_create(container.id, argv, user=user, workdir="/", environment=dict(environment or {}))
-            sink.drain(engine.exec_output(api, process["Id"]))
-            status.append(api.exec_inspect(process["Id"])["ExitCode"])
-        except (DockerException, OSError) as error:
-            problems.append(error)
-
-    reader = threading.Thread(target=read_output, daemon=True)
-    reader.start()
-    deadline = time.monotonic() + timeout_s
-    while reader.is_alive() and time.monotonic() < deadline and not sink.full.is_set():
-        reader.join(min(0.5, max(0.0, deadline - time.monotonic())))
-    if problems:
-        with engine.sdk_errors_explained(str(container.name)):
-            raise problems[0]
-    return None if reader.is_alive() or sink.full.is_set() else status[0]
+            try:
+                probe = runner.run_probe(partial(execute, container), reference)
+            except CommandError as error:  # such as: the container has ended, because it has no `sleep`
+                raise CannotRun(f"checks need a shell and `sleep` in the image: {error}") from None
+            yield DockerSession(reference, container, options, probe, stack)
 
 
 class DockerSession(Session):
     """Run commands in a container of the image, and in more of them where a check needs several nodes."""
 
-    def __init__(self, image: str, container: Container, options: Options, host: Host, stack: ExitStack) -> None:
-        self.image, self.container, self.options, self.host = image, container, options, host
+    def __init__(self, image: str, container: Container, options: Options, probe: Probe, stack: ExitStack) -> None:
+        self.image, self.container, self.options = image, container, options
         self._stack = stack
-        self._clusters: dict[int, tuple[ExitStack, tuple[Container, ...]]] = {}
+        self._clusters: dict[int, tuple[ExitStack, Sequence[Container]]] = {}
         why = {"slurm": "the docker runner does not use it", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in options:
             why["gpu"] = "the engine gives the container no GPU"
-        nodes = MAX_NODES if self.host.tools >= SSH else 1
-        self.facilities = self.host.facilities(nodes=nodes, slurm=False, why=why)
+        nodes = MAX_NODES if {"ssh", "ssh-keygen", "sshd"} <= set(probe["tool"]) else 1
+        super().__init__(probe, runner.surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
 
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in a cluster if it needs several nodes. Raises CommandError."""
         if command.nodes == 1:
             execution = self._run_in(self.container, command)
-            if execution.status is None or has_leftovers(self.container):
+            if execution.status is None:
                 # A restart ends everything that runs in the container, wherever it hides.
                 with engine.sdk_errors_explained(f"docker restart {self.container.name}"):
                     self.container.restart(timeout=0)
@@ -389,40 +356,18 @@ class DockerSession(Session):
         return execution
 
     def _run_in(self, container: Container, command: Command, nodes: Sequence[str] = ()) -> Execution:
-        limit_s = command.timeout_s + runner.GRACE_S + ENGINE_S
+        argv = ["docker", "exec", str(container.name)]
+        return self.execution(command, partial(execute, container), argv, nodes=nodes)
 
-        def start(program: str, _: str, sink: OutputSink) -> int | None:
-            return execute(container, ["bash", "-c", program], command.user, sink=sink, timeout_s=limit_s)
-
-        argv = ["docker", "exec", "--user", command.user, str(container.name)]
-        return self.execution(command, start, argv, nodes=nodes)
-
-    def _cluster(self, nodes: int) -> tuple[Container, ...]:
+    def _cluster(self, nodes: int) -> Sequence[Container]:
         """Return the containers of a cluster of this size; it is started once and used until a command is killed."""
         if nodes not in self._clusters:
             client = self.container.client
             assert client, "a container that was started has the client that started it"
 
             def options(number: int) -> Options:
-                return with_share_of_gpus(self.options, number, nodes, self.facilities.gpus)
+                return with_share_of_gpus(self.options, number, nodes, self.surroundings.gpus)
 
-            with ExitStack() as attempt:
-                containers = attempt.enter_context(cluster(client, self.image, nodes, options=options))
-                self._clusters[nodes] = (self._stack.enter_context(attempt.pop_all()), containers)
+            own = self._stack.enter_context(ExitStack())
+            self._clusters[nodes] = (own, own.enter_context(cluster(client, self.image, nodes, options)))
         return self._clusters[nodes][1]
-
-
-def has_leftovers(container: Container) -> bool:
-    """Return whether a command left processes behind. The kernel counts them: the engine's list needs `ps` on its host.
-
-    An engine without the kernel's counter cannot tell, and the answer is yes. Raises CommandError if the engine fails.
-    """
-    deadline = time.monotonic() + REAPED_S
-    while True:
-        with engine.sdk_errors_explained(str(container.name)):
-            figures: Any = container.stats(stream=False, one_shot=True)
-        if figures.get("pids_stats", {}).get("current", IDLE + 1) <= IDLE:
-            return False
-        if time.monotonic() > deadline:
-            return True
-        time.sleep(0.1)

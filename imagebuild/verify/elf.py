@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import IO, Any
@@ -60,10 +60,8 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
 
 
 MAGIC = b"\x7fELF"
-SYMBOL = struct.Struct("<IBBHQQ")
-"""Symbol of a file of 64 bits: name, binding and type, visibility, section, value, size."""
-WEAK, LOCAL, UNDEFINED, VERSION_IS_WEAK = 2, 0, 0, 2
-"""Bindings of a symbol, section of an undefined one, flag of a version that may be absent."""
+VERSION_IS_WEAK = 2
+"""Flag of a version that may be absent."""
 LISTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 
 
@@ -83,7 +81,8 @@ def read(file: IO[bytes]) -> Elf:
 def _read(file: IO[bytes]) -> Elf:
     elf = ELFFile(file)
     loadable = elf["e_type"] in ("ET_EXEC", "ET_DYN")
-    (machine,) = struct.unpack("<H" if elf.little_endian else ">H", _at(file, 18, 2))
+    file.seek(18)
+    (machine,) = struct.unpack("<H" if elf.little_endian else ">H", file.read(2))
     values: dict[str, Any] = {}
     for segment in elf.iter_segments():
         if isinstance(segment, InterpSegment):
@@ -122,47 +121,13 @@ def _sections(elf: ELFFile, file: IO[bytes]) -> dict[str, Any]:
         elif isinstance(section, GNUVerDefSection):
             # The first version names the file itself.
             result["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
-        elif section["sh_type"] == "SHT_DYNSYM":
-            strings = elf.get_section(section["sh_link"])
-            names = _at(file, strings["sh_offset"], strings["sh_size"])
-            table = _at(file, section["sh_offset"], section["sh_size"])
-            result["undefined"], result["defined"] = _symbols(table, names)
         elif section.name in SECTIONS and section["sh_type"] != "SHT_NOBITS":
             gpu |= gpu_code(file, section["sh_offset"], section["sh_size"])
     return result | {"gpu": tuple(sorted(gpu, key=lambda part: (part.kind, part.capability)))}
 
 
-def _symbols(table: bytes, names: bytes) -> tuple[bytes, bytes]:
-    """Return the names of the symbols that a file needs, and of those that it defines, each separated by NUL.
-
-    A library has thousands of them, so no objects are made.
-    """
-    needed, defined = [], []
-    for name, info, _, section, _, _ in SYMBOL.iter_unpack(table[: len(table) // SYMBOL.size * SYMBOL.size]):
-        binding = info >> 4
-        if not name or binding == LOCAL:
-            continue
-        text = names[name : names.index(b"\0", name)]
-        if section != UNDEFINED:
-            defined.append(text)
-        elif binding != WEAK:
-            needed.append(text)
-    return b"\0".join(dict.fromkeys(needed)), b"\0".join(dict.fromkeys(defined))
-
-
-def _at(file: IO[bytes], offset: int, size: int) -> bytes:
-    """Return bytes of a file. Raises ValueError if it ends before."""
-    file.seek(offset)
-    data = file.read(size)
-    if len(data) != size:
-        raise ValueError(f"the file ends before {offset + size:#x}")
-    return data
-
-
 DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(\.|$)")
 """Libraries of the driver, which the container runtime mounts."""
-DRIVER_SYMBOL = re.compile(r"^(cu|nvml|nvcuvid|nvEnc)[A-Z]")
-"""Symbols that libraries of the driver define."""
 MACHINES: Mapping[str, int] = {"amd64": 62, "arm64": 183}
 """Architecture → `e_machine` of its ELF files."""
 TRIPLETS = {MACHINES[arch]: f"{cpu}-linux-gnu" for arch, cpu in CPUS.items()}
@@ -181,8 +146,6 @@ class Closure:
     """Path of the file that needs a library, and the name that was not found."""
     versions: list[tuple[str, str, str]] = field(default_factory=list)
     """Path of the file that needs a version of symbols, path of the library that lacks it, and the version."""
-    paths: tuple[str, ...] = ()
-    """Paths of everything that is loaded, the program or library itself first."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +164,6 @@ class Loader:
         self._library_path = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part]
         self._closures: dict[str, Closure] = {}
         self._found: dict[tuple[str, int], str | None] = {}
-        self._tables: dict[str, tuple[frozenset[bytes], frozenset[bytes]]] = {}
 
     def folders(self, machine: int) -> list[str]:
         """Return the folders of libraries that are found by name alone: LD_LIBRARY_PATH, the cache's, the defaults."""
@@ -261,29 +223,11 @@ class Loader:
                 if (definer := sonames.get(name)) and definer.elf.offers:
                     lacking = (version for version in versions if version not in definer.elf.offers)
                     result.versions += [(file.path, definer.path, version) for version in lacking]
-        result.paths = tuple(loaded)
         return result
 
-    def undefined(self, closure: Closure) -> Iterator[tuple[str, str]]:
-        """Yield every symbol that no loaded file defines: the path of the file that needs it, and its name."""
-        for path in closure.paths:
-            for name in self._symbols(path)[0]:
-                if not any(name in self._symbols(other)[1] for other in closure.paths):
-                    yield path, name.decode("utf-8", "replace")
-
-    def _symbols(self, path: str) -> tuple[frozenset[bytes], frozenset[bytes]]:
-        """Return the symbols that a file needs and those that it defines."""
-        if path not in self._tables:
-            elf = self._elf(path)
-            needed, defined = (frozenset(text.split(b"\0")) - {b""} for text in (elf.undefined, elf.defined))
-            self._tables[path] = (needed, defined)
-        return self._tables[path]
-
     def _elf(self, path: str) -> Elf:
-        """Return the content of a program or library that exists."""
         entry = self._tree.find(path)
-        assert entry
-        assert entry.elf
+        assert entry and entry.elf, "a program or library that exists"  # noqa: PT018
         return entry.elf
 
     def _search(self, name: str, by: _LoadedFile) -> str | None:
@@ -314,13 +258,11 @@ class Loader:
         return path if entry and entry.elf and entry.elf.machine == by.machine else None
 
     def _expand(self, text: str, by: _LoadedFile) -> str:
-        """Fill in $ORIGIN, $LIB and $PLATFORM in a run path of a file."""
-        # $ORIGIN of a program is the folder that links lead to; that of a library is the folder it was found in.
+        """Fill in $ORIGIN in a run path of a file."""
+        # That of a program is the folder that links lead to; that of a library is the folder it was found in.
         path = by.path if by.by else self._tree.resolve(by.path) or by.path
-        triplet = TRIPLETS.get(by.elf.machine, "")
-        lib = f"lib/{triplet}" if self._tree.is_folder(f"usr/lib/{triplet}") else "lib64"
-        values = {"ORIGIN": "/" + path.rpartition("/")[0], "LIB": lib, "PLATFORM": triplet.partition("-")[0]}
-        return re.sub(r"\$\{?(ORIGIN|LIB|PLATFORM)\}?", lambda match: values[match[1]], text)
+        origin = "/" + path.rpartition("/")[0]
+        return re.sub(r"\$\{?ORIGIN\}?", lambda _: origin, text)
 
     def _defaults(self, machine: int) -> list[str]:
         triplet = TRIPLETS.get(machine)

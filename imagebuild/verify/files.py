@@ -38,10 +38,6 @@ class Elf:
     """Library → versions of symbols that it must define."""
     offers: tuple[str, ...] = ()
     """Versions of symbols that this file defines."""
-    undefined: bytes = b""
-    """Names of symbols that other files must define, separated by NUL: one text needs little memory."""
-    defined: bytes = b""
-    """Names of symbols that this file defines, separated by NUL."""
     gpu: tuple[GpuCode, ...] = ()
 
 
@@ -58,8 +54,6 @@ class FileEntry:
     """Target of a link: of a symlink as written, of a hard link a path like `path`."""
     layer: int = 0
     """Number of its layer, from 0 for the lowest."""
-    owner: int = 0
-    """Number of its user or its group, whichever is larger."""
     capabilities: bool = False
     """Whether it has capabilities of the kernel, which work like setuid."""
     elf: Elf | None = None
@@ -134,11 +128,6 @@ class Tree:
         """Return the entry that a program gets when it opens the path."""
         real = self.resolve(path)
         return self._entries.get(real) if real else None
-
-    def is_folder(self, path: str) -> bool:
-        """Return whether the path leads to a folder."""
-        real = self.resolve(path)
-        return real is not None and (real == "" or self._entries[real].kind == "folder")
 
     def glob(self, pattern: str) -> list[str]:
         """Return the existing paths that a shell pattern names; symlinks to folders are followed."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import IO, Any, cast
 
 from imagebuild.core.errors import ResultError
@@ -135,25 +135,20 @@ def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, 
     """Read all layers, in as many processes as there are CPUs. Raises ResultError as `scan` does."""
     workers = min(workers or len(os.sched_getaffinity(0)), len(blobs))
     if workers < 2 or sum(blob.size for blob in blobs) < WORTH_A_PROCESS:
-        return tuple(scan(blob, number) for number, blob in enumerate(blobs))
-    largest_first = sorted(range(len(blobs)), key=lambda number: -blobs[number].size)
+        return tuple(map(scan, blobs, count()))
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    children_before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once)
-    try:
-        running = {number: pool.submit(scan, blobs[number], number) for number in largest_first}
-        return tuple(running[number].result() for number in range(len(blobs)))
-    except BrokenProcessPool:
-        raise ResultError(
-            f"{blobs[0].file}: a process that read a layer was killed; give this machine more memory"
-        ) from None
-    except BaseException:
-        # Do not wait until a large layer is read.
-        for child in set(multiprocessing.active_children()) - children_before:
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once) as pool:
+        try:
+            return tuple(pool.map(scan, blobs, count()))
+        except BrokenProcessPool:
+            raise ResultError(
+                f"{blobs[0].file}: a process that read a layer was killed; give this machine more memory"
+            ) from None
+        except BaseException:
+            # Do not wait until a large layer is read.
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
 
 
 def _end_at_once() -> None:
@@ -176,7 +171,7 @@ def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number:
     elif kind == "file" and member.size and (content := archive.extractfile(member)):
         values = _content(content, path, member.size)
     return FileEntry(
-        path, kind, member.mode, member.size, layer=number, owner=max(member.uid, member.gid),
+        path, kind, member.mode, member.size, layer=number,
         capabilities="SCHILY.xattr.security.capability" in member.pax_headers, **values,
     )  # fmt: skip
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from imagebuild.core import console, run
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.run import OutputSink
-from imagebuild.verify import runner
-from imagebuild.verify.runner import Command, Execution, Host, Runner, Session
+from imagebuild.oci.image import FoundImage
+from imagebuild.verify.runner import Command, Execution, Runner, Session, run_probe, surroundings_of
 
 JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
 """Launchers that join their arguments with blanks and give the line to a shell on the other side."""
-SELF_CLEANING = frozenset({"srun"})
-"""Launchers that end what they started when they are ended. A second call of them would lead to another place."""
-ENTERING = frozenset({"crun", "docker", "nerdctl", "podman", "runc"})
-"""Launchers whose `exec` has the option `--user UID:GID`."""
-
-KEEPING = frozenset({"docker", "kubectl", "nerdctl", "podman"})
-"""Launchers whose `exec` hands on the environment of the image."""
 
 
 def program_names(prefix: Sequence[str]) -> list[str]:
@@ -38,44 +32,22 @@ def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
     return [*prefix, *words]
 
 
-def with_user(prefix: Sequence[str], account: tuple[int, int, str]) -> list[str] | None:
-    """Return the prefix with the option that sets user and group; None if no launcher in it has one.
-
-    The launcher can be anywhere behind ssh: `ssh node docker exec c1`.
-    """
-    names = program_names(prefix)
-    for position, name in enumerate(names):
-        if name in ENTERING and "exec" in names[position:]:
-            after = names.index("exec", position) + 1
-            return [*prefix[:after], "--user", f"{account[0]}:{account[1]}", *prefix[after:]]
-    return None
-
-
-def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str] | None:
-    """Return the prefix with srun's options for ranks that find each other by PMIx; None if there is no srun in it."""
-    names = program_names(prefix)
-    if "srun" not in names:
-        return None
-    after = names.index("srun") + 1
+def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
+    """Return a prefix that has an srun with the options for ranks that find each other by PMIx."""
+    after = program_names(prefix).index("srun") + 1
     options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
     return [*prefix[:after], *options, *prefix[after:]]
 
 
-def as_user(user: str, account: tuple[int, int, str], tools: frozenset[str], program: str) -> tuple[str, ...] | None:
-    """Return how root starts a program for bash as another user; None if the image has no tool for that."""
-    uid, gid, _ = account
-    bash = ("bash", "-c", program)
-    ways = {
-        "setpriv": ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--init-groups", *bash),
-        "runuser": ("runuser", "-u", user, "--", *bash),
-        "su": ("su", user, "-s", "/bin/bash", "-c", program),
-    }
-    return next((argv for tool, argv in ways.items() if tool in tools), None)
-
-
 CONNECT_S = 30
 """Seconds on top of a command's time limit, in which the launcher starts it: a connection, a container, a queue."""
-SWEEP_S = 20
+STOP_S = 20
+# The quotes keep this program from finding itself.
+_STOP = """\
+for line in /proc/[0-9]*/cmdline; do
+  ! grep -qs '{0}''{1}' "$line" || kill "${{line//[!0-9]/}}"
+done
+"""
 
 
 class ExecRunner(Runner):
@@ -95,81 +67,47 @@ class ExecRunner(Runner):
         if not self.prefix:
             raise ConfigError("--runner exec: needs a prefix; `exec:env` runs checks here, inside a container already")
         self.hosts = tuple(hosts)
-        names = program_names(self.prefix)
-        self.has_image_environment = "exec" in names and bool(KEEPING & set(names))
         self.name = f"exec:{shlex.join(console.redacted_arguments(self.prefix))}"
 
     @contextmanager
-    def session(self, reference: str | None = None, layout: Path | None = None) -> Iterator[ExecSession]:  # noqa: ARG002 - the prefix leads to the image
+    def session(self, reference: str | None = None, found: FoundImage | None = None) -> Iterator[ExecSession]:  # noqa: ARG002 - the prefix leads to the image
         """Find out what is where the prefix leads. Raises CommandError if nothing can be run there."""
-        argv = command_line(self.prefix, ["sh", "-c", runner.PROBE])
-        with OutputSink(None) as sink:
-            status = run.run_with_deadline(argv, sink, runner.PROBE_TIMEOUT_S + CONNECT_S)
-        host = runner.read_probe(sink.text)
-        if host is None:
-            output = sink.text.strip()[-500:] or "nothing"
-            how = "did not end" if status is None else f"ended with {status}"
-            raise CommandError(f"--runner {self.name}: the first command {how} and printed: {output}")
-        yield ExecSession(self, host)
+        yield ExecSession(self)
 
 
 class ExecSession(Session):
     """Run commands where a prefix leads."""
 
-    def __init__(self, exec_runner: ExecRunner, host: Host) -> None:
-        self.prefix: Sequence[str] = exec_runner.prefix
-        self.host = host
-        inside = "srun" in host.tools and "job" in host.facts
-        slurm = inside or "srun" in program_names(self.prefix)
-        why = {"slurm": "neither an srun in an allocation nor one in the prefix", "nodes": "--hosts names no nodes"}
-        self.nodes = exec_runner.hosts or tuple(self.host.facts.get("hostlist", "").split()) or ("localhost",)
-        self.facilities = host.facilities(nodes=len(self.nodes), slurm=slurm, why=why)
-
-    def obstacle(self, command: Command) -> str:
-        """Return why this command cannot run here at all; empty if it can."""
-        if problem := super().obstacle(command):
-            return problem
-        if self._argv(command, "") is None:
-            if self.host.uid:
-                return f"needs the user {command.user}; commands run as {self.host.user} here"
-            return "the image has no setpriv, runuser or su to change the user with"
-        return ""
+    def __init__(self, runner: ExecRunner) -> None:
+        self.prefix: Sequence[str] = runner.prefix
+        self.starts_ranks = "srun" in program_names(self.prefix)
+        probe = run_probe(self._start, f"--runner {runner.name}")
+        why = {"slurm": "no srun in the prefix", "nodes": "--hosts names no nodes"}
+        self.nodes = runner.hosts or tuple(" ".join(probe["hostlist"]).split()) or ("localhost",)
+        super().__init__(
+            probe, surroundings_of(probe, runner.name, nodes=len(self.nodes), slurm=self.starts_ranks, why=why)
+        )
 
     def run(self, command: Command) -> Execution:
         """Run a command. Raises CommandError if it cannot be started."""
-        # Where the prefix does not start ranks, srun does so from inside.
-        inside = command.ranks > 1 and "srun" not in program_names(self.prefix)
-        launcher = (with_ranks(["srun"], command.ranks, command.nodes) if inside else None) or ()
+        prefix = with_ranks(self.prefix, command.ranks, command.nodes) if command.ranks > 1 else self.prefix
+        token = uuid.uuid4().hex
 
-        def start(program: str, token: str, sink: OutputSink) -> int | None:
-            argv, sweep = self._argv(command, program), self._argv(command, runner.sweep_script(token))
-            assert argv, self.obstacle(command)
-            assert sweep
+        def start(argv: Sequence[str], sink: OutputSink, timeout_s: float) -> int | None:
+            *bash, program = argv
             status: int | None = None
             try:
-                status = run.run_with_deadline(argv, sink, command.timeout_s + runner.GRACE_S + CONNECT_S)
+                status = self._start([*bash, f": {token}\n{program}"], sink, timeout_s, prefix)
             finally:
-                if status is None and not SELF_CLEANING & set(program_names(self.prefix)):
-                    # The end of the launcher may have left the command running on the other side.
+                # The end of the launcher may have left the command running on the other side; srun's ends it, and
+                # another srun would lead to another place.
+                if status is None and not self.starts_ranks:
                     with OutputSink(None) as ignored:
-                        run.run_with_deadline(sweep, ignored, SWEEP_S)
+                        self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], ignored, STOP_S)
             return status
 
         nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
-        return self.execution(command, start, self.prefix, nodes=nodes, launcher=launcher)
+        return self.execution(command, start, self.prefix, nodes=nodes)
 
-    def _argv(self, command: Command, program: str) -> list[str] | None:
-        """Return what starts a program for bash as the command's user; None if nothing can."""
-        prefix = self.prefix
-        if command.ranks > 1:
-            prefix = with_ranks(prefix, command.ranks, command.nodes) or prefix
-        plain = ("bash", "-c", program)
-        if command.user == self.host.user:
-            return command_line(prefix, plain)
-        account = self.host.accounts.get(command.user)
-        if account and (changed := with_user(prefix, account)) is not None:
-            return command_line(changed, plain)
-        if account and self.host.uid == 0:
-            argv = as_user(command.user, account, self.host.tools, program)
-            return command_line(prefix, argv) if argv else None
-        return None
+    def _start(self, argv: Sequence[str], sink: OutputSink, timeout_s: float, prefix: Sequence[str] = ()) -> int | None:
+        return run.run_with_deadline(command_line(prefix or self.prefix, argv), sink, timeout_s + CONNECT_S)

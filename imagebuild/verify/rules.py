@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,10 +12,9 @@ from fnmatch import fnmatch, fnmatchcase
 from functools import cache, cached_property
 from pathlib import Path
 
-from imagebuild.core.errors import ConfigError, ResultError, plural
+from imagebuild.core.errors import plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches
-from imagebuild.oci import image as oci_image
-from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
@@ -27,9 +25,10 @@ from imagebuild.render.recipe import SYSTEM_PATH
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
-from imagebuild.verify.elf import DRIVER, DRIVER_SYMBOL, MACHINES, Closure, Loader
+from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
 from imagebuild.verify.layers import scan_all
+from imagebuild.verify.subject import room_explained
 
 
 class NotApplicable(Exception):
@@ -50,7 +49,6 @@ class Inspection:
 
     @cached_property
     def tree(self) -> Tree:
-        """Return the files that a container sees."""
         return Tree(self.layers)
 
     @cached_property
@@ -60,7 +58,6 @@ class Inspection:
 
     @cached_property
     def loader(self) -> Loader:
-        """Return the loader of a container of the image."""
         return Loader(self.tree, self.image.env)
 
     @cached_property
@@ -142,28 +139,21 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
 
     A library in no folder of the loader may rely on what its program has loaded; a program may not.
     """
-    for_program: set[tuple[str, str]] = set()
-    alone: dict[tuple[str, str], None] = {}
-    used: set[str] = set()
-    for _, elf, loaded in closures(inspection):
-        missing = [(who, name) for who, name in loaded.missing if not DRIVER.search(name)]
-        if elf.interpreter:
-            for_program.update(missing)
-            used.update(path for path in loaded.libraries.values() if path)
-        alone.update(dict.fromkeys(missing))
-    folders = set(inspection.loader.folders(inspection.machine))
+    tree, folders = inspection.tree, set(inspection.loader.folders(inspection.machine))
     provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
-    for who, name in alone:
-        elsewhere = provided.get(name)
-        if (who, name) in for_program or not elsewhere:
-            where = f"which the loader does not find in /{elsewhere}" if elsewhere else "which is nowhere in the image"
-            yield Finding(f"/{who}", f"needs {name}, {where}")
+    programs = [loaded for _, elf, loaded in closures(inspection) if elf.interpreter]
+    used = {path for loaded in programs for path in loaded.libraries.values()}
+    needed = {pair for loaded in programs for pair in loaded.missing}
+    missing = dict.fromkeys(pair for _, _, loaded in closures(inspection) for pair in loaded.missing)
+    for who, name in missing:
+        if DRIVER.search(name):
             continue
-        text = f"needs {name}, which the loader does not find in /{elsewhere}"
-        if inspection.tree.resolve(who.rpartition("/")[0]) in folders and who not in used:
-            yield Finding(f"/{who}", text)
+        where = f"which the loader does not find in /{provided[name]}" if name in provided else "which is nowhere"
+        on_path = tree.resolve(who.rpartition("/")[0]) in folders and who not in used
+        if (who, name) in needed or name not in provided or on_path:
+            yield Finding(f"/{who}", f"needs {name}, {where}")
         else:
-            yield Finding(f"/{who}", f"{text}; whatever loads it must have loaded that before", note=True)
+            yield Finding(f"/{who}", f"needs {name}, {where}; what loads it must have loaded that before", note=True)
 
 
 def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
@@ -171,16 +161,6 @@ def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
     lacking = dict.fromkeys(row for _, _, loaded in closures(inspection) for row in loaded.versions)
     for who, library, version in lacking:
         yield Finding(f"/{who}", f"needs {version}, which /{library} does not define")
-
-
-def symbols(inspection: Inspection) -> Iterator[Finding]:
-    """Programs and the libraries that they load define every symbol that is needed."""
-    for path, elf, loaded in closures(inspection):
-        if not elf.interpreter or any(not DRIVER.search(name) for _, name in loaded.missing):
-            continue  # the rule `closure` reports missing libraries
-        for who, name in inspection.loader.undefined(loaded):
-            if not (loaded.missing and DRIVER_SYMBOL.search(name)):
-                yield Finding(f"/{who}", f"needs the symbol {name}, which nothing defines that /{path} loads")
 
 
 def one_provider(inspection: Inspection) -> Iterator[Finding]:
@@ -194,9 +174,8 @@ def one_provider(inspection: Inspection) -> Iterator[Finding]:
     for soname, paths in sorted(providers.items()):
         if len(paths) > 1:
             files = ", ".join(f"/{path}" for path in sorted(paths))
-            layers_of = [entry.layer for path in paths if (entry := inspection.tree.get(path))]
-            text = f"is in several files where the loader looks: {files}"
-            yield Finding(soname, text, layer=max(layers_of, default=None))
+            layer = max(entry.layer for path in paths if (entry := inspection.tree.get(path)))
+            yield Finding(soname, f"is in several files where the loader looks: {files}", layer=layer)
 
 
 def no_stubs(inspection: Inspection) -> Iterator[Finding]:
@@ -228,6 +207,9 @@ SECRET_NAME = re.compile(
     re.VERBOSE,
 )
 """Files whose purpose is to hold secrets."""
+SECRET_VARIABLE = re.compile(
+    r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
+)
 LEFTOVERS = (
     (re.compile(r"^var/lib/apt/lists/(?!lock$).*[^/]$"), "a package list of apt"),
     (re.compile(r"^var/cache/apt/(.*\.deb|(src)?pkgcache\.bin)$"), "a cache of apt"),
@@ -246,26 +228,18 @@ TRUSTED = re.compile(r"^usr/share/(ca-certificates|pki/ca-trust-source)/")
 SITE = re.compile(r"^(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/")
 """Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
 BY_DISTRIBUTION = re.compile(r"^(etc/ssl/certs/ssl-cert-snakeoil\.pem)$")
-SETUID = frozenset(
-    f"usr/{folder}/{name}"
-    for folder in ("bin", "sbin", "lib", "libexec")
-    for name in (
-        "chage", "chfn", "chsh", "crontab", "dbus-1.0/dbus-daemon-launch-helper", "dbus-daemon-launch-helper",
-        "expiry", "fusermount", "fusermount3", "gpasswd", "grub2-set-bootflag", "mount", "newgrp",
-        "openssh/ssh-keysign", "pam_extrausers_chkpwd", "pam_timestamp_check", "passwd", "pkexec",
-        "polkit-1/polkit-agent-helper-1", "ssh-agent", "ssh-keysign", "su", "sudo", "umount", "unix_chkpwd",
-        "utempter/utempter", "wall", "write",
-    )
-)  # fmt: skip
-"""Programs that distributions install setuid or setgid."""
+PRIVILEGED = re.compile(
+    r"""^(usr/)?(s?bin|lib|libexec)/((dbus-1\.0|openssh|polkit-1|utempter)/)?(arping | chage | chfn | chsh | clockdiff
+    | crontab | dbus-daemon-launch-helper | expiry | fusermount3? | gpasswd | mount | new[gu]idmap | newgrp
+    | pam_extrausers_chkpwd | pam_timestamp_check | passwd | ping | pkexec | polkit-agent-helper-1 | ssh-agent
+    | ssh-keysign | su | sudo | umount | unix_chkpwd | utempter | wall | write)$""",
+    re.VERBOSE,
+)
+"""Programs that distributions install setuid, setgid or with capabilities."""
 AUFS = f"{WHITEOUT}{WHITEOUT}"
 """How names of aufs' own marks begin."""
-MOST_NUMBERS = 65535
-"""The highest user id in rootless containers, by what useradd writes into /etc/subuid."""
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
 """Values of NVIDIA_DRIVER_CAPABILITIES that enroot's hook knows."""
-CAPABLE = frozenset({"usr/bin/ping", "usr/bin/newgidmap", "usr/bin/newuidmap", "usr/bin/arping", "usr/bin/clockdiff"})
-"""Programs that distributions give capabilities."""
 
 
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
@@ -286,6 +260,8 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
             if "private key" not in kind:
                 yield _in_layer(entry, f"holds what looks like a {kind}")
     image = inspection.image
+    named = (name for name, value in image.env.items() if value and SECRET_VARIABLE.search(name))
+    yield from (Finding(f"environment {name}", "has the name of a secret, and a value") for name in named)
     settings = {f"environment {name}": value for name, value in image.env.items()}
     settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
     # Commands with their build arguments are in the history.
@@ -330,17 +306,16 @@ def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
 def setuid(inspection: Inspection) -> Iterator[Finding]:
     """Only the distribution's programs run with rights of others."""
     for entry in inspection.tree:
-        if entry.kind not in ("file", "hardlink"):
+        if entry.kind not in ("file", "hardlink") or PRIVILEGED.search(entry.path):
             continue
-        path = re.sub(r"^(s?bin|lib)/", r"usr/\1/", entry.path)
-        if entry.mode & 0o6000 and path not in SETUID:
+        if entry.mode & 0o6000:
             yield Finding(f"/{entry.path}", f"runs with the rights of its owner or group (mode {entry.mode:o})")
-        elif entry.capabilities and path not in CAPABLE | SETUID:
+        elif entry.capabilities:
             yield Finding(f"/{entry.path}", "runs with capabilities of the kernel")
 
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
-    """Programs without root's rights can unpack and start the image: enroot, Apptainer, rootless Podman.
+    """Users without root's rights can unpack the image, and enroot gives its containers their GPUs.
 
     What enroot does is in its src/docker.sh and conf/hooks.
     """
@@ -348,27 +323,13 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
         if layer.compression == "zstd":
             text = "is compressed with zstd, which older enroot and umoci cannot read"
             yield Finding(f"layer {number + 1}", text, note=True, layer=number)
-        paths: set[str] = set()
+        paths = {entry.path for entry in layer.entries}
         for entry in layer.entries:
-            paths.add(entry.path)
-            name = entry.path.rpartition("/")[2]
-            if entry.kind == "device" and not entry.path.startswith("dev/"):
-                yield _in_layer(entry, "is a device, which only root can make")
-            elif entry.kind == "hardlink" and entry.target not in paths:
-                yield _in_layer(entry, f"is a hard link to /{entry.target}, which is not before it in its layer")
-            elif entry.owner > MOST_NUMBERS:
-                yield _in_layer(entry, f"belongs to id {entry.owner}; ids in rootless containers end at {MOST_NUMBERS}")
+            folder, _, name = entry.path.rpartition("/")
             if name.startswith(AUFS) and name != OPAQUE:
                 yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
-        for path in sorted(paths):
-            folder, _, name = path.rpartition("/")
-            if name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
-                yield Finding(f"/{path}", f"is a whiteout of what layer {number + 1} brings itself", layer=number)
-    yield from _variables_of_hooks(inspection)
-
-
-def _variables_of_hooks(inspection: Inspection) -> Iterator[Finding]:
-    """Yield variables with which enroot's hooks give a container no GPU, or fail."""
+            elif name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
+                yield _in_layer(entry, "is a whiteout of what its layer brings itself")
     env = inspection.image.env
     capabilities = set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
     if any(elf.gpu for elf in inspection.objects.values()):
@@ -430,14 +391,9 @@ def describe_code(elf: Elf) -> str:
     for kind, name in {"code": "code", "ptx": "PTX"}.items():
         capabilities = {part.capability for part in elf.gpu if part.kind == kind}
         if capabilities:
-            listed = sorted(capabilities, key=lambda capability: (_number(capability), capability))
+            listed = sorted(capabilities, key=lambda capability: (int(capability.rstrip("af")), capability))
             parts.append(f"{name} for {', '.join(listed)}")
     return "; ".join(parts)
-
-
-def _number(capability: str) -> int:
-    """Return a compute capability without its suffix: 90 for `90a`."""
-    return int(re.sub(r"\D", "", capability))
 
 
 def runs(elf: Elf, capability: str) -> bool:
@@ -446,9 +402,9 @@ def runs(elf: Elf, capability: str) -> bool:
     Code of X.y runs on X.z from z = y on, with the suffix `a` on X.y only; PTX is compiled for all later ones, with the
     suffix `f` for those of its family.
     """
-    wanted = _number(capability)
+    wanted = int(capability.rstrip("af"))
     for part in elf.gpu:
-        compiled = _number(part.capability)
+        compiled = int(part.capability.rstrip("af"))
         if compiled == wanted:
             return True
         if part.capability.endswith("a") or compiled > wanted:
@@ -458,9 +414,7 @@ def runs(elf: Elf, capability: str) -> bool:
     return False
 
 
-OCI = "org.opencontainers.image."
-REQUIRED = ("title", "description", "version", "licenses", "base.name")
-ANOTHER_BASE = (f"{OCI}base.name", f"{OCI}base.digest")
+BASE, BASE_DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
 """Labels that `render --base-image` changes."""
 MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
 """Folders that the container runtime mounts."""
@@ -468,62 +422,24 @@ USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
 FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
 """Names of variables whose value is a folder."""
-SECRET_NAMES = re.compile(
-    r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
-)
-PROVIDED = re.compile(r"([\w.+-]+)(?: \(= ([^)]+)\))?(?:, |$)")
-"""Name and version of a package that another one provides."""
-
-
-def labels(inspection: Inspection) -> Iterator[Finding]:
-    """The labels say what the image is, what it was built from, and its licences."""
-    inspection.components()  # of an image that was not built here, nothing is known
-    present = inspection.image.labels
-    required = [f"{OCI}{name}" for name in REQUIRED] + ["imagebuild.target", "imagebuild.lock"]
-    yield from (Finding(label, "the label is missing") for label in required if not present.get(label))
-    digest = present.get(f"{OCI}base.digest")
-    if digest and not re.fullmatch(DIGEST, digest):
-        yield Finding(f"{OCI}base.digest", f"{digest!r} is not a digest")
 
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
-    """Versions, axes and lock in the labels are what the plan says now."""
+    """The labels say what the image is, its base, licences, versions, axes and lock, as the plan says now."""
     target = inspection.target
     recipe = inspection.renderer.recipe(target)
     lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
     planned = renderer.image_labels(recipe, lock, "")
     present = inspection.image.labels
     ours = {label for label in present if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
-    for label in sorted({*planned, *ours} - set(ANOTHER_BASE)):
+    for label in sorted({*planned, *ours} - {BASE, BASE_DIGEST}):
         if present.get(label) != planned.get(label):
             is_now, should_be = present.get(label, "absent"), planned.get(label, "absent")
             yield Finding(label, f"is {is_now!r}, the plan says {should_be!r}")
-
-
-def packages(inspection: Inspection) -> Iterator[Finding]:
-    """Packages that the plan names are installed, in its versions."""
-    recipe = inspection.renderer.recipe(inspection.target)
-    wanted = [text.strip("'") for text in renderer.package_arguments(recipe, inspection.renderer.project.lock)]
-    installed = installed_packages(inspection)
-    for text in wanted:
-        name, _, version = text.partition("=")
-        installed_version = installed.get(name.partition(":")[0])
-        if installed_version is None:
-            yield Finding(name, "the package is not installed")
-        elif version and not fnmatch(installed_version, version):
-            yield Finding(name, f"version {installed_version} is installed, the plan says {version}")
-
-
-def installed_packages(inspection: Inspection) -> dict[str, str]:
-    """Return package → version, with packages that others provide. Raises NotApplicable without dpkg's list."""
-    entry = inspection.tree.find("var/lib/dpkg/status")
-    if entry is None or entry.text is None:
-        raise NotApplicable("the image has no packages of dpkg")
-    from imagebuild.core import debian  # noqa: PLC0415 - most images are looked at for one thing, and few for this
-
-    packages = debian.installed_packages(entry.text.decode("utf-8", "replace"))
-    provided = {name: version for package in packages for name, version in PROVIDED.findall(package.provides)}
-    return provided | {package.name: package.version for package in packages}
+    if not present.get(BASE):
+        yield Finding(BASE, "the label is missing")
+    if (digest := present.get(BASE_DIGEST)) and not re.fullmatch(DIGEST, digest):
+        yield Finding(BASE_DIGEST, f"{digest!r} is not a digest")
 
 
 def licenses(inspection: Inspection) -> Iterator[Finding]:
@@ -535,10 +451,8 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 
 
 def environment(inspection: Inspection) -> Iterator[Finding]:
-    """Folders in variables exist, and no variable holds a secret."""
+    """Folders in variables exist."""
     for name, value in inspection.image.env.items():
-        if SECRET_NAMES.search(name) and value:
-            yield Finding(name, "a variable with the name of a secret has a value")
         folders: list[str] = []
         if name in renderer.FOLDER_LISTS:
             folders = value.split(":")
@@ -570,7 +484,7 @@ def user(inspection: Inspection) -> Iterator[Finding]:
         normal = next((fields for fields in accounts.values() if len(fields) > 5 and fields[2] == "1000"), None)
         if normal is None:
             yield Finding("1000", "there is no normal user with this number")
-        elif not inspection.tree.is_folder(normal[5]):
+        elif (home := inspection.tree.find(normal[5])) is None or home.kind != "folder":
             yield Finding(normal[0], f"the home folder {normal[5]} does not exist")
 
 
@@ -618,9 +532,8 @@ ImageRule = Callable[[Inspection], Iterator[Finding]]
 """Statement about images that reading them can refute. The function has its name; the first line of its docstring is
 what passing proves. It yields what contradicts that, and raises NotApplicable if the image cannot be judged."""
 RULES: tuple[ImageRule, ...] = (
-    labels, plan, packages, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
-    not_world_writable, setuid, rootless, architecture, closure, symbol_versions, symbols, one_provider, no_stubs,
-    gpu_code,
+    plan, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
+    not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
 )  # fmt: skip
 
 
@@ -667,61 +580,49 @@ def hash_of_image_checks(project: Project, image: str, components: Iterable[str]
 def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
     """Return the result of every check; the first is that the image can be read."""
     project, labels = inspection.renderer.project, inspection.image.labels
-    name, components = labels.get(f"{OCI}title", ""), components_of(labels)
+    name, components = labels.get("org.opencontainers.image.title", ""), components_of(labels)
     conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
-    waivers = [
-        (owner, waiver)
-        for owner, waiver in (declared_waivers(project, name, components) if components else ())
-        if matches(waiver.when, conditions)
-    ]
-    judged = (
-        _judge_rule(rule, inspection, [(owner, w) for owner, w in waivers if w.rule == rule_name(rule)])
-        for rule in RULES
-    )
+    declared = declared_waivers(project, name, components) if components else ()
+    waivers = [(owner, waiver) for owner, waiver in declared if matches(waiver.when, conditions)]
     sha256 = hash_of_image_checks(project, name, components)
-    readable = _result("readable", (), (), inspection.seconds)
+    readable = CheckResult(component=IMAGE, check="readable", outcome="passed", seconds=round(inspection.seconds, 3))
+    judged = (_judge_rule(rule, inspection, [w for w in waivers if w[1].rule == rule_name(rule)]) for rule in RULES)
     return tuple(result.model_copy(update={"sha256": sha256}) for result in (readable, *judged))
 
 
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
     """Return the result of a rule; `waivers` are those of this rule with the components or images that declare them."""
     began = time.monotonic()
+    result = CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped")
     try:
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
-        return CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped", reason=str(reason))
-    of_base = [] if rule in WHOEVER_BROUGHT_IT else [f for f in findings if not f.note and inspection.is_of_base(f)]
-    findings = [finding for finding in findings if finding not in set(of_base)]
-    faults, waived = [], []
-    notes = [f"{finding} (no fault)" for finding in findings if finding.note]
-    unused = [f"{waiver.subject}: {owner} waives what is not there; remove the waiver" for owner, waiver in waivers]
+        return result.model_copy(update={"reason": str(reason)})
+    faults, waived, notes, of_base = [], [], [], []
+    unused = {waiver.subject: f"{owner} waives what is not there; remove the waiver" for owner, waiver in waivers}
     for finding in findings:
+        fitting = next((w for w in waivers if fnmatchcase(finding.subject, w[1].subject)), None)
         if finding.note:
-            continue
-        fitting = (i for i, (_, waiver) in enumerate(waivers) if fnmatchcase(finding.subject, waiver.subject))
-        if (i := next(fitting, None)) is None:
-            faults.append(str(finding))
+            notes.append(f"{finding} (no fault)")
+        elif rule not in WHOEVER_BROUGHT_IT and inspection.is_of_base(finding):
+            of_base.append(f"{finding} (base image)")
+        elif fitting:
+            owner, waiver = fitting
+            unused.pop(waiver.subject, None)
+            waived.append(f"{finding} (waived: {owner}: {waiver.reason})")
         else:
-            unused[i] = ""
-            waived.append(f"{finding} (waived: {waivers[i][0]}: {waivers[i][1].reason})")
+            faults.append(str(finding))
     if of_base:
         notes.append(f"the base image has {len(of_base)} more in its own layers, which are not judged:")
-        notes += [f"{finding} (base image)" for finding in of_base]
-    lines = [*faults, *waived, *filter(None, unused), *notes]
-    return _result(rule_name(rule), faults, lines, time.monotonic() - began)
-
-
-def _result(name: str, faults: Sequence[str], lines: Sequence[str], seconds: float) -> CheckResult:
-    shown = [*lines[:SHOWN], *([f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]
+    lines = [*faults, *waived, *(f"{subject}: {text}" for subject, text in unused.items()), *notes, *of_base]
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
-    return CheckResult(
-        component=IMAGE,
-        check=name,
-        outcome="failed" if faults else "passed",
-        reason=f"{faults[0]}{more}" if faults else "",
-        output="\n".join(shown),
-        seconds=round(seconds, 3),
-    )
+    return result.model_copy(
+        update={
+            "outcome": "failed" if faults else "passed", "reason": f"{faults[0]}{more}" if faults else "",
+            "output": "\n".join(lines[:SHOWN] + [f"… and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)),
+            "seconds": round(time.monotonic() - began, 3),
+        }
+    )  # fmt: skip
 
 
 def judge_images(inspections: Sequence[Inspection]) -> tuple[CheckResult, ...]:
@@ -733,29 +634,16 @@ def judge_images(inspections: Sequence[Inspection]) -> tuple[CheckResult, ...]:
     )
 
 
-def read_images(
-    source: Path | Iterable[bytes], renderer: Renderer, plan: Plan, *, platform: str | None = None
-) -> list[Inspection]:
-    """Read the files of an image for every platform that it has, or for one.
+def read_images(found: FoundImage, renderer: Renderer, plan: Plan) -> list[Inspection]:
+    """Read the files of an image for every platform that it has.
 
-    `source` is a folder with an OCI layout, a tar of one, as `docker save` writes it, or the chunks that an engine
-    saves. `renderer` and `plan` are those of the project to which the image should belong.
-
-    Raises ConfigError if the source is no image or lacks the platform, ResultError if it cannot be read.
+    `renderer` and `plan` are those of the project to which the image should belong. Raises CommandError if an engine
+    or a registry fails, ResultError if the image cannot be read.
     """
-    try:
-        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            images = oci_image.images_in(source, Path(folder))
-            chosen = [image for image in images if platform in (None, image.platform)]
-            if not chosen:
-                platforms = ", ".join(image.platform for image in images)
-                raise ConfigError(f"the image is not for {platform}, but for {platforms}")
-            inspections = []
-            for image in chosen:
-                began = time.monotonic()
-                read = scan_all(image.layers)
-                inspections.append(Inspection(image, read, renderer, plan, time.monotonic() - began))
-            return inspections
-    except OSError as error:
-        room = "TMPDIR may name a folder with more room"
-        raise ResultError(f"the image cannot be unpacked to be read: {error.strerror or error}; {room}") from None
+    inspections = []
+    with room_explained(found.name):
+        for image in map(found.image, found.platforms):
+            began = time.monotonic()
+            read = scan_all([image.fetch(layer) for layer in image.layers])
+            inspections.append(Inspection(image, read, renderer, plan, time.monotonic() - began))
+    return inspections

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from imagebuild.core import console
-from imagebuild.core.errors import CommandError, suggestion
+from imagebuild.core.errors import CommandError
 from imagebuild.core.run import OutputSink
-from imagebuild.project.component import Facilities
+from imagebuild.oci.image import FoundImage
+from imagebuild.project.records import Surroundings
 
 EXEC = "exec:"
 """Beginning of the names of runners that a prefix leads to."""
@@ -58,7 +58,7 @@ class Execution:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the command was given; secrets are blanked."""
     problem: str = ""
-    """Why there is no status, other than the time limit: too much output, or nodes that did not start."""
+    """What went wrong, other than the time limit: too much output, no such user, or nodes that did not start."""
 
     @property
     def timed_out(self) -> bool:
@@ -66,45 +66,9 @@ class Execution:
         return self.status is None and not self.problem
 
 
-@dataclass(frozen=True)
-class Host:
-    """Describe the place where commands run."""
+# What a host has
 
-    user: str = "root"
-    uid: int = 0
-    tools: frozenset[str] = frozenset()
-    """The TOOLS that are on the PATH."""
-    accounts: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
-    """User → uid, gid, home."""
-    gpus: int = 0
-    ports: tuple[str, ...] = ()
-    """Ports of RDMA devices with their states."""
-    has_verbs: bool = False
-    """Whether there is a device file for RDMA."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """`kernel`, `machine`, `cpus`, `memory`, `host`, `os`, …"""
-
-    def facilities(self, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Facilities:
-        """Return what checks may need, with the nodes and Slurm that the runner knows of.
-
-        `why` gives the runner's reasons for what may be absent: `gpu`, `nodes`, `slurm`.
-        """
-        absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not self.gpus}
-        reasons = {name: reason for name, reason in why.items() if absent[name]}
-        if not self.gpus and "gpu" not in reasons:
-            has_program = "nvidia-smi" in self.tools
-            reasons["gpu"] = "nvidia-smi lists no GPU" if has_program else "no nvidia-smi, which a driver brings"
-        has_active_port = any("ACTIVE" in port for port in self.ports)
-        if not self.ports:
-            reasons["rdma"] = "no port in /sys/class/infiniband"
-        elif not has_active_port:
-            reasons["rdma"] = "no port is active"
-        elif not self.has_verbs:
-            reasons["rdma"] = "no /dev/infiniband/uverbs* in the container"
-        return Facilities(self.gpus, "rdma" not in reasons, nodes, slurm, reasons)
-
-
-TOOLS = ("bash", "nvidia-smi", "runuser", "scontrol", "setpriv", "srun", "ssh", "ssh-keygen", "sshd", "su", "timeout")
+TOOLS = ("bash", "nvidia-smi", "setpriv", "ssh", "ssh-keygen", "sshd", "timeout")
 PROBE_TIMEOUT_S = 60
 PROBE_PREFIX = "imagebuild-probe:"
 PROBE = f"""\
@@ -115,12 +79,7 @@ fact user "$(id -un 2>/dev/null)"
 for tool in {" ".join(TOOLS)}; do
   command -v "$tool" > /dev/null 2>&1 && fact tool "$tool"
 done
-while IFS= read -r line; do
-  fact account "$line"
-done < /etc/passwd
-limit=
-command -v timeout > /dev/null 2>&1 && limit="timeout 40"
-fact gpus "$($limit nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
+fact gpus "$(timeout 40 nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
 for state in /sys/class/infiniband/*/ports/*/state; do
   [ -r "$state" ] && fact port "$state $(cat "$state")"
 done
@@ -142,223 +101,167 @@ fact end .
 """Program for sh that prints what a host has, a line `PROBE_PREFIX NAME=VALUE` for each fact."""
 FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
 """Names of the probe's facts that are kept as they are."""
+Probe = Mapping[str, Sequence[str]]
+"""Name of a fact → its values."""
+Start = Callable[[Sequence[str], OutputSink, float], int | None]
+"""Runs a program for at most so many seconds. Returns its exit status, or None if it was ended."""
 
 
-def read_probe(output: str) -> Host | None:
+def read_probe(output: str) -> Probe | None:
     """Read what the probe printed, whatever else was printed between. Return None if it did not reach its end."""
     probe: dict[str, list[str]] = defaultdict(list)
     for line in output.splitlines():
-        _, prefix, rest = line.partition(PROBE_PREFIX)
-        if prefix:
-            name, _, value = rest.partition("=")
-            probe[name] += [value.strip()] if value.strip() else []
-    if "end" not in probe:
-        return None
-    first = {name: values[0] for name, values in probe.items() if values}
-    accounts = {}
-    for line in probe["account"]:
-        name, _, user, group, _, home, *_ = [*line.split(":"), *[""] * 6]
-        if name and user.isdigit() and group.isdigit():
-            accounts[name] = (int(user), int(group), home or "/")
-    # What a launcher prints between may have cut a line in two.
-    uid, gpus = (int(first[name]) if first.get(name, "").isdigit() else 0 for name in ("uid", "gpus"))
-    names = {number: name for name, (number, _, _) in accounts.items()}
-    return Host(
-        user=first.get("user") or names.get(uid, str(uid)),
-        uid=uid,
-        tools=frozenset(probe["tool"]),
-        accounts=accounts,
-        gpus=gpus,
-        ports=tuple(probe["port"]),
-        has_verbs=bool(probe["verbs"]),
-        facts={name: first[name].strip('"') for name in FACTS if name in first},
-    )
+        name, _, value = line.partition(PROBE_PREFIX)[2].partition("=")
+        if value.strip():
+            probe[name].append(value.strip())
+    return probe if "end" in probe else None
 
+
+def run_probe(start: Start, name: str) -> Probe:
+    """Find out what there is. Raises CommandError, with the runner's or the image's name, if nothing can be run."""
+    with OutputSink(None) as sink:
+        status = start(("sh", "-c", PROBE), sink, PROBE_TIMEOUT_S)
+    probe = read_probe(sink.text)
+    if probe is None:
+        how = "did not end" if status is None else f"ended with {status}"
+        raise CommandError(f"{name}: the first command {how} and printed: {sink.text.strip()[-500:] or 'nothing'}")
+    return probe
+
+
+def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Surroundings:
+    """Return what checks may need, with the nodes and Slurm that the runner knows of.
+
+    `why` gives the runner's reasons for what may be absent: `gpu`, `nodes`, `slurm`.
+    """
+    first = {name: values[0] for name, values in probe.items() if values}
+    # What a launcher prints between may have cut a line in two.
+    gpus = int(first["gpus"]) if first.get("gpus", "").isdigit() else 0
+    absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
+    reasons = {name: reason for name, reason in why.items() if absent[name]}
+    if not gpus and "gpu" not in reasons:
+        has_program = "nvidia-smi" in probe["tool"]
+        reasons["gpu"] = "nvidia-smi lists no GPU" if has_program else "no nvidia-smi, which a driver brings"
+    if not probe["port"]:
+        reasons["rdma"] = "no port in /sys/class/infiniband"
+    elif not any("ACTIVE" in port for port in probe["port"]):
+        reasons["rdma"] = "no port is active"
+    elif not probe["verbs"]:
+        reasons["rdma"] = "no /dev/infiniband/uverbs* in the container"
+    return Surroundings(
+        runner=runner, gpus=gpus, rdma="rdma" not in reasons, nodes=nodes, slurm=slurm, why=reasons,
+        user=first.get("user") or first.get("uid", ""),
+        facts={name: first[name].strip('"') for name in FACTS if name in first},
+    )  # fmt: skip
+
+
+# How commands run
 
 GRACE_S = 5
 """Seconds between SIGTERM and SIGKILL."""
-TIMEOUT_STATUS = 124
-"""Exit status of the wrapper of a command that exceeded its time limit."""
-MARK = "IMAGEBUILD_RUN"
-"""Variable by which all processes of a command are found, in whatever session they hide."""
-
-# `read` drops NUL bytes, so the mark is looked for in the middle of all variables: its token is long enough for that.
-# While a process starts another program, the kernel shows no variables of it: it may be one of ours, and is looked at
-# again. Kernel threads and zombies never have any, and no `exe` either.
-_FUNCTIONS = """\
-members() {
-  local folder variables
-  for folder in /proc/[0-9]*; do
-    variables=
-    IFS= read -r -N 1000000 variables < "$folder/environ"
-    case $variables in
-      *"$mark"*) echo "${folder#/proc/}" ;;
-      '') [ "${folder#/proc/}" -lt "$$" ] || [ ! -e "$folder/exe" ] || echo unknown ;;
-    esac
-  done
-}
-signal_members() {
-  local round pids
-  for ((round = 0; round < $2; round++)); do
-    pids=$(members)
-    [ -n "$pids" ] || break
-    pids=${pids//unknown/}
-    [ -z "${pids//[[:space:]]/}" ] || kill -"$1" $pids
-    nap 0.05
-  done
-}
-nap() { read -r -t "$1" <> <(:); }
-"""
+LATE = (124, 137)
+"""Exit statuses of `timeout` for a command that exceeded its time limit: ended by SIGTERM, or by SIGKILL."""
+# `timeout` makes a group of processes, which ends with the command: what it started in the background, too.
 _WRAPPER = """\
-exec 3>&1 2>/dev/null
-mark={mark}${{SLURM_PROCID:+.$SLURM_PROCID.}}
-{functions}cd /
-{exports}late=
-trap 'late=1' USR1
-parent=$$
-(
-  exec 3>&- > /dev/null < /dev/null
-  nap {seconds}
-  kill -USR1 "$parent"
-  signal_members TERM 1
-  nap {grace}
-  signal_members KILL 20
-) &
-watch=$!
-{name}="${{mark#*=}}" {start}bash -euo pipefail -c {script} < /dev/null >&3 2>&3 3>&-
+exec 2> /dev/null
+{account}cd /
+{exports}timeout -k {grace} {seconds:g} {start}bash -euo pipefail -c {script} < /dev/null 2>&1 &
+trap 'kill $!; wait $!' TERM HUP INT
+wait $!
 status=$?
-kill "$watch"
-signal_members KILL 20
-[ -z "$late" ] || exit {late}
+kill -KILL -- -$!
 exit "$status"
 """
-_SWEEP = """\
-exec 2>/dev/null
-mark={mark}
-{functions}signal_members TERM 1
-nap 2
-signal_members KILL 20
-"""
 
 
-def wrapped_script(
-    script: str, *, token: str, timeout_s: float, environment: Mapping[str, str], launcher: Iterable[str] = ()
-) -> str:
-    """Return a program for bash that runs a script under a time limit and ends everything that the script started.
+def wrapped_script(command: Command, environment: Mapping[str, str], *, changes_user: bool) -> str:
+    """Return a program for bash that runs a command's script as its user, under its time limit.
 
-    Its exit status is the script's, or TIMEOUT_STATUS. `token` is unique to this run. `launcher` starts the script
-    several times: srun and its options.
+    Its exit status is the script's, or one of LATE.
     """
+    user = shlex.quote(command.user)
+    account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
+    if changes_user:
+        account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(_no_user(command))}; exit 1; }}\n{account}"
     return _WRAPPER.format(
-        mark=f"{MARK}={token}",
-        name=MARK,
-        functions=_FUNCTIONS,
+        account=account,
         exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
-        seconds=f"{timeout_s:g}",
         grace=GRACE_S,
-        late=TIMEOUT_STATUS,
-        start="".join(f"{shlex.quote(word)} " for word in launcher),
-        script=shlex.quote(script),
+        seconds=command.timeout_s,
+        start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
+        script=shlex.quote(command.script),
     )
 
 
-def sweep_script(token: str) -> str:
-    """Return a program for bash that ends what is left of a wrapped script whose connection was lost."""
-    return _SWEEP.format(mark=f"{MARK}={token}", functions=_FUNCTIONS)
+def as_user(user: str) -> tuple[str, ...]:
+    """Return the words, for a shell, by which root starts a program as another user."""
+    return ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
+
+
+def _no_user(command: Command) -> str:
+    return f"the image has no user {command.user!r}"
 
 
 class Session(ABC):
     """Run commands in an image that is ready for them."""
 
-    host: Host
-    facilities: Facilities
-    """GPUs, nodes and other facilities that checks may need."""
+    def __init__(self, probe: Probe, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+        """What checks may need."""
+        self.tools = frozenset(probe["tool"])
+        self.is_root = "0" in probe["uid"]
 
     def obstacle(self, command: Command) -> str:
-        """Return why this command cannot run here at all: no bash, no such user. Empty if it can."""
-        return "the image has no bash" if "bash" not in self.host.tools else self.unknown_user(command.user)
-
-    def unknown_user(self, user: str) -> str:
-        """Return that the image has no such user, and the nearest that it has; empty if it has it."""
-        known = {*self.host.accounts, self.host.user}
-        return "" if user in known else f"the image has no user {user!r}{suggestion(user, known)}"
+        """Return why this command cannot run here at all; empty if it can."""
+        changes_user = command.user != self.surroundings.user
+        if changes_user and not self.is_root:
+            return f"needs the user {command.user}; commands run as {self.surroundings.user} here"
+        needed = ("bash", "timeout", *(["setpriv"] if changes_user else []))
+        return next((f"the image has no {tool}" for tool in needed if tool not in self.tools), "")
 
     @abstractmethod
     def run(self, command: Command) -> Execution:
         """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
 
-    def execution(
-        self,
-        command: Command,
-        start: Callable[[str, str, OutputSink], int | None],
-        argv: Iterable[str],
-        *,
-        nodes: Sequence[str] = (),
-        launcher: Sequence[str] = (),
-    ) -> Execution:
-        """Wrap a command's script, run it, and return the outcome; `nodes` are those that it uses, if several.
+    def execution(self, command: Command, start: Start, argv: Iterable[str], *, nodes: Sequence[str] = ()) -> Execution:
+        """Run a command's script under its time limit, and return the outcome; `nodes` are those it uses, if several.
 
-        `start` takes the wrapped script, its token and where its output goes, and returns the exit status, or None if
-        it ended the program itself. `argv` and `launcher` are what people type before bash.
+        `start` runs a program; `argv` is what people type before bash.
         """
-        _, _, home = self.host.accounts.get(command.user, (0, 0, "/root"))
-        environment = {"LC_ALL": "C.UTF-8", "HOME": home, "USER": command.user, **command.environment}
+        environment = {"LC_ALL": "C.UTF-8", **command.environment}
         if nodes:
             environment["IMAGEBUILD_NODES"] = " ".join(nodes)
-        token = uuid.uuid4().hex
-        program = wrapped_script(
-            command.script, token=token, timeout_s=command.timeout_s, environment=environment, launcher=launcher
-        )
+        changes_user = command.user != self.surroundings.user
+        program = wrapped_script(command, environment, changes_user=changes_user)
         began = time.monotonic()
         with OutputSink(command.log) as sink:
-            status = start(program, token, sink)
+            status = start(("bash", "-c", program), sink, command.timeout_s + GRACE_S)
         seconds = time.monotonic() - began
-        late = status == TIMEOUT_STATUS and seconds >= command.timeout_s
+        late = status in LATE and seconds >= command.timeout_s
+        words = [*argv, *(as_user(command.user) if changes_user else ())]
         return Execution(
-            argv=console.redacted_arguments([*argv, *launcher, "bash", "-euo", "pipefail", "-c", command.script]),
+            argv=console.redacted_arguments([*words, "bash", "-euo", "pipefail", "-c", command.script]),
             status=None if late else status,
             output=sink.text,
             seconds=seconds,
             environment=console.redacted_environment(environment),
-            problem=sink.reason,
+            problem=sink.reason or (_no_user(command) if sink.text.strip() == _no_user(command) else ""),
         )
 
 
 class Runner(ABC):
-    """Run commands in an image, and read it if that is possible from here."""
+    """Make images ready for commands."""
 
     name: str
     """The text of `--runner`; secrets are blanked."""
     starts_image = True
     """Whether it starts the image that was named itself; if not, that has to be proven."""
-    has_image_environment = False
-    """Whether commands get the image's variables from a container that something else started of it."""
     one_host = False
     """Whether several nodes are containers of one host, between which no network is measured."""
 
     @abstractmethod
-    def session(self, reference: str | None, layout: Path | None) -> AbstractContextManager[Session]:
+    def session(self, reference: str | None, found: FoundImage | None) -> AbstractContextManager[Session]:
         """Make an image ready; what was started for it ends with the context.
 
-        A runner with an engine takes the image of this reference, or loads the layout if there is no reference; others
-        need neither. Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
+        A runner with an engine takes the image of this reference, or else loads what was found; others need neither.
+        Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
         """
-
-    def archive(self, reference: str | None) -> Iterable[bytes] | None:  # noqa: ARG002 - few runners can read
-        """Return the image as an archive in chunks; None if this runner cannot read images."""
-        return None
-
-    def discard(self, reference: str) -> None:  # noqa: B027 - few runners keep any
-        """Remove an image that was pulled for this runner."""
-
-
-@dataclass(frozen=True)
-class NoRunner(Runner):
-    """Run nothing, and say why."""
-
-    reason: str
-    name: str = "none"
-
-    def session(self, reference: str | None, layout: Path | None) -> AbstractContextManager[Session]:  # noqa: ARG002
-        """Raise CannotRun."""
-        raise CannotRun(self.reason)

@@ -5,39 +5,30 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from docker import DockerClient
+
 from imagebuild import __version__
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS
 from imagebuild.oci import engine
-from imagebuild.project.component import missing_needs
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Project
 from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.project.revision import current_revision
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify import subject
-from imagebuild.verify.checks import (
-    IMAGE,
-    SAME_FILES,
-    ListedCheck,
-    PlannedCheck,
-    judged_speed,
-    plan_checks,
-    run_check,
-    select_checks,
-    skipped_result,
-)
-from imagebuild.verify.docker import DockerRunner
+from imagebuild.verify import checks, subject
+from imagebuild.verify.checks import IMAGE, SAME_FILES, ImageCheck
+from imagebuild.verify.docker import DockerRunner, pulled
 from imagebuild.verify.prefix import ExecRunner
 from imagebuild.verify.rules import IMAGE_CHECKS, Inspection, judge_images, read_images
-from imagebuild.verify.runner import EXEC, CannotRun, Command, NoRunner, Runner, Session
+from imagebuild.verify.runner import EXEC, CannotRun, Command, Runner, Session
 from imagebuild.verify.subject import ImageFinder, Subject
 
 NO_FILES = (
@@ -76,71 +67,74 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
     the evidence folder also if something is raised.
     """
     project = renderer.project
-    with tempfile.TemporaryDirectory(prefix="imagebuild-verify-") as name, ThreadPoolExecutor(1) as pool:
-        folder = Path(name)
-        image, runner = find_image_and_runner(plan, request, folder)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
+        image, runner = find_image_and_runner(plan, request, folder, stack)
         components = components_to_check(project, image, request)
-        chosen = select_checks(project, IMAGE_CHECKS, components, request.checks)
-        planned = plan_checks(project, chosen, components, image.axes)
-        rules = [entry.name.removeprefix(f"{IMAGE}/") for entry in chosen if entry.component == IMAGE]
+        chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks)
+        planned = checks.plan_checks(project, chosen, components, image.axes)
+        rules = [check.name for check in chosen if check.component == IMAGE]
         evidence = ResultFolder(image, request.output or folder / "evidence", kept=request.output is not None)
-        # Files are read while commands run.
-        wanted = rules or not runner.starts_image
-        reading = pool.submit(read_files, image, runner, renderer, plan) if wanted else None
-        judging = pool.submit(judge_files, reading, rules) if reading and rules else None
         try:
+            # Before anything is started: what runs beside a benchmark changes what it measures.
+            are_needed = rules or not runner.starts_image
+            inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
+            evidence.add(*judge_files(inspections, rules))
             if planned:
-                run_commands(runner, planned, request, evidence, reading)
-            if judging:
-                evidence.add(*judging.result())
+                run_commands(runner, planned, request, evidence, inspections)
             evidence.revision = current_revision(project.matrix.path, project.roots[0])
         finally:
             evidence.write()
-            if image.pulled and image.reference:
-                runner.discard(image.reference)
         return evidence.result()
 
 
 def run_commands(
-    runner: Runner, planned: Sequence[PlannedCheck], request: VerifyRequest, evidence: ResultFolder,
-    reading: Future[list[Inspection]] | None,
+    runner: Runner, planned: Sequence[ImageCheck], request: VerifyRequest, evidence: ResultFolder,
+    inspections: Sequence[Inspection],
 ) -> None:  # fmt: skip
     """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark.
 
-    Where the runner did not start the image itself, the first check proves that the image that is read runs there.
+    Where the runner did not start the image itself, the first check proves that the image that was read runs there.
     """
     try:
-        with runner.session(evidence.image.reference, evidence.image.layout) as session:
-            evidence.surroundings, names = observe_surroundings(session, runner.name, evidence)
-            if not runner.starts_image and reading:
-                proof = same_files(session, reading.result(), names if runner.has_image_environment else None, evidence)
+        with runner.session(evidence.image.reference, evidence.image.found) as session:
+            evidence.surroundings = observe_surroundings(session, evidence)
+            if not runner.starts_image:
+                proof = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
+                if inspections:
+                    read = inspections[0]
+                    log = evidence.log(IMAGE, SAME_FILES)
+                    proof = checks.compare_files(session, read.tree, read.image.digest, log)
                 evidence.add(proof)
                 if proof.outcome == "failed":
                     raise CannotRun(f"another image runs there, see {IMAGE}/{SAME_FILES}")
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
-                log = evidence.log(check.component, check.check.name)
-                result = run_check(check, session, log, request.environment)
+                result = checks.run_check(
+                    check, session, evidence.log(check.component, check.name), request.environment
+                )
                 evidence.add(result)
-                if request.profile:
+                if request.profile and check.check:
                     evidence.add(
-                        *judged_speed(result, check.check, request.profile, variables, one_host=runner.one_host)
+                        *checks.judged_speed(result, check.check, request.profile, variables, one_host=runner.one_host)
                     )
     except CannotRun as error:
-        evidence.add(*(skipped_result(check, str(error)) for check in planned))
+        evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
 
 
-def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path) -> tuple[Subject, Runner]:
+def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStack) -> tuple[Subject, Runner]:
     """Find the image and what runs commands in it; files of the image that are fetched lie below `folder`.
 
-    Raises ConfigError for options that do not fit together, or an image that cannot be found.
+    An image that is pulled goes with the stack. Raises ConfigError for options that do not fit together, or an image
+    that cannot be found.
     """
+    path = subject.path_of_image(request.image) if request.image else None
     if request.runner.startswith(EXEC):
         if request.pull:
             raise ConfigError("--pull: only the docker runner pulls; leave it out")
-        layout = request.layout or (subject.path_of_image(request.image) if request.image else None)
         runner = ExecRunner(request.runner.removeprefix(EXEC), request.hosts)
         finder = ImageFinder(plan, request.folder)
+        layout = request.layout or path
         return subject.subject_elsewhere(finder, request.image, layout, folder, lambda: platform_of(runner)), runner
     if request.runner != "docker":
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
@@ -148,22 +142,24 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path) -> t
         if value:
             raise ConfigError(f"{option}: only with --runner exec:PREFIX; the docker runner starts the image itself")
     if request.image is None:
-        raise ConfigError("no image given; name a tag, a digest, a target's id or an OCI layout")
-    path = subject.path_of_image(request.image)
+        raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if path is None:
-        client = engine.connect_engine(engine.find_engine())
-        return subject.subject_in_engine(client, plan, request.image, pull=request.pull), DockerRunner(client)
-    image = subject.subject_in_files(path)
-    try:
-        return image, DockerRunner(engine.connect_engine(engine.find_engine()))
-    except CommandError as error:
-        return image, NoRunner(str(error))
+        client = connect()
+        if request.pull and not subject.target_with_id(plan, request.image):
+            stack.enter_context(pulled(client, request.image))
+        return subject.subject_in_engine(client, plan, request.image, folder), DockerRunner(lambda: client)
+    return subject.subject_in_files(path, folder), DockerRunner(connect)
+
+
+def connect() -> DockerClient:
+    """Return a client of the engine. Raises CommandError if there is none."""
+    return engine.connect_engine(engine.find_engine())
 
 
 def platform_of(runner: ExecRunner) -> str:
     """Return the platform of the place that a prefix leads to. Raises CommandError if nothing can be run there."""
     with runner.session() as session:
-        return PLATFORMS.get(session.host.facts.get("machine", ""), "unknown")
+        return PLATFORMS.get(session.surroundings.facts.get("machine", ""), "unknown")
 
 
 def components_to_check(project: Project, image: Subject, request: VerifyRequest) -> Mapping[str, str | None]:
@@ -186,88 +182,60 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
     return dict.fromkeys(project.components)
 
 
-def read_files(image: Subject, runner: Runner, renderer: Renderer, plan: Plan) -> list[Inspection]:
-    """Read the files of an image without starting it; return nothing if they cannot be read from here."""
-    source = image.layout or runner.archive(image.reference)
-    platform = None if image.layout else image.platform
-    return read_images(source, renderer, plan, platform=platform) if source else []
-
-
-def judge_files(reading: Future[list[Inspection]], rules: Collection[str]) -> list[CheckResult]:
+def judge_files(inspections: Sequence[Inspection], rules: Collection[str]) -> list[CheckResult]:
     """Return the results of the chosen checks of files."""
-    inspections = reading.result()
     if not inspections:
         return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=NO_FILES) for name in rules]
     # Of an image for several platforms, the name of a check is followed by the platform.
     return [result for result in judge_images(inspections) if result.check.partition(" ")[0] in rules]
 
 
-def same_files(
-    session: Session, inspections: Sequence[Inspection], variables: Collection[str] | None, evidence: ResultFolder
-) -> CheckResult:
-    """Return the result of comparing the place with the image that was read."""
-    if not inspections:
-        return CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
-    return subject.compare_files(session, inspections[0], variables, evidence.log(IMAGE, SAME_FILES))
-
-
-def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ListedCheck]:
-    """Return the checks that can be chosen for an image; those of all components if no image of ours is named.
+def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ImageCheck]:
+    """Return the checks that can be chosen for a target, a layout or an archive; for others, those of all components.
 
     Raises ConfigError for a glob that fits no check, NothingSelected if no check of the image fits.
     """
     components: Mapping[str, str | None] = {}
-    if image is not None:
-        path = subject.path_of_image(image)
-        if target := subject.target_with_id(plan, image):
-            components = target.components
-        elif path:
-            components = subject.subject_in_files(path).components
-        else:
-            client = engine.connect_engine(engine.find_engine())
-            components = subject.subject_in_engine(client, plan, image, pull=False).components
-    return select_checks(project, IMAGE_CHECKS, components or None, globs)
+    if image and (target := subject.target_with_id(plan, image)):
+        components = target.components
+    elif image and (path := subject.path_of_image(image)):
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+            components = subject.subject_in_files(path, Path(folder)).components
+    return checks.select_checks(project, IMAGE_CHECKS, components or None, globs)
 
 
 REPORT_TIMEOUT_S = 60
-REPORTS: Mapping[str, tuple[str, str]] = {
-    "os-release": ("cat /etc/os-release", ""),
-    "processors": ("lscpu", ""),
-    "gpus": ("nvidia-smi -q", "gpu"),
-    "topology": ("nvidia-smi topo -m", "gpu"),
-    "nvlink": ("nvidia-smi nvlink --status", "gpu"),
-    "rdma": ("ibv_devinfo -v || rdma link show", "rdma"),
+REPORTS: Mapping[str, str] = {
+    "os-release": "cat /etc/os-release",
+    "processors": "lscpu",
+    "gpus": "nvidia-smi -q",
+    "topology": "nvidia-smi topo -m",
+    "nvlink": "nvidia-smi nvlink --status",
+    "rdma": "ibv_devinfo -v || rdma link show",
 }
-"""File in the evidence folder → script that prints it, and what that needs."""
+"""File in the evidence folder → script that prints it, where there is such hardware."""
 
 
-def observe_surroundings(session: Session, runner: str, evidence: ResultFolder) -> tuple[Surroundings, Collection[str]]:
-    """Return what is known of the place where checks run, and the names of all variables there.
+def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundings:
+    """Return what is known of the place where checks run, with the variables there.
 
     If evidence is kept, also write reports of programs there.
     """
-    host, have = session.host, session.facilities
-    surroundings = Surroundings(
-        runner=runner, gpus=have.gpus, rdma=have.rdma, nodes=have.nodes, slurm=have.slurm, why=dict(have.why),
-        user=host.user, facts=dict(host.facts),
-    )  # fmt: skip
-    command = Command("cat /proc/self/environ", user=host.user, timeout_s=REPORT_TIMEOUT_S)
+    place = session.surroundings
+    command = Command("cat /proc/self/environ", user=place.user, timeout_s=REPORT_TIMEOUT_S)
     if session.obstacle(command):
-        return surroundings, ()
-    variables = dict(v.split("=", 1) for v in session.run(command).output.split("\0") if "=" in v)
-    variables = {name: value for name, value in variables.items() if re.match(r"\w+$", name)}
-    variables.pop("IMAGEBUILD_RUN", None)
+        return place
+    variables = dict(v.split("=", 1) for v in session.run(command).output.split("\0") if re.match(r"\w+=", v))
     reports = {}
-    for name, (script, need) in REPORTS.items() if evidence.kept else ():
-        if need and missing_needs([need], have):
-            continue
+    for name, script in REPORTS.items() if evidence.kept else ():
         path = evidence.folder / f"{name}.txt"
-        if session.run(Command(script, user=host.user, timeout_s=REPORT_TIMEOUT_S, log=path)).status == 0:
+        printed = session.run(Command(script, user=place.user, timeout_s=REPORT_TIMEOUT_S, log=path))
+        if printed.status == 0 and printed.output.strip():
             reports[script] = path.name
         else:
             path.unlink(missing_ok=True)
     environment = console.redacted_environment(variables)
-    return surroundings.model_copy(update={"environment": environment, "reports": reports}), variables
+    return place.model_copy(update={"environment": environment, "reports": reports})
 
 
 PLATFORMS = {cpu: f"linux/{arch}" for arch, cpu in CPUS.items()}

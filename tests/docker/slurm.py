@@ -18,8 +18,6 @@ from docker import DockerClient
 from imagebuild.core import which
 from tests.docker.conftest import install, until
 
-NOBODY = 65534
-"""A user that every distribution has, and its group."""
 CONFIGURATION = """\
 ClusterName=imagebuild
 SlurmctldHost={host}(127.0.0.1)
@@ -47,16 +45,14 @@ GresTypes=gpu
 SLURMD = 'mount -t tmpfs -o mode=755 imagebuild-test "$1/pmix" && exec slurmd -D -N "$2"'
 ENTER = """\
 #!/bin/bash
-# Run a command in an unpacked image, as the user who calls: enter ROOTFS COMMAND...
+# Run a command in an unpacked image, as root: enter ROOTFS COMMAND...
 # Ranks share processes, memory and PMIx's folders with the machine, as they do in Slurm's usual containers.
 set -eu
 export ROOTFS=$1
 shift
-user=()
-if [ "$(id -u)" != 0 ]; then user=(--user --map-current-user --keep-caps); fi
-exec unshare --mount "${{user[@]}}" bash -euc '
+exec unshare --mount bash -euc '
   for place in /proc /dev /sys /tmp {folder}; do mount --rbind "$place" "$ROOTFS$place"; done
-  exec chroot "$ROOTFS" setpriv --inh-caps=-all --ambient-caps=-all env {environment} "$@"
+  exec chroot "$ROOTFS" env {environment} "$@"
 ' enter "$@"
 """
 
@@ -75,14 +71,6 @@ class Slurm:
         return {
             "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "HOME": temporary, "TMPDIR": temporary,
         }  # fmt: skip
-
-    def srun(self, *argv: str | Path, uid: int = 0) -> subprocess.CompletedProcess[str]:
-        """`srun …` as a user."""
-        return subprocess.run(
-            ["srun", *map(str, argv)], env=self.environ, cwd="/", user=uid, group=uid, extra_groups=[],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
-            check=False,
-        )  # fmt: skip
 
     def unpack(self, client: DockerClient, image: str) -> list[str]:
         """Unpack an image; what to put before a command so that it runs in there."""

@@ -97,30 +97,6 @@ def test_a_full_disk(tiny: Tiny, second_engine: SecondEngine) -> None:
     assert TINY_TARGET in done.err
 
 
-def test_an_engine_that_stops(tiny: Tiny, second_engine: SecondEngine) -> None:
-    building = start_sleeping(tiny, DOCKER_HOST=second_engine.host)
-    second_engine.stop()
-    done = finish(building)
-    assert done.status == 4, done.err
-    assert "Traceback" not in done.err
-    assert f"error: the engine at {second_engine.host} stopped during the build (no socket there)" in done.err
-    assert not half_written(tiny.root / "build")
-    assert until(lambda: not sleeping(tiny.forever)), "the engine's end leaves the step running"
-
-
-def test_an_engine_that_stops_while_verify_runs(tiny: Tiny, second_engine: SecondEngine) -> None:
-    slow_check(tiny)
-    tiny.build(TINY_TARGET, DOCKER_HOST=second_engine.host)
-    verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json", DOCKER_HOST=second_engine.host)
-    assert until(lambda: sleeping(tiny.forever))
-    second_engine.stop()
-    done = finish(verifying)
-    assert done.status == 4, done.err
-    assert "Traceback" not in done.err
-    assert "the engine refused or stopped" in done.err
-    assert not (tiny.root / "verify.json").exists()
-
-
 def start_sleeping(tiny: Tiny, *args: str, **environ: str) -> subprocess.Popen[str]:
     """A build that has come to a step that takes forever."""
     tiny.step(f"exec sleep {tiny.forever}")
@@ -131,9 +107,18 @@ def start_sleeping(tiny: Tiny, *args: str, **environ: str) -> subprocess.Popen[s
 
 
 def nothing_left(tiny: Tiny) -> None:
-    assert until(lambda: not sleeping(tiny.forever)), "BuildKit still runs the step"
+    assert until(lambda: not sleeping(tiny.forever)), "the step still runs"
     assert not half_written(tiny.root / "build")
     assert not list(tiny.root.glob("build/*/result.json"))
+
+
+def test_an_engine_that_stops(tiny: Tiny, second_engine: SecondEngine) -> None:
+    building = start_sleeping(tiny, DOCKER_HOST=second_engine.host)
+    second_engine.stop()
+    done = finish(building)
+    assert (done.status, "Traceback" in done.err) == (4, False), done.err
+    assert f"error: the engine at {second_engine.host} stopped during the build (no socket there)" in done.err
+    nothing_left(tiny)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +128,7 @@ def test_a_build_is_told_to_end(tiny: Tiny, arguments: list[str], number: signal
     building = start_sleeping(tiny, *arguments)
     building.send_signal(number)
     done = finish(building)
-    assert done.status == status
-    assert "Traceback" not in done.err
-    assert "error" not in done.err
+    assert (done.status, "Traceback" in done.err, "error" in done.err) == (status, False, False)
     nothing_left(tiny)
 
 
@@ -156,26 +139,36 @@ def test_buildx_is_killed(tiny: Tiny, program: str) -> None:
     (pid,) = [pid for pid, words in started.items() if Path(words[0]).name == program]
     os.kill(pid, signal.SIGKILL)
     done = finish(building)
-    assert done.status == 4
+    assert (done.status, "Traceback" in done.err) == (4, False)
     assert re.search("error: docker buildx bake .*killed", done.err, re.DOTALL)
-    assert "Traceback" not in done.err
     nothing_left(tiny)
 
 
-def slow_check(tiny: Tiny) -> None:
+def start_verifying(tiny: Tiny, host: str) -> subprocess.Popen[str]:
+    """A verification that has come to a check that takes forever."""
     path = "dockerfiles/components/library/component.yaml"
     check = f"{{name: slow, description: for a test, run: sleep {tiny.forever}}}"
     tiny.write(path, (tiny.root / path).read_text() + f"checks: [{check}]\n")
-
-
-def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient) -> None:
-    slow_check(tiny)
-    tiny.build(TINY_TARGET)
-    verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json")
+    tiny.build(TINY_TARGET, DOCKER_HOST=host)
+    verifying = tiny.imagebuild.start("verify", TINY_TARGET, "--json", "verify.json", DOCKER_HOST=host)
     assert until(lambda: sleeping(tiny.forever))
+    return verifying
+
+
+def test_an_engine_that_stops_while_verify_runs(tiny: Tiny, second_engine: SecondEngine) -> None:
+    verifying = start_verifying(tiny, second_engine.host)
+    second_engine.stop()
+    done = finish(verifying)
+    assert (done.status, "Traceback" in done.err) == (4, False), done.err
+    assert "the engine refused or stopped" in done.err
+    assert not (tiny.root / "verify.json").exists()
+
+
+def test_ctrl_c_in_verify_removes_the_container(tiny: Tiny, client: DockerClient, host: str) -> None:
+    verifying = start_verifying(tiny, host)
     assert containers(client)
     verifying.send_signal(signal.SIGINT)
     done = finish(verifying)
-    assert (done.status, done.err) == (130, "")
+    assert (done.status, "Traceback" in done.err, "error" in done.err) == (130, False, False)
     assert not containers(client)
     assert not (tiny.root / "verify.json").exists()

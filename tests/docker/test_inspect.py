@@ -81,14 +81,14 @@ def test_a_layout_passes_without_an_engine(tiny: Tiny) -> None:
 def test_the_loader_in_the_image_agrees(
     quickstart: Built, client: DockerClient, renderer: Renderer, full_plan: Plan, tmp_path: Path
 ) -> None:
-    """`ldd -r` of every program and library finds, and misses, the same libraries and symbols."""
+    """`ldd` of every program and library finds, and misses, the same libraries."""
     with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save())
     (image,) = images_in(tmp_path / "image.tar", tmp_path)
     about = Inspection(image, scan_all(image.layers), renderer, full_plan)
     paths = [path for path, found in about.objects.items() if found.machine == about.machine and found.loadable]
     assert len(paths) > 500
-    script = 'while read -r file; do echo "@@$file"; ldd -r "$file" 2>&1; done'
+    script = 'while read -r file; do echo "@@$file"; ldd "$file" 2>&1; done'
     command = ["docker", "run", "--rm", "-i", quickstart.tag, "bash", "-c", script]
     lines = "".join(f"/{path}\n" for path in paths)
     done = subprocess.run(command, input=lines, text=True, capture_output=True, check=False)
@@ -101,7 +101,5 @@ def test_the_loader_in_the_image_agrees(
         assert {name: about.tree.resolve(where) for name, where in theirs.items()} == {
             name: about.tree.resolve(where) if where else None for name, where in ours.items()
         }, path
-        undefined = {name for _, name in about.loader.undefined(closure)}
-        assert set(re.findall(r"undefined symbol: ([^\s,]+)", text)) == undefined, path
         seen += 1
     assert seen == len(paths), done.stderr

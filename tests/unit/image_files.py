@@ -28,7 +28,6 @@ class Node:
     type: bytes = tarfile.REGTYPE
     target: str = ""
     pax: dict[str, str] = field(default_factory=dict)
-    owner: int = 0
 
 
 def folder(mode: int = 0o755) -> Node:
@@ -54,7 +53,7 @@ def layer(files: Files) -> bytes:
             node = value if isinstance(value, Node) else Node(value)
             info = tarfile.TarInfo(name)
             info.size, info.mode, info.type, info.linkname = len(node.content), node.mode, node.type, node.target
-            info.pax_headers, info.uid = node.pax, node.owner
+            info.pax_headers = node.pax
             archive.addfile(info, io.BytesIO(node.content))
     return buffer.getvalue()
 
@@ -119,8 +118,8 @@ class _Strings:
 NEEDED, STRTAB, STRSZ, SONAME, RPATH, RUNPATH = 1, 5, 10, 14, 15, 29
 INTERP, DYNAMIC, LOAD = 3, 2, 1
 SECTION_TYPES = {
-    ".dynstr": 3, ".dynamic": 6, ".gnu.version_r": 0x6FFFFFFE, ".gnu.version_d": 0x6FFFFFFD, ".dynsym": 11,
-    ".nv_fatbin": 1, ".shstrtab": 3,
+    ".dynstr": 3, ".dynamic": 6, ".gnu.version_r": 0x6FFFFFFE, ".gnu.version_d": 0x6FFFFFFD, ".nv_fatbin": 1,
+    ".shstrtab": 3,
 }  # fmt: skip
 
 
@@ -134,9 +133,6 @@ def elf(
     interpreter: str = "",
     wants: Mapping[str, Sequence[str]] | None = None,
     offers: Sequence[str] = (),
-    undefined: Sequence[str] = (),
-    defined: Sequence[str] = (),
-    weak: Sequence[str] = (),
     fatbin: bytes = b"",
 ) -> bytes:
     """A library, or with an interpreter a program, of 64 bits."""
@@ -144,7 +140,6 @@ def elf(
     tags = [(NEEDED, strings.add(name)) for name in needed]
     tags += [(tag, strings.add(text)) for tag, text in ((SONAME, soname), (RPATH, rpath), (RUNPATH, runpath)) if text]
     parts = {".gnu.version_r": _wants(wants or {}, strings), ".gnu.version_d": _offers(offers, strings)}
-    parts[".dynsym"] = _symbols(undefined, defined, weak, strings)
     parts[".nv_fatbin"] = fatbin
     if interpreter:
         parts[".interp"] = interpreter.encode() + b"\0"
@@ -168,7 +163,7 @@ def elf(
     body += names.data + bytes(-len(names.data) % 8)
     for name in order:
         offset, size = places[name]
-        entry = {".dynsym": 24, ".dynamic": 16}.get(name, 0)
+        entry = 16 if name == ".dynamic" else 0
         sections.append(
             struct.pack("<IIQQQQIIQQ", numbers[name], SECTION_TYPES[name], 2, offset, offset, size, 1,
                         counts.get(name, 0), 8, entry)
@@ -183,12 +178,6 @@ def elf(
     )  # fmt: skip
     programs = b"".join(struct.pack("<IIQQQQQQ", kind, 4, at, at, at, size, size, 8) for kind, at, size in segments)
     return header + programs + body + b"".join(sections)
-
-
-def _symbols(undefined: Sequence[str], defined: Sequence[str], weak: Sequence[str], strings: _Strings) -> bytes:
-    rows = [(name, 1, 0) for name in undefined] + [(name, 2, 0) for name in weak] + [(name, 1, 1) for name in defined]
-    table = [struct.pack("<IBBHQQ", strings.add(name), bind << 4 | 2, 0, where, 0, 0) for name, bind, where in rows]
-    return bytes(24) + b"".join(table) if rows else b""
 
 
 def _wants(wants: Mapping[str, Sequence[str]], strings: _Strings) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import shlex
-from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from shutil import copytree
@@ -36,7 +36,9 @@ def profiles() -> dict[str, Profile]:
 def request(line: str) -> JobRequest:
     """The request of a command's arguments; without `--image`, it is for `IMAGE`."""
     scheduler, *words = shlex.split(line)
-    options: dict[str, Any] = {"scheduler": scheduler, "settings": ()}
+    if "--image" not in words and "--container none" not in line:
+        words += ["--image", IMAGE]
+    options: dict[str, Any] = {"scheduler": scheduler, "settings": (), "words": ("job", scheduler, *words)}
     while words:
         option = words.pop(0).removeprefix("--")
         if option == "collect":
@@ -48,9 +50,7 @@ def request(line: str) -> JobRequest:
         else:
             options[option] = int(words.pop(0)) if option in ("nodes", "racks") else words.pop(0)
     options.setdefault("fabric", default_fabric(profiles()[options["profile"]], facts().fabrics))
-    if "image" not in options:
-        options.pop("registry", None)
-    return JobRequest(**{"image": None if options.get("container") == "none" else IMAGE, **options})
+    return JobRequest(**options)
 
 
 def job(line: str, facts_: JobFacts | None = None) -> Job:
@@ -68,39 +68,27 @@ def messages(line: str) -> list[str]:
 
 @lru_cache
 def random_lines() -> list[str]:
-    """Arguments of 60 jobs, the same in every run."""
-    return list(combinations(60, seed=5))
-
-
-def combinations(count: int, seed: int) -> Iterator[str]:
-    """Random arguments that make a job; those that are refused are left out."""
-    dice = random.Random(seed)
+    """Arguments of 60 jobs, the same in every run; those that are refused are left out."""
+    dice, known, lines = random.Random(5), facts(), list[str]()
     of_nvidia = sorted(name for name, profile in profiles().items() if profile.gpu.compute_capability)
-    while count:
+    while len(lines) < 60:
         profile = dice.choice(of_nvidia)
         words = [dice.choice(["mpijob", "jobset", "slurm"]), "--profile", profile]
-        words += [
-            "--fabric",
-            dice.choice([default_fabric(profiles()[profile], facts().fabrics), dice.choice(sorted(facts().fabrics))]),
-        ]
-        words += ["--cluster", dice.choice(sorted(facts().clusters))]
+        fabrics = [default_fabric(profiles()[profile], known.fabrics), dice.choice(sorted(known.fabrics))]
+        words += ["--fabric", dice.choice(fabrics), "--cluster", dice.choice(sorted(known.clusters))]
         words += dice.choice([[], ["--nodes", str(dice.choice([1, 2, 3, 4, 8, 16, 18, 32, 36]))], ["--racks", "2"]])
-        features = dice.sample(sorted(facts().features), dice.choice([0, 1, 1, 2, 3]))
+        features = dice.sample(sorted(known.features), dice.choice([0, 1, 1, 2, 3]))
         words += ["--feature", ",".join(features)] if features else []
         words += ["--container", "none"] if words[0] == "slurm" and dice.random() < 0.3 else []
-        words += ["--test", dice.choice(sorted(facts().tests)), "--param", "name=it"]
-        words += dice.choice(
-            [[], ["--param", "NCCL_IB_TIMEOUT=22"], ["--param", "NCCL_NET_PLUGIN=other"], ["--collect"]]
-        )
+        words += ["--test", dice.choice(sorted(known.tests)), "--param", "name=it"]
+        more = ["NCCL_IB_TIMEOUT=22", "NCCL_NET_PLUGIN=other"]
+        words += dice.choice([[], ["--collect"], *(["--param", setting] for setting in more)])
         if "--container" not in words:
             words += ["--image", dice.choice([IMAGE, "example.com/other:1", "example.com/open:nccl2.30.7"])]
-        line = shlex.join(words)
-        try:
-            job(line)
-        except ConfigError:
-            continue
-        count -= 1
-        yield line
+        with suppress(ConfigError):
+            job(shlex.join(words))
+            lines.append(shlex.join(words))
+    return lines
 
 
 # Parts of a job's text

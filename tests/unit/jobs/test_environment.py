@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
-from pathlib import Path
 
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.jobs import load_facts
 from tests.conftest import ROOT
 from tests.unit.jobs.job_fakes import (
-    REFERENCE,
-    copy_of_facts,
     job,
     messages,
-    random_lines,
     rank_exports,
     text,
     variables_by_scope,
@@ -24,21 +18,6 @@ from tests.unit.jobs.job_fakes import (
 
 H100 = "mpijob --profile h100 --fabric ib"
 SLURM = "slurm --profile h100 --fabric ib"
-
-
-@pytest.mark.parametrize("line", random_lines())
-def test_every_variable_lands_once_in_its_scope(line: str) -> None:
-    expected: dict[str, dict[str, str]] = {scope: {} for scope in ("rank", "container", "launcher", "batch")}
-    for variable in job(line).variables:
-        if variable.value is not None:
-            expected[variable.scope][variable.name] = variable.value
-    written = variables_by_scope(text(line))
-    for scope, variables in written.items():
-        assert set(variables) == set(expected[scope])
-        for name, value in variables.items():
-            plain = value.partition("${")[0] if name == "LD_LIBRARY_PATH" else value
-            assert expected[scope][name] in (plain, shlex.split(plain)[0] if plain else "")
-    assert not any(expected[scope] for scope in set(expected) - set(written))
 
 
 def test_variables_of_the_user_land_in_the_scope_they_name() -> None:
@@ -75,56 +54,22 @@ def test_another_value_stops_and_tells_how_to_replace_it() -> None:
     assert rank_exports(f"{H100} --param UCX_TLS:=rc")["UCX_TLS"] == "rc"
 
 
-@pytest.mark.parametrize(
-    ("line", "entry", "message"),
-    [
-        (H100, "UCX_TLS, value: rc", r":8: UCX_TLS has two values: 'tcp' .* and 'rc' .*feature strict"),
-        (H100, "A, value: '{nic}'", r":8: unknown placeholder {nic}; known: cards, gpus"),
-        (H100, "A, scope: batch", ":8: A: scope batch: Kubernetes has no batch script"),
-        (SLURM, "A, scope: launcher", ":8: A: scope launcher: Slurm starts ranks without a launcher"),
-        (f"{SLURM} --container none", "A, scope: container", ":8: A: scope container: .* there is no container"),
-    ],
-)
-def test_entries_that_do_not_fit_stop_with_their_place(tmp_path: Path, line: str, entry: str, message: str) -> None:
-    folder = copy_of_facts(tmp_path)
-    with (folder / "features/strict.yaml").open("a") as file:
-        file.write(f"  - {{name: {entry}, why: because}}\n")
-    with pytest.raises(ConfigError, match=rf"/features/strict\.yaml{message}"):
-        job(f"{line} --feature strict", load_facts(folder))
-
-
 # What NCCL reads
 
 
 @pytest.mark.parametrize(
-    ("release", "setting", "message"),
+    ("setting", "message"),
     [
-        ("2.28.3", "NCCL_IB_NET_LATENCY=50", "warning: {place}: NCCL 2.28.3 does not read NCCL_IB_NET_LATENCY"),
-        ("2.28.3", "NCCL_IB_TIMOUT=22", "warning: {place}: NCCL 2.28.3 does not read NCCL_IB_TIMOUT; did you mean 'NCCL_IB_TIMEOUT'?"),
-        ("2.28.3", "NCCL_PROXY_PROFILE=x", "warning: {place}: NCCL 2.28.3 does not read NCCL_PROXY_PROFILE; releases 2.21.5 to 2.22.3 do"),
-        ("2.26.2", "NCCL_NET_GDR_C2C=1", None),
-        ("2.30.7", "NCCL_ALGO=ring", None),
-        ("2.28.3", "NCCL_TESTS_SPLIT=AND7", None),
-        ("2.28.3", "NCCL_OFI_X=1", None),
+        (
+            "NCCL_IB_NET_LATENCY=50",
+            "warning: --param NCCL_IB_NET_LATENCY: NCCL 2.30.7 does not read NCCL_IB_NET_LATENCY",
+        ),
+        ("NCCL_IB_TIMOUT=22", "NCCL 2.30.7 does not read NCCL_IB_TIMOUT; did you mean 'NCCL_IB_TIMEOUT'?"),
+        ("NCCL_ALGO=ring", None),
+        ("NCCL_TESTS_SPLIT=AND7", None),
+        ("NCCL_OFI_X=1", None),
     ],
-)  # fmt: skip
-def test_what_nccl_reads(release: str, setting: str, message: str | None) -> None:
-    place = f"--param {setting.partition('=')[0]}"
-    expected = [message.format(place=place)] if message else []
-    assert messages(f"{H100} --param {setting} --image example.com/hpcx:nccl{release}") == expected
-
-
-@pytest.mark.parametrize(
-    ("release", "nearest"),
-    [("2.32.3", "2.30.7"), ("2.99.1", "2.30.7"), ("2.28.5", "2.28.3"), ("2.1.0", "2.21.5")],
 )
-def test_another_release_is_looked_up_as_the_nearest(release: str, nearest: str) -> None:
-    assert messages(f"{H100} --param NCCL_FOO=1 --image example.com/hpcx:nccl{release}")[1:] == [
-        f"note: the image has NCCL {release}; its variables were looked up for {nearest}, "
-        "the nearest release in the table of NCCL's variables"
-    ]
-
-
-def test_no_variable_of_our_facts_is_unknown_to_nccl() -> None:
-    for line in (*REFERENCE.values(), *random_lines()):
-        assert [message for message in messages(line) if message.startswith("warning")] == []
+def test_what_nccl_reads(setting: str, message: str | None) -> None:
+    found = messages(f"{H100} --param {setting}")
+    assert [text.endswith(message or "") for text in found] == ([True] if message else [])

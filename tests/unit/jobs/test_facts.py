@@ -24,35 +24,6 @@ from imagebuild.jobs import (
 from tests.conftest import ROOT
 from tests.unit.jobs.job_fakes import copy_of_facts, facts, job
 
-MISTAKES = {
-    "clusters/mine.yaml": (
-        "title: Mine\nintreface: eth0\nfabrics:\n  ip: {}\n",
-        "mine.yaml:2: intreface: unknown key; did you mean 'interface'?",
-    ),
-    "clusters/ours.yaml": (
-        "title: Ours\nfabrics:\n  ip: {}\n",
-        "ours.yaml:3: fabrics.ip: unknown fabric; known: ",
-    ),
-    "clusters/site.yaml": (
-        "title: Site\nfabrics:\n  ib:\n    expect:\n      - line: x\n        why: x\n        when: {rack: x}\n",
-        "site.yaml:7: fabrics.ib.expect.0.when.rack: unknown fact; did you mean 'racks'?",
-    ),
-    "fabrics/bad.yaml": (
-        "title: x\nshort: x\nmeasures: [x]\nplugin: x\nexcludes:\n  - when: {gpuu: x}\n    reason: x\n",
-        "bad.yaml:6: excludes.0.when.gpuu: unknown fact; did you mean 'gpu'?",
-    ),
-    "features/name.yaml": ("title: Bad\nenv:\n  - {name: A B, why: x}\n", "name.yaml:3: env.0.name"),
-    "features/value.yaml": ('title: Bad\nenv:\n  - {name: A, value: "it\'s", why: x}\n', "value.yaml:3: env.0.value"),
-    "features/when.yaml": (
-        "title: Bad\nenv:\n  - name: X\n    why: x\n    when:\n      nccl: '>>2'\n",
-        "when.yaml:6: env.0.when.nccl: '>>2' is not a version specifier",
-    ),
-    "tests/all-reduce.yaml": (
-        "title: x\ncollectives: [allreduce]\nmin-bytes: 1M\nmax-bytes: 1M\n",
-        "all-reduce.yaml:2: collectives.0: must be 'all_reduce', ",
-    ),
-}
-
 
 def test_values_of_clusters_are_refused_with_line_and_reason(tmp_path: Path) -> None:
     """Values that Kubernetes, sbatch or a job could not use, each in a cluster of its own; all are reported at once."""
@@ -75,14 +46,6 @@ def errors(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_mistakes_are_reported_with_their_line(tmp_path: Path) -> None:
-    folder = copy_of_facts(tmp_path)
-    for name, (content, _) in MISTAKES.items():
-        (folder / name).write_text(content)
-    found = errors(folder)
-    assert [message for _, message in MISTAKES.values() if message not in found] == []
-
-
 def test_a_cluster_that_is_named_is_read_alone(tmp_path: Path) -> None:
     folder = copy_of_facts(tmp_path)
     (folder / "clusters/mine.yaml").write_text("title: [wrong]\n")
@@ -96,12 +59,6 @@ def test_a_folder_without_facts(tmp_path: Path) -> None:
 def test_conditions_can_use_exactly_what_jobs_know() -> None:
     conditions = job("slurm --profile h100 --fabric ib").conditions
     assert set(conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
-
-
-def test_the_table_of_nccl_variables() -> None:
-    table = facts().nccl_variables.names
-    assert {"NCCL_IB_HCA", "NCCL_GDRCOPY_ENABLE"} < set(table)
-    assert len(table) > 250
 
 
 @pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, SchedulerFacts])

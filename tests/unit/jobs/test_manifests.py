@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +23,18 @@ from tests.unit.jobs.job_fakes import (
     facts,
     facts_of_cluster,
     job,
+    messages,
     objects,
     outer_script,
     pods,
     random_lines,
-    rank_exports,
     rank_script,
-    request,
     text,
+    variables_by_scope,
 )
 from tests.unit.jobs.kubernetes_fields import mistakes
 
 SHELLCHECK = Path(sysconfig.get_path("scripts")) / "shellcheck"
-EVERY = [*random_lines(), *REFERENCE.values()]
-KUBERNETES = [line for line in EVERY if not line.startswith("slurm")]
-MPIJOBS = [line for line in REFERENCE.values() if line.startswith("mpijob")]
-SLURM = [line for line in REFERENCE.values() if line.startswith("slurm")]
-
-
-def test_random_jobs_reach_everything() -> None:
-    """The properties would prove little if whole kinds of jobs were always refused."""
-    assert (len(MPIJOBS), len(SLURM)) == (18, 14)
-    words = {word for line in random_lines() for part in shlex.split(line) for word in part.split(",")}
-    known = facts()
-    assert {*known.fabrics, *known.clusters, *known.tests, *known.features} <= words
-    assert {"mpijob", "jobset", "slurm", "none"} <= words
 
 
 # The text
@@ -56,45 +42,55 @@ def test_random_jobs_reach_everything() -> None:
 
 @pytest.mark.parametrize("name", REFERENCE)
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
-    golden(f"tests/golden/jobs/{name}", text(REFERENCE[name]))
-    assert f"| `{name}` | `{REFERENCE[name]}` |" in (ROOT / "docs/jobs.md").read_text()
+    line = REFERENCE[name]
+    golden(f"tests/golden/jobs/{name}", text(line))
+    assert f"| `{name}` | `{line}` |" in (ROOT / "docs/jobs.md").read_text()
+    assert_holds(line)
 
 
-@pytest.mark.parametrize(
-    "line", [*EVERY, "jobset --profile h100 --fabric ib --nccl 2.28.3 --param NCCL_X=1 --param cpu=2"]
-)
-def test_the_command_in_the_header_makes_the_job_again(line: str) -> None:
-    command = next(row for row in text(line).splitlines() if row.startswith("# imagebuild job "))
-    again = request(command.removeprefix("# imagebuild job "))
-    asked = request(line)
-    assert again == replace(asked, image=again.image)
-    assert asked.image in (again.image, None)
-    assert text(command.removeprefix("# imagebuild job ")) == text(line)
+def test_random_jobs() -> None:
+    """They reach everything, so that the properties prove something."""
+    words = {word for line in random_lines() for part in shlex.split(line) for word in part.split(",")}
+    known = facts()
+    assert {
+        *known.fabrics,
+        *known.clusters,
+        *known.tests,
+        *known.features,
+        "mpijob",
+        "jobset",
+        "slurm",
+        "none",
+    } <= words
+    for line in random_lines():
+        assert_holds(line)
 
 
-def test_the_order_of_features_is_nothing() -> None:
-    entry = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature debug,dra --param name=it")
-    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature dra,debug --param name=it")
-    assert entry.splitlines()[1:] == other.splitlines()[1:]
+def assert_holds(line: str) -> None:
+    """For every job: the header makes it again, NCCL knows its variables, and each lands in its scope, once."""
+    made, variables = text(line), job(line).variables
+    command = next(row for row in made.splitlines() if row.startswith("# imagebuild job "))
+    assert text(command.removeprefix("# imagebuild job ")) == made, line
+    assert not [message for message in messages(line) if message.startswith("warning")]
+    expected: dict[str, dict[str, str]] = {scope: {} for scope in ("rank", "container", "launcher", "batch")}
+    for variable in variables:
+        if variable.value is not None:
+            expected[variable.scope][variable.name] = variable.value
+    written = variables_by_scope(made)
+    for scope, values in written.items():
+        assert set(values) == set(expected[scope]), line
+        for name, value in values.items():
+            plain = value.partition("${")[0] if name == "LD_LIBRARY_PATH" else value
+            assert expected[scope][name] in (plain, shlex.split(plain)[0] if plain else ""), line
+    assert not any(expected[scope] for scope in set(expected) - set(written)), line
+    if not line.startswith("slurm"):
+        assert_objects(line, made)
 
 
-@pytest.mark.parametrize("scheduler", ["mpijob", "jobset", "slurm"])
-def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -> None:
-    plain = text(f"{scheduler} --profile h100 --fabric ib")
-    added = set(text(f"{scheduler} --profile h100 --fabric ib --collect").splitlines()) - set(plain.splitlines())
-    assert any("imagebuild report all-reduce-64-h100-ib-8n" in line for line in added)
-    assert all(line.startswith("# ") for line in added)
-
-
-# Objects of Kubernetes
-
-
-@pytest.mark.parametrize("line", KUBERNETES)
-def test_objects(line: str) -> None:
-    """They have the fields of the references, ask for what they are limited to, mean no other job's pods, and start as
-    many ranks as there are GPUs when all workers answer, once.
+def assert_objects(line: str, manifest: str) -> None:
+    """Objects of Kubernetes have the fields of the references, ask for what they are limited to, mean no other job's
+    pods, and start as many ranks as there are GPUs when all workers answer, once.
     """
-    manifest = text(line)
     name = objects(manifest)[-1]["metadata"]["name"]
     for document in objects(manifest):
         assert not mistakes(document, document["kind"])
@@ -118,6 +114,20 @@ def test_objects(line: str) -> None:
         assert not [name for name in names if f"$({name})" in manifest]
 
 
+def test_the_order_of_features_is_nothing() -> None:
+    entry = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature debug,dra --param name=it")
+    other = text("jobset --profile gb300-nvl72 --fabric ib --racks 2 --feature dra,debug --param name=it")
+    assert entry.splitlines()[1:] == other.splitlines()[1:]
+
+
+@pytest.mark.parametrize("scheduler", ["mpijob", "jobset", "slurm"])
+def test_collect_adds_comments_that_tell_how_to_get_the_result(scheduler: str) -> None:
+    plain = text(f"{scheduler} --profile h100 --fabric ib")
+    added = set(text(f"{scheduler} --profile h100 --fabric ib --collect").splitlines()) - set(plain.splitlines())
+    assert any("imagebuild report all-reduce-64-h100-ib-8n" in line for line in added)
+    assert all(line.startswith("# ") for line in added)
+
+
 def test_the_references_refuse_what_they_do_not_have() -> None:
     document = objects(text(REFERENCE["h100-64-mpijob.yaml"]))[0]
     document["spec"]["slotsPerWorkers"] = 8
@@ -132,11 +142,13 @@ def test_the_references_refuse_what_they_do_not_have() -> None:
 
 # What others wrote
 
-HOSTILE = ["", "yes", "No", "null", "1", "1.5", "0x1", "1:30", "-c", "a: b", "a #b", "*a", "&a", "{a}", "[a, b]", "é",
-           "a'b", 'a"b', "a\\b", "$(echo > x)", "`echo > x`", "{{ name }}", "{% raw %}", "a\u2028kind: Pod", "\ufeffa", "\x85b",
-           "a\tb", "'; echo > x; '", '"; echo > x; "']  # fmt: skip
-SEVERAL_LINES = ["a\n\n  more\n", "two\nlines", "\n#SBATCH --uid=0\necho > x\n", " first\nis indented", "ends\n\n", "a\u2028b\nc",
-                 "\n", "tab\tin\nlines\n"]  # fmt: skip
+HOSTILE = [
+    "", "yes", "1.5", "1:30", "-c", "a: b", "a #b", "*a", "{a}", "é", "a'b", "a\\b", "$(echo > x)", "{{ name }}",
+    "a\u2028kind: Pod", "\ufeffa", "'; echo > x; '", '"; echo > x; "',
+]  # fmt: skip
+SEVERAL_LINES = [
+    "a\n\n  more\n", "\n#SBATCH --uid=0\necho > x\n", " first\nis indented", "ends\n\n", "tab\tin\nlines\n",
+]  # fmt: skip
 
 
 def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
@@ -191,38 +203,6 @@ def test_texts_of_facts_are_words_to_a_shell(hostile: str, tmp_path: Path) -> No
 )
 def test_enroot_separates_the_registry_and_takes_a_digest_where_a_tag_stands(reference: str, address: str) -> None:
     assert enroot_reference(reference) == f"docker://{address}"
-
-
-# What ranks get
-
-
-@pytest.mark.parametrize("line", REFERENCE.values())
-def test_one_policy_everywhere(line: str) -> None:
-    """For MPI, sweeps, SHARP where it is asked for, and NVLink across nodes where it is."""
-    variables, made = rank_exports(line), text(line)
-    assert (variables["UCX_TLS"], variables["UCX_NET_DEVICES"]) == ("tcp", "eth0")
-    assert variables["OMPI_MCA_coll_hcoll_enable"] == "0"
-    assert ("PMIX_MCA_gds" in variables) == line.startswith("slurm")
-    assert '"$1"_perf -b 8 -e 16G -f 2 -g 1 -c 1' in made
-
-    asked = "sharp" in line
-    assert variables["NCCL_NET_PLUGIN"] == ("ibext" if asked else "none")
-    assert ("NCCL_COLLNET_ENABLE" in variables) == asked
-    assert ("SHARP_COLL_ENABLE_PCI_RELAXED_ORDERING" in variables) == asked
-    algorithms = variables.get("NCCL_ALGO", "")
-    assert bool(algorithms) == asked
-    assert "ring" not in algorithms
-    assert ("nvls" in algorithms) == (asked and "a100" not in line)
-
-    if "gb" in line:
-        assert "grep -Eq -e 'MNNVL 1'" in made
-        assert not {"NVIDIA_IMEX_CHANNELS", "NCCL_SHM_DISABLE", "NCCL_NET_GDR_C2C", "NCCL_CUMEM_ENABLE"} & set(
-            variables
-        )
-        assert "NCCL_MNNVL_ENABLE" not in variables
-        assert variables["NCCL_DEBUG"] == "INFO"
-        if line.startswith("mpijob"):
-            assert ("NVIDIA_IMEX_CHANNELS" in container_variables(made)["worker"]) == ("dra" not in line)
 
 
 def test_every_finding_is_in_the_documentation() -> None:
@@ -282,9 +262,6 @@ def test_hugepages_come_with_cpu_and_memory(tmp_path: Path) -> None:
     assert amounts["resources"]["limits"] == {
         "cpu": "64", "memory": "1e12", "nvidia.com/gpu": "8", "hugepages-2Mi": "5120Mi", "x.com/y": "2",
     }  # fmt: skip
-    fabrics = {"ib": {"pod": {"resources": {"hugepages-2Mi": "4Mi"}}}}
-    with pytest.raises(ConfigError, match="only beside cpu or memory; add one to nodes.h100"):
-        on_cluster("mpijob --profile h100", {}, tmp_path, fabrics=fabrics)
 
 
 @pytest.mark.parametrize(("line", "networks"), [("a3-ultra", 8), ("a4", 8), ("gb200-nvl72 --fabric gib", 4)])
@@ -294,60 +271,22 @@ def test_google_has_an_interface_for_each_card(line: str, networks: int) -> None
     assert interfaces[1:] == [{"interfaceName": f"eth{2 + i}", "network": f"rdma-{i}"} for i in range(networks)]
 
 
-@pytest.mark.parametrize(
-    ("line", "kubernetes", "expected"),
-    [
-        (f"mpijob {NVL72} --param racks=a,b", {}, [f"key: {RACK}, operator: In, values: [a, b]", "minDomains: 2"]),
-        (f"jobset {NVL72}", {}, [f"exclusive-topology: {RACK}", "replicas: 2", "parallelism: 16", "$((i / 16))",
-                                       f"key: {RACK}, operator: DoesNotExist"]),
-        ("mpijob --profile gb200-nvl72", {}, ["podAffinity:", "job ends after 30 minutes", "values of the nodes' label nvidia.com/gpu.clique"]),
-        ("mpijob --profile gb200-nvl72", {"gang": "volcano"}, ["volcano starts all pods or none, but looks for no rack", "minAvailable: 19", "          activeDeadlineSeconds: "]),
-        ("mpijob --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "start-minutes": 7},
-         ["knows no racks: without room pods wait, and the job ends after 7 minutes", "kueue-topology has Kueue place it"]),
-        (f"mpijob {NVL72}", {"gang": "kueue", "queue": "q", "kueue-topology": True},
-         [f"podset-slice-required-topology: {RACK}", 'podset-slice-size: "16"', "queue-name: q"]),
-        ("jobset --profile gb200-nvl72", {"gang": "kueue", "queue": "q", "kueue-topology": True},
-         [f"podset-required-topology: {RACK}"]),
-        (f"jobset {NVL72} --param racks=a,b", {"gang": "volcano", "queue": "q", "namespace": "n"},
-         ["kind: PodGroup", "minMember: 33", "queue: q", "schedulerName: volcano", "scheduling.k8s.io/group-name: all-reduce"]),
-        ("jobset --profile h100", {"gang": "coscheduling", "scheduler": "cs"},
-         ["scheduling.x-k8s.io/v1alpha1", "pod-group: all-reduce", "schedulerName: cs", "scheduleTimeoutSeconds: 1800"]),
-        ("mpijob --profile h100 --collect", {"namespace": "n"}, ["until kubectl -n n get mpijob all-reduce", "kubectl -n n exec"]),
-        ("mpijob --profile h100", {"host-network": True}, ["hostNetwork: true", "port: 2222", "Port 2222", '"-p", "2222"]']),
-        ("mpijob --profile h100 --param minutes=50", {"start-minutes": 5, "keep-minutes": 60},
-         ["activeDeadlineSeconds: 3600", "ttlSecondsAfterFinished: 3600", "SECONDS > 300"]),
-        ("mpijob --profile h100 --nodes 300 --test pairs", {}, ["# 150 pairs run at once", '{cpu: "11", memory: 11648Mi}']),
-        ("jobset --profile h100 --nodes 301 --test pairs", {"launcher": {"cpu": "64"}}, ['{cpu: "64", memory: 11648Mi}']),
-        ("jobset --profile h100 --param minutes=50", {"start-minutes": 5}, ["activeDeadlineSeconds: 3600", "SECONDS > 300"]),
-        ("mpijob --profile h100", {"ipc-lock": False, "security": {"user": 0, "seccomp": "Unconfined"}, "shm-size": "64Gi"},
-         ["runAsUser: 0", "seccompProfile: {type: Unconfined}", "sizeLimit: 64Gi"]),
-    ],
-)  # fmt: skip
-def test_what_a_cluster_says_is_in_its_objects(
-    line: str, kubernetes: dict[str, Any], expected: list[str], tmp_path: Path
-) -> None:
-    made = on_cluster(line, kubernetes, tmp_path)
+@pytest.mark.parametrize("row", yaml.safe_load((ROOT / "tests/data/jobs-of-clusters.yaml").read_text()), ids=str)
+def test_what_a_cluster_says_is_in_its_objects(row: dict[str, Any], tmp_path: Path) -> None:
+    says = row.get("kubernetes", {})
+    made = on_cluster(row["job"], says, tmp_path)
     for document in objects(made):
         assert not mistakes(document, document["kind"])
-        assert document["metadata"].get("namespace") == kubernetes.get("namespace")
-    assert [words for words in expected if words not in made] == []
-
-
-def test_a_topology_that_nothing_uses_is_noted(tmp_path: Path) -> None:
-    known = facts_of_cluster(tmp_path, kubernetes={"gang": "kueue", "queue": "q", "kueue-topology": True})
-    note = "note: kueue-topology is ignored, as NVLink of h100 ends at the node"
-    assert job("mpijob --profile h100 --cluster ours", known).messages == (note,)
-    for line in ("mpijob --profile gb200-nvl72", "slurm --profile h100"):
-        assert job(f"{line} --cluster ours", known).messages == ()
+        assert document["metadata"].get("namespace") == says.get("namespace")
+    assert [words for words in row["has"] if words not in made] == []
 
 
 @pytest.mark.parametrize(
     ("line", "kubernetes", "reason"),
     [
         (f"jobset {NVL72}", {"gang": "volcano"}, "JobSet creates workers when the first one of their rack has its place"),
-        ("mpijob --profile a4", {"host-network": True}, "--fabric gib: with host-network pods have the node's network"),
-        ("mpijob --profile h100", {"quota": True}, "which needs cpu and memory; add it to nodes.h100"),
-        ("mpijob --profile a3-mega --param cpu=9 --param memory=9Gi", {"quota": True}, "cpu and memory of sidecar tcpxo-daemon"),
+        ("mpijob --profile h100", {"quota": True}, "needs cpu and memory of all containers; add them to nodes.h100"),
+        ("mpijob --profile a3-mega --param cpu=9 --param memory=9Gi", {"quota": True}, "of the sidecar tcpxo-daemon"),
     ],
 )  # fmt: skip
 def test_what_a_cluster_cannot_run_is_refused(

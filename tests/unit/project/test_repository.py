@@ -63,7 +63,7 @@ def test_the_page_of_checks_is_fresh(project: Project, golden: Callable[[str, st
     pages: dict[tuple[str, ...], list[str]] = {}
     for entry in select_checks(project, IMAGE_CHECKS):
         needs = entry.check.needs or ("a container",) if entry.check else ()
-        pages.setdefault(needs, []).append(f"| {entry.name} | {entry.description.replace('|', chr(92) + '|')} |")
+        pages.setdefault(needs, []).append(f"| {entry} | {entry.description.replace('|', chr(92) + '|')} |")
     text = "# All checks, by need\n\nWritten by `make golden`.\n"
     for needs, rows in sorted(pages.items(), key=lambda page: (len(page[0]), page[0])):
         title = f"Needs {' and '.join(needs)}" if needs else "Reads the image, starts nothing"

@@ -136,8 +136,8 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
     ),
     "not run": (lambda site: arrange(site, {"checks": READABLE_ONLY}), "library/works was not run"),
     "unreadable": (
-        lambda site: arrange(site, {"outcomes": dict.fromkeys(("image/readable", "image/labels"), "skipped")}),
-        "image/labels was skipped",
+        lambda site: arrange(site, {"outcomes": dict.fromkeys(("image/readable", "image/plan"), "skipped")}),
+        "image/plan was skipped",
     ),
     "skipped between two": (
         lambda site: arrange(site, {"outcomes": {"library/on-two": "skipped"}}), "library/on-two was skipped",

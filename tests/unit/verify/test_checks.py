@@ -1,23 +1,30 @@
+"""Checks are chosen, run, and judged by what they print: outcomes, needs, versions, benchmarks and their speed."""
+
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError
-from imagebuild.project import Check, Facilities, Project
+from imagebuild.bench import Results, Run, UcxResult
+from imagebuild.core import ConfigError, NothingSelected
+from imagebuild.project import Check, CheckResult, Project, Surroundings
 from imagebuild.verify import (
     UNCOMPARED,
     Command,
     Execution,
-    Host,
-    PlannedCheck,
+    ImageCheck,
     Session,
+    correctness_problem,
     judge_check,
+    judged_speed,
     plan_checks,
+    read_results,
     run_check,
     select_checks,
 )
-from tests.conftest import LIBRARY, Files
+from tests.conftest import LIBRARY, TOOL, Files
+from tests.unit.bench import speed_fakes
+from tests.unit.bench.speed_fakes import shipped
 
 CHECKS = """\
 checks:
@@ -29,7 +36,54 @@ checks:
   - {name: other, description: d, run: "true", user: somebody}
 """
 RUNTIME = {"variant": "runtime"}
-NOTHING = Facilities()
+
+
+@pytest.fixture
+def project(tiny: Files) -> Project:
+    tiny.component("library", LIBRARY + CHECKS)
+    tiny.write("dockerfiles/components/library/checks/long.sh", "echo long\n")
+    tiny.component("tool", TOOL + "checks: [{name: runs, description: d, run: x}]\n", build="FROM {{ base }} AS tool\n")
+    return tiny.load()
+
+
+# What is chosen
+
+
+def choose(project: Project, *patterns: str) -> list[str]:
+    """Names of the checks that are chosen for an image with the library alone."""
+    image_checks = {"no-keys": "No layer holds a private key"}
+    return [str(entry) for entry in select_checks(project, image_checks, ["library"], patterns)]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "found"),
+    [
+        (("library/version",), ["library/version"]),
+        (("*/m*", "image/no-keys"), ["image/no-keys", "library/many"]),
+        (("library/v*", "tool/*"), ["library/version"]),
+        (("image",), ["image/no-keys"]),
+    ],
+)
+def test_names_and_globs(project: Project, patterns: tuple[str, ...], found: list[str]) -> None:
+    assert choose(project, *patterns) == found
+    assert len(choose(project)) == len(choose(project, "library")) + 1 == 7
+
+
+def test_names_that_choose_nothing(project: Project) -> None:
+    advice = {
+        "library/verison": "library/version",
+        "libary": "library",
+        "libary/*": "library",
+        "image/no-kyes": "image/no-keys",
+    }
+    for pattern, near in advice.items():
+        with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+            choose(project, pattern)
+    with pytest.raises(NothingSelected):
+        choose(project, "tool/*")  # a check of other images
+
+
+# What is run
 
 
 def execution(status: int | None, output: str, problem: str = "") -> Execution:
@@ -39,15 +93,11 @@ def execution(status: int | None, output: str, problem: str = "") -> Execution:
 class Answers(Session):
     """A session that answers from a table."""
 
-    facilities = Facilities()
-    host = Host()
-
-    def __init__(self, answers: Mapping[str, tuple[int, str]], hangs: int = 0) -> None:
+    def __init__(self, answers: Mapping[str, tuple[int, str]], hangs: int = 0, **have: object) -> None:
+        place = Surroundings.model_validate({"runner": "x", "user": "root", **have})
+        super().__init__({"tool": ["bash", "timeout"], "uid": ["0"]}, place)
         self.answers, self.hangs = answers, hangs
         self.commands: list[Command] = []
-
-    def obstacle(self, command: Command) -> str:
-        return "" if command.user == "root" else f"the image has no user {command.user}"
 
     def run(self, command: Command) -> Execution:
         assert command.log
@@ -59,21 +109,13 @@ class Answers(Session):
         return execution(status, output[-20:])
 
 
-@pytest.fixture
-def project(tiny: Files) -> Project:
-    tiny.component("library", LIBRARY + CHECKS)
-    tiny.write("dockerfiles/components/library/checks/long.sh", "echo long\n")
-    return tiny.load()
-
-
 def outcomes(
     project: Project, folder: Path, answers: Mapping[str, tuple[int, str]], version: str | None = "1.2",
-    have: Facilities = NOTHING, axes: dict[str, str] = RUNTIME,
+    axes: dict[str, str] = RUNTIME, **have: object,
 ) -> dict[str, tuple[str, str]]:  # fmt: skip
-    session = Answers(answers)
-    session.facilities = have
-    planned = plan_checks(project, select_checks(project, {}), {"library": version}, axes)
-    results = [run_check(p, session, folder / f"{p.check.name}.log") for p in planned]
+    session = Answers(answers, 0, **have)
+    planned = plan_checks(project, select_checks(project, {}, ["library"]), {"library": version}, axes)
+    results = [run_check(p, session, folder / f"{p.name}.log") for p in planned]
     return {r.check: (r.outcome, r.reason) for r in results}
 
 
@@ -85,23 +127,24 @@ def test_a_check_that_cannot_run_is_skipped_with_its_reason(project: Project, tm
         "many": ("skipped", "no gpu here; needs 2 nodes, 1 here"),
         "compiles": ("skipped", "only for variant devel"),
         "long": ("failed", "exit status 3"),
-        "other": ("failed", "the image has no user 'somebody'; known: root"),
+        "other": ("skipped", "the image has no setpriv"),
     }
+    found = outcomes(project, tmp_path, {"version": (77, "looked\nno such module\n"), "long": (77, "")})
+    assert found["version"] == ("skipped", "no such module")
+    assert found["long"] == ("failed", "exit status 77")
 
 
 def test_needs_that_are_there_are_no_reason_to_skip(project: Project, tmp_path: Path) -> None:
     # The version stands before the end that is in memory.
     answers = dict.fromkeys(("version", "devices", "many", "long"), (0, "library 1.2\n" + "noise\n" * 1000))
-    found = outcomes(project, tmp_path, answers, have=Facilities(gpus=2, rdma=True, nodes=2))
+    found = outcomes(project, tmp_path, answers, gpus=2, rdma=True, nodes=2)
     assert found["many"] == found["devices"] == found["version"] == ("passed", "")
-    found = outcomes(project, tmp_path, answers, have=Facilities(gpus=1, rdma=True, nodes=2, why={"gpu": "a reason"}))
+    found = outcomes(project, tmp_path, answers, gpus=1, rdma=True, nodes=2, why={"gpu": "a reason"})
     assert found["many"] == ("skipped", "needs 2 GPUs, 1 here: a reason")
 
 
 def test_without_a_version_any_is_accepted_and_that_is_said(project: Project, tmp_path: Path) -> None:
-    answers = {
-        "version": (0, "library 7.1-x\n"), "long": (0, ""), "compiles": (0, ""),
-    }  # fmt: skip
+    answers = {"version": (0, "library 7.1-x\n"), "long": (0, ""), "compiles": (0, "")}
     found = outcomes(project, tmp_path, answers, version=None, axes={})
     assert found["version"] == ("passed", UNCOMPARED)
     assert found["compiles"] == found["long"] == ("passed", "")
@@ -127,7 +170,7 @@ def test_judge(done: Execution, reason: str) -> None:
     assert bool(judge_check(check, "1.2", done)) is bool(reason)
 
 
-def one_check(tiny: Files, text: str) -> PlannedCheck:
+def one_check(tiny: Files, text: str) -> ImageCheck:
     """The only check of a component of version 1."""
     tiny.component("library", f"{LIBRARY}checks:\n  - {{name: a, description: d, run: x, {text}}}\n")
     project = tiny.load()
@@ -137,8 +180,7 @@ def one_check(tiny: Files, text: str) -> PlannedCheck:
 
 def test_a_check_says_what_it_starts(tiny: Files, tmp_path: Path) -> None:
     text = "needs: [slurm, nodes>=3], ranks: 6, user: root, timeout-s: 9, environment: {SIZE: 1G}"
-    session = Answers({"a": (0, "")})
-    session.facilities = Facilities(nodes=3, slurm=True)
+    session = Answers({"a": (0, "")}, nodes=3, slurm=True)
     log = tmp_path / "a.log"
     run_check(one_check(tiny, text), session, log, {"SIZE": "2G", "MORE": "1"})
     variables = {"SIZE": "1G", "MORE": "1"}
@@ -146,20 +188,18 @@ def test_a_check_says_what_it_starts(tiny: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "answer", "expected"),
+    ("hangs", "answer", "expected"),
     [
         (0, (0, ""), ("passed", "", False)),
-        (1, (0, ""), ("passed", "1 of 2 attempts did not end within 60 s", False)),
-        (2, (0, ""), ("passed", "2 of 3 attempts did not end within 60 s", False)),
-        (3, (0, ""), ("failed", "3 of 3 attempts did not end within 60 s", True)),
-        (1, (9, ""), ("failed", "exit status 9; 1 of 2 attempts did not end within 60 s", False)),
+        (2, (0, ""), ("passed", "attempt 3 of 3, those before did not end within 60 s", False)),
+        (3, (0, ""), ("failed", "did not end within 60 s; attempt 3 of 3, those before did not end within 60 s", True)),
+        (1, (9, ""), ("failed", "exit status 9; attempt 2 of 3, those before did not end within 60 s", False)),
     ],
 )
 def test_a_check_that_hangs_may_be_started_again(
-    tiny: Files, tmp_path: Path, times: int, answer: tuple[int, str], expected: tuple[str, str, bool]
+    tiny: Files, tmp_path: Path, hangs: int, answer: tuple[int, str], expected: tuple[str, str, bool]
 ) -> None:
-    session = Answers({"a": answer}, hangs=times)
-    result = run_check(one_check(tiny, "attempts: 3"), session, tmp_path / "a.log")
+    result = run_check(one_check(tiny, "attempts: 3"), Answers({"a": answer}, hangs), tmp_path / "a.log")
     assert (result.outcome, result.reason, result.timeout) == expected
 
 
@@ -185,17 +225,95 @@ def test_a_missing_script_is_an_error(project: Project, tiny: Files, tmp_path: P
         outcomes(project, tmp_path, {})
 
 
+# Benchmarks
+
+
+def copy(status: str) -> Results:
+    test = {"source": "s", "name": "copy", "unit": "GB/s", "status": status, "matrix": None, "sum": 1}
+    return Results.model_validate({"tests": [test]})
+
+
+def memory(status: str) -> Results:
+    return Results.model_validate(
+        {"diagnostics": [{"source": "s", "category": None, "test": "memory", "status": status}]}
+    )
+
+
+CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
+
+
+def run(busbw: float = 300.0, **changes: object) -> Run:
+    return speed_fakes.run((1 << 33, busbw, busbw), **{"device": "NVIDIA H100 80GB HBM3", **changes})
+
+
+def result(*runs: Run, outcome: str = "passed") -> CheckResult:
+    return CheckResult.model_validate(
+        {"component": "nccl-tests", "check": "all-reduce", "outcome": outcome, "results": Results(runs=runs)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("tool", "results", "message"),
+    [
+        ("nccl-tests", Results(runs=(run(),)), ""),
+        ("nccl-tests", Results(runs=(run(), run(verdict="wrong-data", reason="3 wrong"))), "wrong-data: 3 wrong"),
+        ("nccl-tests", Results(), "no result of nccl-tests in the output"),
+        ("nvbandwidth", copy("passed"), ""),
+        ("nvbandwidth", copy("error"), "copy: error"),
+        ("nvbandwidth", copy("waived"), "no result of nvbandwidth"),
+        ("dcgmi", memory("pass"), ""),
+        ("dcgmi", memory("fail"), "memory: fail"),
+        ("dcgmi", memory("skip"), "no result of dcgmi"),
+        ("ucx_perftest", Results(ucx=(UcxResult(source="s", title="t", final=False),)), "no final result"),
+    ],
+)
+def test_what_makes_results_bad(tool: str, results: Results, message: str) -> None:
+    assert message in correctness_problem(results, tool)
+    assert bool(correctness_problem(results, tool)) is bool(message)
+
+
 def test_a_benchmark_s_results_must_be_good(tiny: Files, tmp_path: Path) -> None:
-    tiny.component("library", LIBRARY + "checks:\n  - {name: fast, description: d, run: x, results: nccl-tests}\n")
-    answers = {"fast": (0, "all is well\n")}
     reason = "no result of nccl-tests in the output"
-    assert outcomes(tiny.load(), tmp_path, answers)["fast"] == ("failed", reason)
-    answers = {"fast": (3, "all is well\n")}
-    assert outcomes(tiny.load(), tmp_path, answers)["fast"] == ("failed", f"exit status 3; {reason}")
+    for status, expected in ((0, reason), (3, f"exit status 3; {reason}")):
+        session = Answers({"a": (status, "all is well\n")})
+        done = run_check(one_check(tiny, "results: nccl-tests"), session, tmp_path / "a.log")
+        assert (done.outcome, done.reason) == ("failed", expected)
 
 
-def test_a_check_may_say_that_it_cannot_run(project: Project, tmp_path: Path) -> None:
-    answers = {"version": (77, "looked\nno such module\n"), "long": (77, "")}
-    found = outcomes(project, tmp_path, answers)
-    assert found["version"] == ("skipped", "no such module")
-    assert found["long"] == ("failed", "exit status 77")
+def test_a_log_is_read_under_the_check_s_name(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("nothing that a benchmark prints\n")
+    assert read_results(log, "nccl-tests/all-reduce") == Results()
+    names = "size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
+    log.write_text(
+        f"# {names}\n8589934592 2147483648 float sum -1 41090 209.05 365.84 0 41085 209.08 365.88 0\n"
+        "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 365.86\n"
+    )
+    found = read_results(log, "nccl-tests/all-reduce")
+    assert [r.source for r in found.runs] == ["nccl-tests/all-reduce"]
+    assert [s.path for s in found.sources] == ["nccl-tests/all-reduce"]
+
+
+SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
+
+
+@pytest.mark.parametrize(
+    ("checked", "check", "outcome", "message"),
+    [
+        (result(run(480.0)), CHECK, "passed", ""),
+        (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
+        (result(run(2000.0)), CHECK, "failed", "impossible"),
+        (result(run(device="NVIDIA A40")), CHECK, "failed", "it ran on NVIDIA A40"),
+        (result(run(360.0, ranks=4)), CHECK, "passed", ""),
+        (result(run(), outcome="failed"), CHECK, "skipped", "its data are not right"),
+        (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),
+    ],
+)
+def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcome: str, message: str) -> None:
+    (speed,) = judged_speed(checked, check, shipped("h100"), {}, one_host=True)
+    assert (speed.check, speed.outcome, message in speed.reason) == ("all-reduce-speed", outcome, True)
+
+
+def test_what_was_not_measured_has_no_speed() -> None:
+    assert not list(judged_speed(result(run(), outcome="skipped"), CHECK, shipped("h100"), {}))
+    assert not list(judged_speed(result(run()), Check(name="x", description="d", run="x"), shipped("h100"), {}))

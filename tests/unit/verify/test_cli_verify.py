@@ -5,7 +5,6 @@ import os
 import pwd
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,12 @@ checks:
   - {{name: hangs, description: Never ends, user: {ME}, run: "echo begun; sleep 1000", timeout-s: 5}}
   - {{name: other, description: Somebody else, user: nobody-like-this, run: x}}
 """
+OTHER = (
+    ("skipped", f"needs the user nobody-like-this; commands run as {ME} here")
+    if os.getuid()
+    else ("failed", "the image has no user 'nobody-like-this'")
+)
+"""What is said of the last check, by whom root can become."""
 
 
 @pytest.fixture
@@ -33,33 +38,9 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     return partial(command, "verify")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (("x", "--runner", "podman"), 2, "--runner podman: unknown runner; use docker or exec:PREFIX"),
-        (("x", "--hosts", "a,b"), 2, "--hosts: only with --runner exec"),
-        (("x", "--layout", "foreign"), 2, "--layout: only with --runner exec"),
-        (("x", "--runner", "exec:env", "--pull"), 2, "--pull: only the docker runner"),
-        (("x", "--runner", "exec:'a"), 2, "No closing quotation"),
-        (("x", "--runner", "exec:"), 2, "needs a prefix; `exec:env` runs checks here"),
-        (("x", "--env", "a b"), 2, "write NAME=VALUE"),
-        ((), 2, "no image given; name a tag"),
-        (("--runner", "exec:env"), 2, "choose checks with --only"),
-        (("tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "tool/*"), 2, "no such check"),
-        (("--runner", "exec:env", "--only", "x", "--profile", "y"), 2, "no profile 'y'"),
-        (("oci:absent", "--only", "image"), 2, "absent: does not exist"),
-        (("./absent", "--only", "image"), 2, "absent: does not exist"),
-        (
-            ("--runner", "exec:env", "--layout", "foreign"),
-            2,
-            "gone: a component of the image, but no such component is known here",
-        ),
-    ],
-)
-def test_what_is_refused(call: Call, arguments: tuple[str, ...], status: int, message: str) -> None:
-    found, _, err = call(*arguments)
-    assert message in err
-    assert found == status
+def test_a_component_that_is_not_known_here(call: Call) -> None:
+    status, _, err = call("--runner", "exec:env", "--layout", "foreign")
+    assert (status, "gone: a component of the image, but no such component is known here" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +49,7 @@ def test_what_is_refused(call: Call, arguments: tuple[str, ...], status: int, me
         ((), ["image/no-keys", "library/large", "gpus>=64", "tool/runs"]),
         (("--only", "image/no-*"), ["image/no-keys"]),
         (("./layout",), ["image/no-keys", "library/large", "gpus>=64"]),  # an image without the tool
+        (("ghcr.io/acme/foreign:1",), ["image/no-keys", "library/large", "gpus>=64", "tool/runs"]),  # nobody is asked
     ],
 )
 def test_the_list_says_what_checks_need(call: Call, tiny: Files, arguments: tuple[str, ...], listed: list[str]) -> None:
@@ -81,16 +63,15 @@ def test_the_list_says_what_checks_need(call: Call, tiny: Files, arguments: tupl
 @pytest.mark.programs
 def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "evidence"
-    status, out, _ = call(
+    status, _, _ = call(
         "tiny-cuda13.0-debian13-runtime", "--runner", "exec:env", "--only", "library", "--output", str(folder),
         "--env", "EXTRA=given",
     )  # fmt: skip
     assert status == 1
-    assert "1 passed, 3 failed, 2 skipped" in out
     result = VerifyResult.model_validate_json((folder / "verify.json").read_text())
     checks = {c.check: c for c in result.checks}
     assert {name: c.outcome for name, c in checks.items()} == {
-        "version": "passed", "fails": "failed", "large": "skipped", "hangs": "failed", "other": "failed",
+        "version": "passed", "fails": "failed", "large": "skipped", "hangs": "failed", "other": OTHER[0],
         "same-files": "skipped",
     }  # fmt: skip
     assert "name a target that was built with --push or --output" in checks["same-files"].reason
@@ -100,7 +81,7 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     assert "abcdef" not in checks["fails"].output
     assert checks["large"].reason.startswith(("no gpu here", "needs 64 GPUs"))
     assert (checks["hangs"].timeout, checks["hangs"].output) == (True, "begun\n")
-    assert checks["other"].reason.startswith("the image has no user 'nobody-like-this'; known: ")
+    assert (checks["other"].outcome, checks["other"].reason) == OTHER
     assert (folder / "library.version.log").read_text() == "library 1.2\ngiven\n"
     assert result.surroundings
     assert result.surroundings.runner == "exec:env"
@@ -118,40 +99,33 @@ def test_a_foreign_place_is_checked_by_name(call: Call, tmp_path: Path) -> None:
 
 @pytest.mark.programs
 def test_a_run_in_which_all_is_skipped_is_no_pass(call: Call) -> None:
-    status, out, err = call("--runner", "exec:env", "--only", "library/other")
+    status, out, err = call("--runner", "exec:env", "--only", "library/large")
     assert (status, "0 passed, 0 failed, 2 skipped" in out) == (3, True)
-    assert "no check ran, all were skipped: the image has no user 'nobody-like-this'" in err
+    assert "no check ran, all were skipped: " in err
 
 
 HERE = {path.strip("/"): Path(path).read_bytes() for path in ("/usr/bin/env", "/usr/bin/id", "/usr/bin/tr")}
 """Files of this machine, which stand for those of the image that runs."""
-OTHER = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"}
+OTHER_FILES = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"}
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    ("files", "settings", "launcher", "outcome", "reason"),
+    ("files", "outcome", "reason"),
     [
-        (HERE, {}, "env", "passed", ""),
-        ({**HERE, "etc/hostname": b"another", "usr/lib/libcuda.so.1": b"a driver"}, {}, "env", "passed", ""),
-        (HERE | OTHER, {}, "env", "failed", "2 of 4 files differ: "),
-        (HERE, {"Env": ["PATH=/bin", "ONLY_IN_THE_IMAGE=1"]}, "env", "passed", ""),
-        (HERE, {"Env": ["PATH=/bin", "ONLY_IN_THE_IMAGE=1"]}, "docker exec c1", "failed", "ONLY_IN_THE_IMAGE is not set"),
-        ({"etc/hostname": b"x"}, {}, "env", "skipped", "no files to compare"),
+        (HERE, "passed", ""),
+        ({**HERE, "etc/hostname": b"another", "usr/lib/libcuda.so.1": b"a driver"}, "passed", ""),
+        (HERE | OTHER_FILES, "failed", "2 of 4 files differ: "),
+        ({"etc/hostname": b"x"}, "skipped", "no files to compare"),
     ],
-    ids=["the-same", "what-a-runtime-changes", "another-image", "ssh-sets-none", "another-setting", "nothing-to-tell-by"],
-)  # fmt: skip
+    ids=["the-same", "what-a-runtime-changes", "another-image", "nothing-to-tell-by"],
+)
 def test_a_place_is_proven_to_be_of_the_image(
-    call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch,
-    files: dict[str, bytes], settings: dict[str, Any], launcher: str, outcome: str, reason: str,
-) -> None:  # fmt: skip
+    call: Call, tiny: Files, files: dict[str, bytes], outcome: str, reason: str
+) -> None:
     labels = {"imagebuild.component.library": "1.2"}
-    image_files.layout(tiny.root / "layout", files, Labels=labels, **settings)
-    # Takes what `docker exec CONTAINER` takes, and starts it on this machine.
-    (tiny.root / "docker").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
-    (tiny.root / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tiny.root}:{os.environ['PATH']}")
-    arguments = ("--runner", f"exec:{launcher}", "--layout", "layout", "--only", "library/version", "--json", "r.json")
+    image_files.layout(tiny.root / "layout", files, Labels=labels)
+    arguments = ("--runner", "exec:env", "--layout", "layout", "--only", "library/version", "--json", "r.json")
     status, _, _ = call(*arguments)
     result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
     proof, check = result.checks

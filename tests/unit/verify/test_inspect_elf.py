@@ -27,8 +27,7 @@ def test_everything_that_is_read_of_a_file() -> None:
         image_files.elf(
             soname="libx.so.1", needed=["liba.so", "libb.so"], rpath="/one:/two", runpath="$ORIGIN",
             interpreter="/lib64/ld-linux-x86-64.so.2", wants={"liba.so": ["A_1", "A_2"], "libb.so": ["B"]},
-            offers=["X_1", "X_2"], undefined=["puts"], weak=["maybe"], defined=["f", "g"],
-            fatbin=image_files.fatbin(("code", 90, 0), ("ptx", 90, 0)),
+            offers=["X_1", "X_2"], fatbin=image_files.fatbin(("code", 90, 0), ("ptx", 90, 0)),
         )
     )  # fmt: skip
     assert (found.machine, found.loadable) == (62, True)
@@ -38,12 +37,11 @@ def test_everything_that_is_read_of_a_file() -> None:
     assert found.interpreter == "/lib64/ld-linux-x86-64.so.2"
     assert found.wants == (("liba.so", ("A_1", "A_2")), ("libb.so", ("B",)))
     assert found.offers == ("itself", "X_1", "X_2")
-    assert (found.undefined, found.defined) == (b"puts", b"f\0g")
     assert found.gpu == (GpuCode("code", "90"), GpuCode("ptx", "90"))
 
 
 def test_a_damaged_file_is_none_and_never_crashes() -> None:
-    whole = image_files.elf(soname="libx.so", needed=["a"], wants={"a": ["b"]}, undefined=["c"], offers=["d"],
+    whole = image_files.elf(soname="libx.so", needed=["a"], wants={"a": ["b"]}, offers=["d"],
                             fatbin=image_files.fatbin(("code", 90, 0)))  # fmt: skip
     chance = random.Random(1)
     refused = 0

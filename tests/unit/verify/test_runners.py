@@ -1,32 +1,39 @@
-"""What the runners decide, without starting anything."""
+"""What the runners decide, and the runner `exec:PREFIX` with real programs of this machine."""
+
+import os
+import pwd
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from imagebuild.project import Facilities
+from imagebuild.core import KEPT, CommandError, ConfigError
+from imagebuild.core import run as programs
 from imagebuild.verify import (
     CDI,
     GPU,
-    Host,
-    as_user,
-    better_options,
+    Command,
+    ExecRunner,
+    ExecSession,
+    Execution,
     command_line,
-    initial_options,
+    container_options,
     read_probe,
+    surroundings_of,
     with_ranks,
     with_share_of_gpus,
-    with_user,
 )
+from tests.unit.conftest import gone
 
-ACCOUNT = (1000, 1001, "/home/me")
+# What a place has
+
 PROBED = """\
 Welcome to node 7
 imagebuild-probe:uid=0
 0: imagebuild-probe:user=root
 imagebuild-probe:tool=bash
 imagebuild-probe:tool=nvidia-smi
-imagebuild-probe:account=root:x:0:0:root:/root:/bin/bash
-imagebuild-probe:account=me:x:1000:1001::/home/me:/bin/sh
-imagebuild-probe:account=broken
 imagebuild-probe:gpus=8
 imagebuild-probe:port=/sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE
 imagebuild-probe:port=/sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN
@@ -37,28 +44,10 @@ imagebuild-probe:end=.
 """
 
 
-def read(text: str) -> Host:
-    host = read_probe(text)
-    assert host
-    return host
-
-
-def test_the_probe_is_read_between_other_lines() -> None:
-    host = read(PROBED)
-    assert (host.user, host.uid, host.tools) == ("root", 0, frozenset({"bash", "nvidia-smi"}))
-    assert host.accounts == {"root": (0, 0, "/root"), "me": (1000, 1001, "/home/me")}
-    assert host.facts == {"kernel": "6.1", "os": "Some Linux"}
-    assert host.facilities(nodes=1, slurm=False, why={}) == Facilities(gpus=8, rdma=True)
-
-
-def test_a_probe_that_was_cut_off_is_none() -> None:
-    assert read_probe(PROBED.replace("end=", "")) is None
-    assert read_probe("") is None
-
-
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
+        ("", "", {}),
         ("1/state 4: ACTIVE", "1/state 2: INIT", {"rdma": "no port is active"}),
         ("verbs=", "x=", {"rdma": "no /dev/infiniband/uverbs* in the container"}),
         ("port=", "x=", {"rdma": "no port in /sys/class/infiniband"}),
@@ -67,95 +56,34 @@ def test_a_probe_that_was_cut_off_is_none() -> None:
         ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "no nvidia-smi, which a driver brings"}),
     ],
 )
-def test_why_something_is_absent(old: str, new: str, why: dict[str, str]) -> None:
-    have = read(PROBED.replace(old, new)).facilities(nodes=2, slurm=True, why={"nodes": "is not asked"})
-    assert have.why == why
+def test_the_probe_is_read_between_other_lines(old: str, new: str, why: dict[str, str]) -> None:
+    probe = read_probe(PROBED.replace(old, new, 1) if old != "port=" else PROBED.replace(old, new))
+    assert probe
+    have = surroundings_of(probe, "x", nodes=2, slurm=True, why={"nodes": "is not asked"})
+    assert (have.why, have.user, have.facts) == (why, "root", {"kernel": "6.1", "os": "Some Linux"})
     assert (have.gpus, have.rdma) == (0 if "gpu" in why else 8, "rdma" not in why)
 
 
-def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
-    argv = ["bash", "-c", "echo 'a b'"]
-    assert command_line(["kubectl", "exec", "pod", "--"], argv)[-3:] == argv
-    assert command_line(["/usr/bin/ssh", "node"], argv) == [
-        "/usr/bin/ssh", "node", """bash -c 'echo '"'"'a b'"'"''""",
-    ]  # fmt: skip
-    twice = command_line(["ssh", "jump", "ssh", "node"], argv)
-    once = command_line(["ssh", "node"], argv)
-    assert len(twice) == 5
-    assert twice[-1] != once[-1]
+def test_a_probe_that_was_cut_off_is_none() -> None:
+    assert read_probe(PROBED.replace("end=", "")) is None
+    assert read_probe("") is None
 
 
-@pytest.mark.parametrize(
-    ("prefix", "changed"),
-    [
-        ("docker exec -i c1", "docker exec --user 1000:1001 -i c1"),
-        ("sudo podman exec c1", "sudo podman exec --user 1000:1001 c1"),
-        ("ssh node docker exec c1", "ssh node docker exec --user 1000:1001 c1"),
-        ("/opt/crun exec c1", "/opt/crun exec --user 1000:1001 c1"),
-        ("docker run image", None),
-        ("kubectl exec pod --", None),
-        ("", None),
-    ],
-)
-def test_the_option_for_the_user_stands_after_exec(prefix: str, changed: str | None) -> None:
-    assert with_user(prefix.split(), ACCOUNT) == (changed.split() if changed else None)
+# Containers
 
 
-@pytest.mark.parametrize(
-    ("prefix", "changed"),
-    [
-        ("srun --container-image=x", "srun --mpi=pmix --ntasks=4 --nodes=2 --container-image=x"),
-        ("ssh login srun", "ssh login srun --mpi=pmix --ntasks=4 --nodes=2"),
-        ("ssh node", None),
-    ],
-)
-def test_srun_is_told_the_ranks(prefix: str, changed: str | None) -> None:
-    assert with_ranks(prefix.split(), 4, 2) == (changed.split() if changed else None)
-
-
-@pytest.mark.parametrize(
-    ("tools", "program"), [({"setpriv", "runuser", "su"}, "setpriv"), ({"runuser", "su"}, "runuser"), ({"su"}, "su")]
-)
-def test_root_changes_the_user_with_what_there_is(tools: set[str], program: str) -> None:
-    argv = as_user("me", ACCOUNT, frozenset(tools), "echo")
-    assert argv
-    assert (argv[0], argv[-1]) == (program, "echo")
-    assert as_user("me", ACCOUNT, frozenset(), "echo") is None
-
-
-def test_gpus_are_asked_for_where_the_engine_has_them() -> None:
-    plain, modest = initial_options({"MemTotal": 64 << 30})
-    assert "device_requests" not in plain
-    assert plain["shm_size"] == 32 << 30
-    assert {u["Name"]: u["Soft"] for u in plain["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
-    assert "ulimits" not in modest
-    with_gpus = initial_options({"Runtimes": {"nvidia": {}}})
-    assert ["device_requests" in options for options in with_gpus] == [True, True, False, False]
-
-
-@pytest.mark.parametrize(
-    ("info", "text", "wanted"),
-    [
-        ({}, PROBED, []),
-        ({"CDISpecDirs": ["/etc/cdi"]}, PROBED.replace("gpus=8", "gpus=0"), []),
-        ({"CDISpecDirs": ["/etc/cdi"]}, PROBED.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", ["cdi", ""]),
-        ({}, PROBED.replace("gpus=8", "gpus=0") + "imagebuild-probe:driver=580", [""]),
-        ({}, PROBED.replace("verbs=", "x="), ["devices"]),
-        ({}, PROBED.replace("verbs=", "x=").replace("gpus=8", "gpus=0\nimagebuild-probe:driver=1"),
-         ["+devices", "devices", ""]),
-    ],
-)  # fmt: skip
-def test_a_second_container_gets_what_the_first_lacked(
-    info: dict[str, list[str]], text: str, wanted: list[str]
-) -> None:
-    tries = better_options({"hostname": "check"}, info, read(text))
-    assert all(options["hostname"] == "check" for options in tries)
-    found = []
-    for options in tries:
-        requests = options.get("device_requests")
-        name = "devices" if "devices" in options else requests[0].driver if requests else "?"
-        found.append(f"+{name}" if requests and "devices" in options else name or "")
-    assert found == wanted
+def test_containers_are_started_with_what_the_engine_may_have() -> None:
+    """The first options that the engine takes win: first without limits, then without GPUs, then without cards."""
+    best, *_, least = container_options({"MemTotal": 64 << 30, "Runtimes": {"nvidia": {}}, "CDISpecDirs": ["/etc/cdi"]})
+    assert {u["Name"]: u["Soft"] for u in best["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
+    assert (best["shm_size"], best["device_requests"], "devices" in best) == (32 << 30, [GPU], True)
+    assert least.keys() == {"hostname", "shm_size", "cap_add"}
+    found = [
+        ("ulimits" in o, [r.driver for r in o.get("device_requests", ())], "devices" in o)
+        for o in container_options({"CDISpecDirs": ["/etc/cdi"]})
+    ]
+    with_limits = [(True, ["cdi"], True), (True, ["cdi"], False), (True, [], True), (True, [], False)]
+    assert found == with_limits + [(False, *rest) for _, *rest in with_limits]
 
 
 def test_nodes_share_the_gpus() -> None:
@@ -166,3 +94,210 @@ def test_nodes_share_the_gpus() -> None:
     assert (cdi["Driver"], cdi["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
     assert with_share_of_gpus(options, 0, 4, 2) == options
     assert with_share_of_gpus({"hostname": "check"}, 0, 2, 8) == {"hostname": "check"}
+
+
+# Prefixes
+
+
+def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
+    argv = ["bash", "-c", "echo 'a b'"]
+    assert command_line(["kubectl", "exec", "pod", "--"], argv)[-3:] == argv
+    once = command_line(["/usr/bin/ssh", "node"], argv)
+    assert once == ["/usr/bin/ssh", "node", """bash -c 'echo '"'"'a b'"'"''"""]
+    assert command_line(["ssh", "jump", "ssh", "node"], argv) == ["ssh", "jump", "ssh", "node", shlex.quote(once[-1])]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "changed"),
+    [
+        ("srun --container-image=x", "srun --mpi=pmix --ntasks=4 --nodes=2 --container-image=x"),
+        ("ssh login srun", "ssh login srun --mpi=pmix --ntasks=4 --nodes=2"),
+    ],
+)
+def test_srun_is_told_the_ranks(prefix: str, changed: str) -> None:
+    assert with_ranks(prefix.split(), 4, 2) == changed.split()
+
+
+# What ssh does with its arguments: joined by blanks, read by a shell on the other side. It is not ssh: there is no
+# connection, and the other side is this machine.
+JOINING = '#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nshift\nexec sh -c "$*"\n'
+
+
+def me() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def program(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(params=["env", "ssh -o Option=a host"], ids=["plain", "joining"])
+def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecSession]:
+    program(tmp_path, "ssh", JOINING)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with ExecRunner(request.param).session() as started:
+        yield started
+
+
+def run(session: ExecSession, script: str, **more: object) -> Execution:
+    return session.run(Command(script, user=me(), **more))  # type: ignore[arg-type]
+
+
+def run_patiently(session: ExecSession, script: str, timeout_s: float, status: int | None, output: str) -> Execution:
+    """Give a command more time as long as it ends otherwise: a busy machine may not have begun it."""
+    for seconds in (timeout_s, 10, 60):
+        done = run(session, script, timeout_s=seconds)
+        if (done.status, done.output) == (status, output):
+            break
+    return done
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "status", "output"),
+    [
+        ("echo one; echo two >&2; echo three; exit 7", 60, 7, "one\ntwo\nthree\n"),
+        ("false | true; echo on", 60, 1, ""),
+        ("echo $not_set; echo on", 60, 1, "bash: line 1: not_set: unbound variable\n"),
+        ("cat; echo read to the end", 60, 0, "read to the end\n"),
+        ("exit 124", 60, 124, ""),
+        ("trap 'echo tidy; exit 0' TERM; sleep 1000 & wait", 3, None, "tidy\n"),
+    ],
+    ids=["streams-in-order", "a-pipe-fails", "unset", "nothing-to-read", "no-timeout-by-itself", "ends-itself-in-time"],
+)
+def test_what_a_command_does(
+    session: ExecSession, script: str, timeout_s: float, status: int | None, output: str
+) -> None:
+    done = run_patiently(session, script, timeout_s, status, output)
+    assert (done.status, done.output) == (status, output)
+    assert done.argv[-5:] == ("bash", "-euo", "pipefail", "-c", script)
+
+
+@pytest.mark.programs
+def test_every_character_arrives(session: ExecSession) -> None:
+    for text in ("it's", '"$HOME"', "a  b", "$(id)", "`id`", "back\\slash", "two\nlines", "*", "!x", "~", "é & ; | <"):
+        done = run(session, f"printf '%s' {shlex.quote(text)} \"$GIVEN\"", environment={"GIVEN": text})
+        assert done.output == text + text
+
+
+ENDED = {
+    "hangs": ("echo before; (sleep {0} &); bash -c 'sleep {0} & wait'", None, "before\n"),
+    "is-deaf": ("trap '' TERM; echo deaf; while :; do sleep {0} || true; done", None, "deaf\n"),
+    "leaves-something": ("sleep {0} & echo done", 0, "done\n"),
+}
+"""What a command does; its status and its output."""
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(("script", "status", "output"), ENDED.values(), ids=ENDED)
+def test_a_command_ends_with_all_that_it_started(
+    session: ExecSession, forever: str, monkeypatch: pytest.MonkeyPatch, script: str, status: int | None, output: str
+) -> None:
+    monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 1)
+    done = run_patiently(session, script.format(forever), 1, status, output)
+    assert (done.status, done.output) == (status, output)
+    assert gone(forever)
+
+
+@pytest.mark.programs
+def test_output_is_kept_whole_in_the_log_but_not_without_end(
+    session: ExecSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "deep" / "log"
+    done = run(session, "seq 100000", log=log)
+    assert (done.status, log.read_text()) == (0, "".join(f"{n}\n" for n in range(1, 100001)))
+    assert log.read_text().endswith(done.output)
+    monkeypatch.setattr(programs, "LIMIT", 20 << 20)
+    done = run(session, "yes 0123456789abcdef", log=log)
+    assert (done.status, done.problem) == (None, "printed more than 20 MiB")
+    assert (log.stat().st_size, len(done.output)) == (20 << 20, KEPT)
+
+
+@pytest.mark.programs
+def test_secrets_are_not_kept(session: ExecSession) -> None:
+    done = run(session, "echo $A_TOKEN", environment={"A_TOKEN": "abc", "SIZE": "1G"})
+    assert done.output == "abc\n"
+    assert done.environment["A_TOKEN"] == "(redacted)"
+    assert done.environment["SIZE"] == "1G"
+
+
+@pytest.mark.programs
+def test_the_outer_deadline_holds_where_the_launcher_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: str
+) -> None:
+    """The first command gets through; later ones hang in the launcher, which leaves a child behind."""
+    hung = program(
+        tmp_path,
+        "launch",
+        f'#!/bin/sh\nif [ -e "$0.used" ]; then sleep {forever} & sleep {forever}; fi\n: > "$0.used"\nexec "$@"\n',
+    )
+    monkeypatch.setattr("imagebuild.verify.prefix.CONNECT_S", 1)
+    monkeypatch.setattr("imagebuild.verify.prefix.STOP_S", 1)
+    monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 0)
+    with ExecRunner(hung).session() as session:
+        done = run(session, "echo never", timeout_s=1)
+    assert done.status is None
+    assert gone(forever)
+
+
+@pytest.mark.programs
+def test_what_a_lost_launcher_left_on_the_other_side_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: str
+) -> None:
+    """The launcher starts commands in sessions of their own, as sshd does."""
+    launcher = program(tmp_path, "launch", '#!/bin/sh\nsetsid "$@" < /dev/null &\nwait\n')
+    with ExecRunner(launcher).session() as session:
+        monkeypatch.setattr("imagebuild.verify.prefix.CONNECT_S", -600)
+        monkeypatch.setattr("imagebuild.verify.prefix.STOP_S", 620)
+        done = run(session, f"sleep {forever}", timeout_s=598)
+    assert done.status is None
+    assert gone(forever)
+
+
+@pytest.mark.programs
+def test_a_launcher_that_cannot_start_anything_is_an_error(tmp_path: Path) -> None:
+    for prefix, message in (
+        (program(tmp_path, "refuse", "#!/bin/sh\necho no route to host >&2\nexit 255\n"), "no route to host"),
+        (str(tmp_path / "absent"), "cannot be run"),
+    ):
+        with pytest.raises(CommandError, match=message), ExecRunner(prefix).session():
+            pass
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        ExecRunner("ssh 'node")
+
+
+@pytest.mark.programs
+def test_what_a_place_lacks_is_an_obstacle(session: ExecSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session.obstacle(Command("x", user=me())) == ""
+    monkeypatch.setattr(session, "tools", {"bash", "timeout"})
+    monkeypatch.setattr(session, "is_root", True)
+    assert session.obstacle(Command("x", user="other")) == "the image has no setpriv"
+    monkeypatch.setattr(session, "is_root", False)
+    assert session.obstacle(Command("x", user="other")) == f"needs the user other; commands run as {me()} here"
+    monkeypatch.setattr(session, "tools", {"bash", "setpriv"})
+    assert session.obstacle(Command("x", user=me())) == "the image has no timeout"
+
+
+@pytest.mark.programs
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_root_becomes_another_user_whose_processes_end_too(session: ExecSession, forever: str) -> None:
+    done = session.run(Command("id -un; id -gn; echo $HOME $USER", user="daemon"))
+    assert done.output == "daemon\ndaemon\n/usr/sbin daemon\n"
+    assert "setpriv --reuid=daemon --regid=$(id -g daemon) --init-groups bash" in " ".join(done.argv)
+    done = session.run(Command(f"sleep {forever} & sleep {forever}", user="daemon", timeout_s=1))
+    assert done.timed_out
+    assert gone(forever)
+    unknown = session.run(Command("true", user="nobody-like-this"))
+    assert (unknown.status, unknown.problem) == (1, "the image has no user 'nobody-like-this'")
+
+
+@pytest.mark.programs
+def test_hosts_are_nodes(session: ExecSession) -> None:
+    assert session.surroundings.nodes == 1
+    assert "--hosts" in session.surroundings.why["nodes"]
+    with ExecRunner("env", ["a", "b", "c"]).session() as several:
+        assert several.surroundings.nodes == 3
+        assert several.run(Command("echo $IMAGEBUILD_NODES", user=me(), nodes=2)).output == "a b\n"
