@@ -1,6 +1,5 @@
 from .baseline import compare_with_baseline as compare_with_baseline
 from .ceilings import ALGORITHMS as ALGORITHMS
-from .ceilings import Hardware as Hardware
 from .ceilings import NotComparable as NotComparable
 from .ceilings import RankLayout as RankLayout
 from .ceilings import class_ceilings as class_ceilings

@@ -279,7 +279,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         raise NotComparable("no bus bandwidth was read")
     # A class that the collective does not have, such as a ring of alltoall, was not what it used.
     used = set(expected.algorithms or run.algorithms) & ceilings.algorithms_of(collective)
-    possible = ceilings.class_ceilings(collective, ranks, layout.domains, layout.hardware)
+    possible = ceilings.class_ceilings(collective, ranks, layout)
     known = [ceiling for ceiling in possible if not used or ceiling.algorithm in used]
     if used and not known:
         raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {' or '.join(sorted(used))}")

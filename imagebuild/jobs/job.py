@@ -218,7 +218,7 @@ def _least_bandwidths(choices: Choices) -> dict[str, Least]:
     except NotComparable:
         return least
     for collective in choices.test.collectives:
-        ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
+        ceilings = class_ceilings(collective, ranks, layout)
         highest = max((ceiling.value for ceiling in ceilings), default=inf)
         known = [r for r in profile.references_at(collective, ranks, nodes) if not r.forced]
         if value and float(value) > highest:
