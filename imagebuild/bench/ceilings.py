@@ -6,9 +6,9 @@ The bus bandwidth of a collective is at most min(a * link, b * W). With
 * link, the GB/s that one GPU can send to its peers in the node, one way;
 * W, the GB/s that the network cards of one node can send, one way; card, the part of it that one rank can use;
 
-a and b are what `ALGORITHMS` has for each class and collective; docs/profiles.md says why. Bus bandwidth is size / time *
-the factor of a ring, so a class that moves less than a ring has factors above 1. Within one node, the part with W falls
-away.
+a and b are what `ALGORITHMS` has for each class and collective; docs/profiles.md says why. Bus bandwidth is size / time
+* the factor of a ring, so a class that moves less than a ring has factors above 1. Within one node, the part with W
+falls away.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
             row |= {"ceiling": round(ceiling.value, 1), "hardest": ceiling is loosest, "formula": ceiling.formula}
             rows += [row | _measured(reference) for reference in measured or (None,)]
     for rates, limits_of, bits in ((profile.copies, copy_limits, 1), (profile.wires, wire_limits, 8)):
-        for rate, test in ((rate, test) for rate in rates for test in rate.tests):
+        for test, rate in ((test, named) for named in rates for test in named.tests):
             limit, _ = limits_of(profile, test)
             name = f"{test}, {rate.memory} memory" if rate.memory else test
             row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}

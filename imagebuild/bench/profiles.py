@@ -125,7 +125,7 @@ class NamedRate(Measured):
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests as printed, with `*` for anything: `RDMA_Write BW`."""
     memory: Literal["host", "gpu"] | None = None
-    """The memory of perftest's buffers. The output does not say it, so a measurement is compared with the lower rate."""
+    """Memory of perftest's buffers. The output does not say it, so a measurement is compared with the lower rate."""
 
     def is_for(self, test: str) -> bool:
         return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in self.tests)

@@ -59,7 +59,7 @@ def report(
     """
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
-    from imagebuild.report.report import ReportRequest, make_report
+    from imagebuild.report.report import make_report
     from imagebuild.report.text import print_report, report_markdown
 
     expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
@@ -70,8 +70,10 @@ def report(
     printed = Path(options.STDOUT) in outputs
     if markdown and printed:
         raise ConfigError("--markdown: --json, --junit or --html has the standard output; name a file there")
-    request = ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), *outputs)
-    result = make_report(request)
+    result = make_report(
+        files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow or (),
+        json_file=outputs[0], junit=junit, html=html,
+    )  # fmt: skip
 
     def show() -> None:
         if markdown:

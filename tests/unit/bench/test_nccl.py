@@ -1,19 +1,23 @@
-"""Text of nccl-tests: every layout, what other output does to it, and the verdict that it leads to."""
+"""nccl-tests: text of every release, JSON, public logs, what other output does to them, and the verdict."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
-from imagebuild.bench import NcclRow, Run, read_text
+from imagebuild.bench import Half, NcclRow, Run, read_files, read_text
+from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
-from tests.unit.bench.outputs import Output, read_part
+from tests.unit.bench.strict_reader import package_rows, strict_rows
 
-
-def parse(text: str) -> Output:
-    return read_part("runs", text)
+LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
+INDEX = json.loads((LOGS / "index.json").read_text())["logs"]
 
 
 def read_runs(text: str) -> tuple[Run, ...]:
@@ -21,9 +25,30 @@ def read_runs(text: str) -> tuple[Run, ...]:
 
 
 def only(text: str) -> Run:
-    runs = read_runs(text)
-    assert len(runs) == 1
-    return runs[0]
+    (run,) = read_runs(text)
+    return run
+
+
+def wrong(run: Run) -> int:
+    return sum(half.wrong or 0 for row in run.rows for half in row.halves)
+
+
+@pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
+def test_published_logs(entry: dict[str, object]) -> None:
+    """The facts of the index are of people; an independent reader reads the same rows."""
+    text = (LOGS / str(entry["file"])).read_text()
+    (run,) = (results := read_files([LOGS / str(entry["file"])])).runs
+    last = run.rows[-1]
+    assert last.in_place is not None
+    found = {
+        "collective": run.collective, "rows": len(run.rows), "first_size": run.rows[0].size_bytes, "last_size": last.size_bytes,
+        "busbw_out_of_place": last.out_of_place.busbw_gb_s, "busbw_in_place": last.in_place.busbw_gb_s, "wrong": wrong(run),
+        "average": run.avg_busbw_gb_s, "ranks": run.ranks, "verdict": run.verdict,
+    }  # fmt: skip
+    assert {name: entry[name] or 0 for name in found} == {name: value or 0 for name, value in found.items()}
+    assert (run.partial_rows, results.sources[0].tools, results.sources[0].unread) == (0, ("nccl-tests",), 0)
+    if strict := strict_rows(text):
+        assert sorted(strict) == sorted(package_rows(results))
 
 
 LAYOUTS = [
@@ -39,10 +64,9 @@ def test_every_release_prints_what_is_read(release: str, collective: str) -> Non
     run = only(table.text())
     same(run, table)
     assert (run.verdict, run.nodes, run.device) == ("ok", 1, "NVIDIA H100 80GB HBM3")
-    assert run.wrong_total == (0 if table.modern else None)
     named = table.number >= (2, 16, 7)
     certain = collective in ("all_reduce", "reduce_scatter", "broadcast", "reduce")
-    old = not table.modern and collective in ("all_gather", "sendrecv", "alltoall")
+    old = not table.modern and collective == "alltoall"
     assert run.collective == (collective if named or certain or old else None)
 
 
@@ -66,7 +90,6 @@ def test_options_that_change_columns(options: dict[str, object]) -> None:
     same(run, table)
     assert run.verdict == "ok"
     assert run.nodes == table.hosts == len(set(run.hosts))
-    assert run.wrong_total == (0 if table.validate else None)
 
 
 @pytest.mark.parametrize("often", [0.2, 0.5, 0.8])
@@ -83,19 +106,9 @@ def test_a_row_that_others_cut_is_counted() -> None:
     first, second = Table(sizes=(1 << 20, 8 << 20)).body()
     for pieces in ([first[:60], "some message", first[60:], second], [first + second, second]):
         table = Table(sizes=(1 << 20, 8 << 20))
-        parsed = parse("\n".join([*table.head(), *pieces, *table.foot()]))
-        assert list(parsed.items[0].rows) == table.rows()[1:]
-        assert first.split()[0] in parsed.unread[0]
-
-
-@pytest.mark.parametrize(
-    "prefix", ["[1,0]<stdout>:", "  0: ", "[pod/nccl-launcher-x7/mpi] 2026-11-21T07:26:09.12Z ", "[0] "]
-)
-def test_prefixes_and_broken_rows(prefix: str) -> None:
-    """All prefixes are in test_logs.py; these are in front of a whole table."""
-    table = Table("2.13.10", "reduce", seed=5)
-    text = broken_lines(table.lines(), random.Random(7), 0.5)
-    same(only("\n".join(prefix + line for line in text)), table)
+        results = read_text("log", "\n".join([*table.head(), *pieces, *table.foot()]))
+        assert list(results.runs[0].rows) == table.rows()[1:]
+        assert first.split()[0] in results.sources[0].examples[0]
 
 
 def test_trailing_blanks_colours_and_line_ends() -> None:
@@ -164,7 +177,7 @@ def test_runs_that_follow_each_other(lines: list[str], expected: list[tuple[str,
     assert [(run.verdict, list(run.rows)) for run in runs] == expected
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", ["2.10", "2.19.6"])
 def test_truncated_anywhere(release: str) -> None:
     """What was whole before the cut is read, and the run is never `ok` unless its footer is there."""
     table = Table(release)
@@ -185,8 +198,7 @@ def test_the_last_row_is_cut() -> None:
     table = Table()
     text = "\n".join([*table.head(), *table.body()])[:-30]
     run = only(text)
-    assert (run.reason, run.partial_rows, len(run.rows)) == ("truncated: the last row is cut", 1, len(table.sizes) - 1)
-    assert len(parse(text).unread) == 1
+    assert (run.reason, run.partial_rows, len(run.rows)) == ("the last row is cut", 1, len(table.sizes) - 1)
 
 
 @pytest.mark.parametrize("spoil", [
@@ -196,9 +208,8 @@ def test_the_last_row_is_cut() -> None:
 def test_a_row_that_cannot_be_read_is_counted(spoil: Callable[[str], str]) -> None:
     table = Table(sizes=(64, 512, 4096, 32768))
     body = table.body()
-    parsed = parse("\n".join([*table.head(), body[0], spoil(body[1]), *body[2:], *table.foot()]))
-    run = parsed.items[0]
-    assert (len(run.rows), run.partial_rows, len(parsed.unread)) == (3, 1, 1)
+    run = only("\n".join([*table.head(), body[0], spoil(body[1]), *body[2:], *table.foot()]))
+    assert (len(run.rows), run.partial_rows) == (3, 1)
     assert run.verdict == "ok"
     assert "1 row could not be read" in run.reason
 
@@ -231,9 +242,8 @@ def test_numbers_of_others_are_no_rows() -> None:
     matrix = "   0   1   2   3   4   5   6   7\n" + "".join(
         f" {at} " + " ".join(f"{at}{gpu}7.21" for gpu in range(8)) + "\n" for at in range(8)
     )
-    parsed = parse("\n".join([*table.head(), *table.body()]) + "\n" + matrix)
-    assert (len(parsed.items), parsed.unread) == (1, ())
-    assert list(parsed.items[0].rows) == table.rows()
+    run = only("\n".join([*table.head(), *table.body()]) + "\n" + matrix)
+    assert (list(run.rows), run.partial_rows) == (table.rows(), 0)
 
 
 def test_elisions() -> None:
@@ -326,7 +336,6 @@ TWICE = Table(sizes=tuple(sorted((*TABLE.sizes, TABLE.sizes[4]))))
 AVERAGE = f"# Avg bus bandwidth    : {TABLE.average:g} "
 STEPS = Table(sizes=tuple(range(1024, 10241, 1024))).text().replace("step: 8(factor)", "step: 1024(bytes)")
 RACK = "\n".join(line for line in Table(ranks=72, hosts=18).lines() if "Rank" not in line or "Rank 71" in line)
-GROUPS = "\n".join(line.replace("Group  0", f"Group  {at % 4}") for at, line in enumerate(TABLE.lines()))
 RCCL = TABLE.text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "").replace(
     "# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(" NVIDIA H100 80GB HBM3", "")  # fmt: skip
 WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07    2.01  3.55843e+07  123456  139.16  260.9  12"
@@ -335,41 +344,40 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
 @pytest.mark.parametrize(("text", "facts"), [
     # What comes first: wrong elements, then the cause of a failure.
     (WRONG.text() + TRACE + "srun: error: node1: task 0: Exited with exit code 7\n",
-     {"verdict": "wrong-data", "wrong_total": 128, "out_of_bounds": 2}),
-    ("\n".join([*WRONG.head(), *WRONG.body()]), {"verdict": "wrong-data", "wrong_total": 128}),
-    (Table("2.10", wrong={1: 5}).text(), {"verdict": "wrong-data", "wrong_total": None, "out_of_bounds": 1}),
+     {"verdict": "wrong-data"}),
+    ("\n".join([*WRONG.head(), *WRONG.body()]), {"verdict": "wrong-data"}),
+    (Table("2.10", wrong={1: 5}).text(), {"verdict": "wrong-data"}),
     (f"{WIDE}\n# Out of bounds values : 2 FAILED\n",
-     {"verdict": "wrong-data", "wrong_total": 35584312, "collective": "all_reduce"}),
+     {"verdict": "wrong-data", "collective": "all_reduce"}),
     (TAGGED, {"verdict": "comm-failure"}),
     (TAGGED + "[1,7]<stdout>:node2: Test CUDA failure x.cu:8 'launch failure'\n", {"verdict": "cuda-failure"}),
     (TAGGED + LATE, {"verdict": "timeout"}),
     (TAGGED + "[1,2]<stdout>:node1: Test NCCL failure x.cu:9 'unhandled system error / '\n" + LATE, {"verdict": "comm-failure"}),
-    ("\n".join(Table("2.0").head()) + "\nNCCL failure a.cu:120 'unhandled system error'\n", {"verdict": "comm-failure"}),
+    ("\n".join(Table("2.10").head()) + "\nNCCL failure a.cu:120 'unhandled system error'\n", {"verdict": "comm-failure"}),
     # Without rows.
     ("\n".join([*TABLE.head(), *TABLE.foot()]).replace(f"{TABLE.average:g}", "-nan"),
-     {"verdict": "no-data", "avg_busbw_gb_s": None, "wrong_total": None}),
+     {"verdict": "no-data", "avg_busbw_gb_s": None}),
     (NOT_LAUNCHED, {"verdict": "failed", "rows": (), "collective": "all_reduce"}),
     ("node1: Test CUDA failure common.cu:894 'no CUDA-capable device'\n", {"verdict": "cuda-failure", "rows": ()}),
     ("# nccl-tests version 2.19.6 x\nInvalid number of GPUs: 8 requested but only 4 were found.\n", {"verdict": "failed"}),
     # Footers.
     (TABLE.text().replace(AVERAGE, f"{AVERAGE}FAILED"), {"verdict": "failed", "avg_busbw_gb_s": TABLE.average}),
     (TABLE.text().replace(AVERAGE, f"{AVERAGE}OK"), {"verdict": "ok"}),
-    (TABLE.text().replace(AVERAGE, ""), {"verdict": "truncated", "reason": "truncated: its footer has no average bus bandwidth"}),
+    (TABLE.text().replace(AVERAGE, ""), {"verdict": "truncated", "reason": "its footer has no average bus bandwidth"}),
     (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : nan "), {"verdict": "truncated"}),
     (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : 482.3 "),
-     {"verdict": "damaged", "reason": "damaged: the average of its rows is not 482.3 GB/s, as its footer says: a row is missing or wrong"}),
-    (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "truncated: its footer has no line `Out of bounds values`"}),
+     {"verdict": "damaged", "reason": "the average of its rows is not 482.3 GB/s, as its footer says: a row is missing or wrong"}),
+    (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "its footer has no line `Out of bounds values`"}),
     (Table(validate=False).text().replace(BOUNDS, ""), {"verdict": "truncated"}),
     # Sizes that were asked for.
-    (SHORT_TEXT, {"verdict": "truncated", "reason": f"truncated: no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
+    (SHORT_TEXT, {"verdict": "truncated", "reason": f"no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
     (SHORT_TEXT.replace("#   ", REDUCED, 1), {"verdict": "ok"}),
-    (TWICE.text(), {"verdict": "damaged", "reason": f"damaged: more rows of {TABLE.sizes[4]} bytes than of other sizes"}),
+    (TWICE.text(), {"verdict": "damaged", "reason": f"a row of {TABLE.sizes[4]} bytes, where {TABLE.sizes[5]} were asked for"}),
     (Table(sizes=TABLE.sizes * 3).text(), {"verdict": "ok"}),
     (STEPS, {"verdict": "ok"}),
     (STEPS.replace("maxBytes 10240", "maxBytes 12000"), {"verdict": "truncated"}),
     # Who took part.
     (RACK, {"ranks": 72, "nodes": None, "verdict": "ok"}),
-    (GROUPS, {"ranks": 2}),
     (RCCL, {"tool": "rccl-tests", "tool_version": "develop:2f7c9ab", "device": None, "verdict": "ok"}),
     (TABLE.text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) "), {"tool_version": "2.20.0"}),
     # The command names the collective where nothing else does.
@@ -391,3 +399,192 @@ def test_facts_of_one_run(text: str, facts: dict[str, object]) -> None:
 ])  # fmt: skip
 def test_a_failure_belongs_to_its_run(text: str, verdicts: list[str]) -> None:
     assert [run.verdict for run in read_runs(text)] == verdicts
+
+
+# The JSON of `-J`, alone and beside the text
+
+WRITTEN = Table(sizes=tuple(1 << i for i in range(20, 34, 2)), step=4)
+
+
+def half(values: Half) -> dict[str, Any]:
+    return {"time": values.time_us, "alg_bw": values.algbw_gb_s, "bus_bw": values.busbw_gb_s,
+            "nwrong": None if values.wrong is None else float(values.wrong)}  # fmt: skip
+
+
+def document(table: Table = WRITTEN, *, version: int = 3, **changes: Any) -> dict[str, Any]:
+    average, value = ("average_bus_bandwidth", "bandwidth") if version > 1 else ("average_bus_bandwidith", "bandwidith")
+    rows = [
+        {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.redop, "root": f"{row.root:6d}",
+         "out_of_place": half(row.out_of_place), "in_place": half(row.in_place or row.out_of_place),
+         "actual_iterations": 20, "experiment_name": ""}
+        for row in table.rows()
+    ]  # fmt: skip
+    bad = len(table.wrong)
+    return {
+        "version": version, "start_time": "2026-11-21 07:12:33", "args": [f"./build/{table.collective}_perf", "-J", "o"],
+        "env": ['QUOTED=a "b" {[', "NCCL_DEBUG=INFO"], "nccl_version": 23007,
+        "config": {
+            "nthreads": 1, "ngpus": table.ranks, "minimum_bytes": table.sizes[0], "maximum_bytes": table.sizes[-1], "step_factor": 4,
+            "validation": 1, "blocking_collectives": "false",
+            "devices": [{"rank": 0, "hostname": "node1", "device": 0, "device_info": "NVIDIA H100 80GB HBM3"}],
+        },
+        "results": rows,
+        "out_of_bounds": {"count": bad, "okay": "false" if bad else "true"}, average: {value: table.average, "okay": "unchecked"},
+        "errors": [""], "end_time": "2026-11-21 07:12:44", **changes,
+    }  # fmt: skip
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_document(version: int, indent: int | None) -> None:
+    run = only(json.dumps(document(version=version), indent=indent))
+    assert list(run.rows) == WRITTEN.rows()
+    assert (run.verdict, run.reason, run.partial_rows) == ("ok", "complete", 0)
+    assert (run.collective, run.ranks, run.nodes, len(run.hosts), run.device) == (
+        "all_reduce",
+        8,
+        1,
+        1,
+        "NVIDIA H100 80GB HBM3",
+    )
+    assert run.avg_busbw_gb_s == WRITTEN.average
+
+
+@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: ", "2026-11-21T07:26:50.1Z "])
+def test_a_document_between_other_output(prefix: str) -> None:
+    text = ["# Writing JSON output to stdout", *json.dumps(document(), indent=1).splitlines(), *Table("2.10").lines()]
+    results = read_text("log", "\n".join(prefix + line for line in text))
+    assert [len(run.rows) for run in results.runs] == [len(WRITTEN.sizes), 11]
+    assert [run.verdict for run in results.runs] == ["ok", "ok"]
+
+
+def test_several_documents() -> None:
+    first, second = document(), document(Table(sizes=(1024, 2048), collective="all_gather"))
+    for between in ("\n", "", " "):
+        results = read_text("log", dump(first) + between + dump(second))
+        assert [run.collective for run in results.runs] == ["all_reduce", "all_gather"]
+
+
+def test_wrong_and_failed() -> None:
+    run = only(dump(document(Table(sizes=(1024, 4096), wrong={0: 96, 1: 32}))))
+    assert (run.verdict, wrong(run)) == ("wrong-data", 128)
+    below = document(average_bus_bandwidth={"bandwidth": 1.5, "okay": "false"})
+    assert only(dump(below)).verdict == "failed"
+    short = document()
+    short["results"].pop()
+    assert only(dump(short)).verdict == "truncated"
+    early = {
+        key: value
+        for key, value in document(errors=["NET/IB : unhandled system error"]).items()
+        if "of_bounds" not in key
+    }
+    early.pop("average_bus_bandwidth")
+    assert only(dump(early)).verdict == "comm-failure"
+    assert only(dump({**early, "errors": [""]})).verdict == "truncated"
+    assert only(dump(document(results=[]))).verdict == "no-data"
+
+
+def test_numbers_that_are_none() -> None:
+    text = dump(document()).replace('"time":', '"cpu_time":')
+    run = only(text)
+    assert run.verdict == "ok"
+    assert [row.out_of_place.time_us for row in run.rows] == [row.out_of_place.time_us for row in WRITTEN.rows()]
+    value = WRITTEN.rows()[0].out_of_place.busbw_gb_s
+    for bare in ("inf", "-inf", "nan", "-nan"):
+        run = only(dump(document()).replace(f'"bus_bw":{value}', f'"bus_bw":{bare}', 1))
+        assert run.rows[0].out_of_place.busbw_gb_s is None
+        assert list(run.rows[1:]) == WRITTEN.rows()[1:]
+        assert run.verdict == "damaged"
+    nothing = document()
+    nothing["results"][0]["out_of_place"] = None
+    nothing["results"][1]["in_place"] = {"time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None}
+    run = only(dump(nothing))
+    assert run.rows[0].out_of_place == Half(time_us=None, algbw_gb_s=None, busbw_gb_s=None, wrong=None)
+    assert run.rows[1].in_place == Half(time_us=1.0, algbw_gb_s=1.0, busbw_gb_s=1.0, wrong=None)
+
+
+def test_cut_anywhere() -> None:
+    """Rows before the cut are read; one that is not whole is no row."""
+    text = dump(document())
+    end = text.index('"okay":"true"')
+    expected = WRITTEN.rows()
+    for at in range(text.index('"results":') + 12, end, 7):
+        run = only(text[:at])
+        assert list(run.rows) == expected[: len(run.rows)]
+        assert run.verdict in ("truncated", "no-data")
+        whole = text[:at].count('"experiment_name"')
+        assert len(run.rows) in (whole, whole + 1)
+        assert run.partial_rows <= 1
+        assert run.ranks == 8
+
+
+def test_output_after_a_document_without_end_is_read() -> None:
+    text = dump(document())
+    cut = text[: text.index('"size":16777216') - 1]
+    results = read_text("log", cut + "\n" + text + "\n" + Table("2.10").text())
+    assert [len(run.rows) for run in results.runs] == [2, len(WRITTEN.sizes), 11]
+    assert [run.verdict for run in results.runs] == ["truncated", "ok", "ok"]
+    cut = text[: text.index('"size":16777216') + 20]
+    results = read_text(
+        "log", cut + "node1: Test NCCL failure x.cu:1 'unhandled system error'\n" + Table("2.10").text()
+    )
+    assert [len(run.rows) for run in results.runs] == [2, 11]
+
+
+def written(*, faster: float = 1.0) -> str:
+    """The document of the run that `WRITTEN` prints, with times that are not rounded."""
+    made = document()
+    for row in made["results"]:
+        for place in ("out_of_place", "in_place"):
+            row[place]["time"] += 0.0012
+            row[place]["bus_bw"] *= faster
+    made["average_bus_bandwidth"]["bandwidth"] = fmean(
+        row[place]["bus_bw"] for row in made["results"] for place in ("out_of_place", "in_place")
+    )
+    return dump(made) + "\n"
+
+
+def test_one_run_with_the_numbers_of_the_document_and_the_words_of_the_text() -> None:
+    (run,) = read_text("log", WRITTEN.text() + written()).runs
+    assert (run.tool_version, run.device, run.ranks, run.verdict) == ("2.19.6", "NVIDIA H100 80GB HBM3", 8, "ok")
+    assert run.rows[1].out_of_place.time_us == (WRITTEN.rows()[1].out_of_place.time_us or 0) + 0.0012
+    assert run.avg_busbw_gb_s != WRITTEN.average
+    assert run.avg_busbw_gb_s == pytest.approx(WRITTEN.average, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WRITTEN.text() + written(faster=1.2),
+        WRITTEN.text() + written() + WRITTEN.text() + written(),
+        WRITTEN.text() + written() + written(),
+    ],
+    ids=["one-is-faster", "two-of-each", "one-is-only-written"],
+)
+def test_runs_that_stay_two(text: str) -> None:
+    assert [run.verdict for run in read_text("log", text).runs] == ["ok", "ok"]
+
+
+TEXTS = [
+    Table().text(), Table("2.10", "broadcast").text(),
+    "\n".join(broken_lines(Table(per_iteration=True).lines(), random.Random(1), 0.5)),
+    *(path.read_text() for path in sorted(LOGS.glob("*.txt"))[:4]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_broken_text_is_no_error(text: str) -> None:
+    for changed in broken(text, count=20):
+        for run in read_runs(changed):
+            run.model_dump_json()
+            assert run.reason
+
+
+def test_spoiled_documents_are_no_error() -> None:
+    for changed in spoiled(document()):
+        for run in read_runs(json.dumps(changed)):
+            run.model_dump_json()
