@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Generic, NamedTuple, TextIO, TypeVar, cast
+from typing import BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
 import yaml
 
@@ -67,28 +67,12 @@ Parsed = list[Item | str]
 pieces of JSON, shortened) that look like results and could not be read."""
 
 
-@dataclass
-class LineReader(Generic[Item]):
-    """Read what one tool printed, line by line."""
-
-    source: str
-    parsed: Parsed[Item] = field(default_factory=list)
-
-    def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> Parsed[Item]:
-        """Read cleaned lines of up to `longest` characters, if one matches `mark`, which only this tool prints."""
-        if any(map(mark.match, lines)):
-            for line in lines:
-                if len(line) <= longest and (text := line.strip().removeprefix("> ")):
-                    self.read(text)
-            self.end()
-        return self.parsed
-
-    def read(self, text: str) -> None:
-        """Read the next line, without blanks around it."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Keep what the end of the output leaves open."""
+def lines_of(tool: re.Pattern[str], lines: Sequence[str], longest: int) -> Iterator[str]:
+    """Yield cleaned lines of up to `longest` characters, without blanks around them, if one is of this tool alone."""
+    if any(map(tool.match, lines)):
+        for line in lines:
+            if len(line) <= longest and (text := line.strip().removeprefix("> ")):
+                yield text
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Half(Model):
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     wrong: int | None
-    """Wrong elements; `None` where the data were not validated, or the column held the largest error (before 2.13)."""
+    """Wrong elements; `None` where the data were not validated. Before 2.13, which counts none but in the footer, 0."""
 
 
 class NcclRow(Model):

@@ -14,7 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from statistics import fmean, median
 from typing import NamedTuple, get_args
 
@@ -108,13 +108,6 @@ def _fact_of(text: str) -> tuple[str, Mapping[str, str]]:
     return "", {}
 
 
-class _Row(NamedTuple):
-    """Hold a row, and whether its halves were compared: of all others than those with N/A."""
-
-    row: NcclRow
-    compared: tuple[bool, ...]
-
-
 @dataclass
 class _Table:
     """Collect what one run printed, or several that printed at the same time."""
@@ -132,9 +125,7 @@ class _Table:
     """What its lines say, by the names of the groups of `_PATTERNS`; of several, what the first says."""
     ranks: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Rank → host, bus and name of its GPU."""
-    ranks_are_cut: bool = False
-    """Whether dots end the list of ranks."""
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[NcclRow] = field(default_factory=list)
     partial: list[str] = field(default_factory=list)
     tables: int = 1
     """Number of tables whose rows cannot be told apart."""
@@ -157,7 +148,7 @@ class _Table:
     @property
     def unread(self) -> Sequence[str]:
         """Return what looks like rows and could not be read."""
-        return [*self.partial, *(str(row.row.size_bytes) for row in self.rows if self.tables > 1)]
+        return [*self.partial, *(str(row.size_bytes) for row in self.rows if self.tables > 1)]
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
         """Return whether a line of this kind, which follows, belongs to the next run."""
@@ -175,9 +166,6 @@ class _Table:
         self.end = number
         if kind == "rank":
             self.ranks[int(facts["rank"])] = facts
-            self.ranks_are_cut = False
-        elif kind == "elision":
-            self.ranks_are_cut |= bool(self.ranks) and self.found.isdisjoint({"header", "row"})
         elif kind in ("row", "partial"):
             self.last_row = kind
         # Of several commands, the last one is that of the table.
@@ -199,7 +187,7 @@ def _read_lines(
         name = line.process or ("" if "" in processes else last_process)
         tables = processes.get(name, [])
         kind, facts = _fact_of(line.text)
-        found: _Row | str | None = None
+        found: NcclRow | str | None = None
         if not kind:
             if failure := _failure_of(line.text, line.number, name):
                 failures.append(failure)
@@ -214,7 +202,7 @@ def _read_lines(
         processes[name] = tables
         table = tables[-1]
         table.add(kind, facts, line.number)
-        if isinstance(found, _Row):
+        if isinstance(found, NcclRow):
             table.rows.append(found)
         elif found:
             table.partial.append(found)
@@ -328,17 +316,12 @@ def _failures_by_table(tables: Sequence[_Table], failures: Iterable[_Failure]) -
 
 
 def _settings_of(tables: Sequence[_Table], settings: Sequence[Setting]) -> list[Mapping[str, str]]:
-    """Return the settings of each run: those between the run before it and its own end.
-
-    A run without settings of its own has those of the run before it, unless its command was printed.
-    """
-    found: list[Mapping[str, str]] = []
-    begin = 0
-    for table in tables:
-        own = {setting.name: setting.value for setting in settings if begin < setting.number <= table.end}
-        found.append(own or ({} if "command" in table.found or not found else found[-1]))
-        begin = table.end
-    return found
+    """Return the settings of each run: those between the run before it and its own end."""
+    ends = [0, *(table.end for table in tables)]
+    return [
+        {setting.name: setting.value for setting in settings if begin < setting.number <= end}
+        for begin, end in pairwise(ends)
+    ]
 
 
 # Lines: rows with size, count, type, operation, root, and two halves of time, algbw, busbw, wrong.
@@ -376,7 +359,7 @@ _LARGEST_ERROR = re.compile(r"\d(?:\.\d+)?e(?:-\d+|\+00)")
 """A largest error, which the last column had before 2.13: no count is printed like that."""
 
 
-def _read_row(line: LogLine, labels: Sequence[str]) -> _Row | str | None:
+def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     """Return the row in a line, its text if it cannot be read; None if there is none.
 
     `labels` are those of the header, if there was one.
@@ -392,9 +375,9 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> _Row | str | None:
     is_cut = figures is None or size < count * element or ("i_min" in labels and not figures["iterations"])
     if figures is None or is_cut or (line.is_joined and not _is_consistent(size, count * element, printed)):
         return line.text.strip() if element else None
-    counted = [(*figures, wrong if _counts_wrong(wrong, labels) else "") for *figures, wrong in printed]
+    counted = [(*figures, wrong if _counts_wrong(wrong, labels) else "0") for *figures, wrong in printed]
     halves = [_half(*map(parse_number, half)) for half in counted]
-    row = NcclRow(
+    return NcclRow(
         size_bytes=size,
         count=count,
         dtype=lead["dtype"],
@@ -403,7 +386,6 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> _Row | str | None:
         out_of_place=halves[0],
         in_place=halves[1],
     )
-    return _Row(row, tuple(half[3] != "N/A" for half in printed))
 
 
 def _half(time: float | None, algbw: float | None, busbw: float | None, wrong: float | None) -> Half:
@@ -420,9 +402,8 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
 
 def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
     """Return whether the last column counts wrong elements; before 2.13 it was the largest error."""
-    if {"#wrong", "wrong", "error"}.isdisjoint(labels):
-        return not _LARGEST_ERROR.search(wrong)
-    return not {"#wrong", "wrong"}.isdisjoint(labels)
+    is_old = "error" in labels or ("#wrong" not in labels and _LARGEST_ERROR.search(wrong) is not None)
+    return wrong == "N/A" or not is_old
 
 
 # What a table says: who took part, which sizes, and whether its figures fit each other.
@@ -432,7 +413,6 @@ def _run_of(
     source: str, table: _Table, failures: Iterable[_Failure], settings: Mapping[str, str], warning: str = ""
 ) -> Run:
     """Return the run of a table, with its verdict."""
-    rows = [row.row for row in table.rows]
     ranks, hosts, gpus, devices = _devices(table)
     compared_rows = _compared_rows(table)
     facts = Run(
@@ -440,7 +420,7 @@ def _run_of(
         tool=table.facts.get("tool", "nccl-tests"),
         tool_version=table.facts.get("version") or None,
         collective=_collective_of(table.facts.get("program", ""))
-        or _infer_collective(rows, table.labels)
+        or _infer_collective(table.rows, table.labels)
         or _collective_of(table.facts.get("command", "")),
         ranks=ranks,
         nodes=len(hosts) or None,
@@ -449,10 +429,10 @@ def _run_of(
         device=devices[0] if devices else None,
         other_devices=devices[1:],
         algorithms=forced_classes(settings),
-        rows=tuple(rows) if table.tables == 1 else (),
+        rows=tuple(table.rows) if table.tables == 1 else (),
         partial_rows=len(table.unread),
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
-        compared=compared_rows == len(rows),
+        compared=compared_rows == len(table.rows),
     )
     verdict, reason = next(_verdicts(table, facts, failures, compared_rows, warning))
     return facts.model_copy(update={"verdict": verdict, "reason": reason})
@@ -507,8 +487,8 @@ def _devices(table: _Table) -> tuple[int | None, tuple[str, ...], int | None, tu
     ranks = max(table.ranks) + 1
     names = Counter(device["name"] for device in listed if device["name"])
     devices = tuple(name for name, _ in names.most_common())
-    if len(listed) < ranks or table.ranks_are_cut:
-        return None if table.ranks_are_cut else ranks, (), None, devices
+    if len(listed) < ranks:
+        return ranks, (), None, devices
     hosts = tuple(dict.fromkeys(device["host"] for device in listed))
     places = {(device["host"], device["bus"]) for device in listed}
     gpus = len(places) if all(_BUS.fullmatch(bus) for _, bus in places) else None
@@ -522,11 +502,9 @@ def _compared_rows(table: _Table) -> int:
     """
     if table.facts.get("validation") == "0":
         return 0
-    asked = {place for row in table.rows for place, is_compared in enumerate(row.compared) if is_compared}
-    return sum(
-        bool(asked) and all(compared or place not in asked for place, compared in enumerate(row.compared))
-        for row in table.rows
-    )
+    rows = [[half.wrong is not None for half in row.halves] for row in table.rows]
+    asked = {place for row in rows for place, is_compared in enumerate(row) if is_compared}
+    return sum(bool(asked) and all(row[place] for place in asked if place < len(row)) for row in rows)
 
 
 _MOST_SIZES = 100_000
@@ -555,7 +533,7 @@ def _size_problem(table: _Table) -> tuple[Verdict, str] | None:
     if not asked or (table.partial and (len(table.rows) + len(table.partial)) % len(asked) == 0):
         return None
     sizes: dict[object, list[int]] = defaultdict(list)
-    for row, _ in table.rows:
+    for row in table.rows:
         sizes[row.dtype, row.redop, row.root].append(row.size_bytes)
     for found in sizes.values():
         wanted = [*asked] * max(1, round(len(found) / len(asked)))
@@ -582,7 +560,7 @@ def _contradiction(table: _Table, collective: str | None) -> str:
     compared where rounding leaves enough digits.
     """
     figures: list[tuple[int, float, float, float]] = []
-    for size, half in ((row.size_bytes, half) for row, _ in table.rows for half in row.halves if row.size_bytes):
+    for size, half in ((row.size_bytes, half) for row in table.rows for half in row.halves if row.size_bytes):
         if half.time_us is None or half.algbw_gb_s is None or half.busbw_gb_s is None:
             return f"the row of {size} bytes has figures that are not numbers"
         if half.time_us >= 1 and 1 <= half.algbw_gb_s < _ONE_DIGIT_FROM:
@@ -614,7 +592,7 @@ def _verdicts(
 ) -> Iterator[tuple[Verdict, str]]:
     """Yield the verdicts that a run deserves, with their reasons: the worst and the cause first, `ok` last."""
     facts, rows = table.facts, len(table.rows)
-    wrong = sum(half.wrong or 0 for row, _ in table.rows for half in row.halves)
+    wrong = sum(half.wrong or 0 for row in table.rows for half in row.halves)
     bounds = int(facts.get("bounds") or 0)
     if wrong or bounds or facts.get("bounds_state") == "FAILED":
         yield "wrong-data", f"{wrong} wrong elements in the rows read, {bounds} checks out of bounds"
@@ -699,7 +677,7 @@ def _json_table(top: Mapping[str, object], number: int) -> _Table:
         row = _json_row(entry)
         table.add("row" if row else "partial", {}, number)
         if row:
-            table.rows.append(_Row(row, tuple(half.wrong is not None for half in row.halves)))
+            table.rows.append(row)
         else:
             table.partial.append(excerpt(f"results: {entry!r}"))
     bounds = logs.json_object(top.get("out_of_bounds"))
@@ -777,16 +755,11 @@ def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...
 
 def _is_same_run(printed: Run, written: Run) -> bool:
     """Return whether the numbers of a run that was printed are those of one that was written, but for rounding."""
-
-    def exact(run: Run) -> object:
-        rows = [(row.size_bytes, row.count, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows]
-        return run.collective, run.ranks, run.verdict, rows
-
-    def figures(run: Run) -> list[float]:
+    exact, figures = [], []
+    for run in (printed, written):
+        rows = [(row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows]
+        exact.append((run.collective, run.ranks, run.verdict, rows))
         halves = [half for row in run.rows for half in row.halves]
-        return [value or 0 for half in halves for value in (half.time_us, half.busbw_gb_s, half.wrong)]
-
-    if not printed.rows or exact(printed) != exact(written):
-        return False
-    pairs = zip(figures(printed), figures(written), strict=True)
-    return all(math.isclose(a, b, rel_tol=_ROUNDED, abs_tol=_TINY) for a, b in pairs)
+        figures.append([value or 0 for half in halves for value in (half.time_us, half.busbw_gb_s, half.wrong)])
+    is_close = (math.isclose(a, b, rel_tol=_ROUNDED, abs_tol=_TINY) for a, b in zip(*figures, strict=False))
+    return bool(printed.rows) and exact[0] == exact[1] and all(is_close)

@@ -48,11 +48,17 @@ _DEVICE = re.compile(
 
 def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[BandwidthTest]:
     """Read the tests of nvbandwidth in cleaned lines."""
-    return _NvbandwidthReader(source).read_all(lines, _MARK, longest=100_000)
+    reader = _NvbandwidthReader(source)
+    for text in logs.lines_of(_MARK, lines, longest=100_000):
+        reader.read(text)
+    reader.end_test()
+    return reader.parsed
 
 
 @dataclass
-class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
+class _NvbandwidthReader:
+    source: str
+    parsed: logs.Parsed[BandwidthTest] = field(default_factory=list)
     version: str | None = None
     running: str | None = None
     """The test that was announced last."""
@@ -134,9 +140,6 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
         elif not self.has_failed:
             self.add(self.running, "failed", excerpt(error))
             self.running, self.has_failed = None, True
-
-    def end(self) -> None:
-        self.end_test()
 
     def end_test(self, name: str | None = None, total: float | None = None, unit: str | None = None) -> None:
         """End the test that is open, if there is one; it has a `name` if the line with its sum came."""

@@ -14,7 +14,10 @@ from imagebuild.bench.tables import TableBuilder
 
 def parse_perftest_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables in cleaned lines, of one program or of several whose lines are mixed."""
-    return _PerftestReader(source).read_all(lines, _MARK, longest=4000)
+    reader = _PerftestReader()
+    for text in logs.lines_of(_MARK, lines, longest=4000):
+        reader.read(text)
+    return [*reader.unread, *(program.table(source) for program in reader.programs)]
 
 
 _COLUMN = re.compile(
@@ -72,13 +75,11 @@ def _values_of(columns: Sequence[str], words: Sequence[str]) -> dict[str, float 
 
 
 @dataclass
-class _PerftestReader(logs.LineReader[PerftestTable]):
+class _PerftestReader:
     """Read text line by line: titles, headers, rows, errors."""
 
     programs: list[TableBuilder] = field(default_factory=list)
-
-    def end(self) -> None:
-        self.parsed += [program.table(self.source) for program in self.programs]
+    unread: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
         if self.read_row(text):
@@ -143,7 +144,7 @@ class _PerftestReader(logs.LineReader[PerftestTable]):
             return False
         else:
             program.has_unread_row = True
-            self.parsed.append(excerpt(text))
+            self.unread.append(excerpt(text))
         return True
 
 

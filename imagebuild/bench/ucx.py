@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from imagebuild.bench.logs import LineReader, Parsed, excerpt, is_table_value, parse_integer, parse_number
+from imagebuild.bench.logs import Parsed, excerpt, is_table_value, lines_of, parse_integer, parse_number
 from imagebuild.bench.models import PerftestTable, TableRow, Verdict
 
 _ERROR = re.compile(r".{0,300}?\b(?:\w{0,20}perf\w{0,20})\.cc?:\d{1,5}\s{1,8}UCX {1,4}ERROR (?P<message>.*)")
@@ -28,13 +28,19 @@ _LEAST_TIME_US = 0.02
 
 def parse_ucx_text(source: str, lines: Sequence[str]) -> Parsed[PerftestTable]:
     """Read the results in cleaned lines."""
-    return _UcxReader(source).read_all(lines, _MARK, longest=500)
+    reader = _UcxReader(source)
+    for text in lines_of(_MARK, lines, longest=500):
+        reader.read(text)
+    reader.end()
+    return reader.parsed
 
 
 @dataclass
-class _UcxReader(LineReader[PerftestTable]):
+class _UcxReader:
     """Read text line by line: the frame with the name of the test, the header, rows of progress, the result."""
 
+    source: str
+    parsed: Parsed[PerftestTable] = field(default_factory=list)
     test: str | None = None
     size: int | None = None
     quantity: str | None = None
