@@ -36,9 +36,8 @@ from imagebuild.bench.read import read_files
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.project.records import CheckResult, VerifyResult
+from imagebuild.project.records import SPEED, CheckResult, VerifyResult
 from imagebuild.report.sweeps import Sweep, find_sweeps, host_label
-from imagebuild.verify.checks import SPEED
 
 ClaimKind = Literal["data", "participation", "speed"]
 Kind = Literal["sweep", "data", "participation", "speed", "check", "reading"]

@@ -108,7 +108,7 @@ def render_page(
     policy = " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in scripts)
     page = template_of(
         template, package, NONE=NONE, marks=STATE_MARKS, checks_by_component=checks_by_component, shell=shlex.join,
-        CLAIMS=CLAIMS, number=format_number, line=one_line, file_size=format_size,
+        CLAIMS=CLAIMS, number=format_number, bytes=format_bytes, line=one_line, file_size=format_size,
     )  # fmt: skip
     return page.render(
         css=Markup(template_text(__package__, "page.css")),  # noqa: S704 - ours

@@ -23,7 +23,7 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.project.component import Check, missing_needs, nodes_needed
 from imagebuild.project.load import script_of
 from imagebuild.project.plan import Project
-from imagebuild.project.records import CheckResult, Outcome
+from imagebuild.project.records import SPEED, CheckResult, Outcome
 from imagebuild.verify.runner import Command, Execution, Session
 
 IMAGE = "image"
@@ -37,8 +37,6 @@ OUTPUT_LIMIT = 20_000
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
 """Pattern of `{version}` where nothing says which version the image has."""
 UNCOMPARED = "any version accepted: the image does not say which it has"
-SPEED = "-speed"
-"""End of the name of the result about a check's speed."""
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
 @pytest.mark.parametrize(("ranks", "nodes"), SCALES)
 def test_faster_hardware_is_never_slower(collective: str, ranks: int, nodes: int) -> None:
     single, double = replace(HGX, domains=nodes), RankLayout(nodes, 900, 800, nvls=True, sharp=True)
-    slow, fast = ({c.algorithm: c.value for c in class_ceilings(collective, ranks, l)} for l in (single, double))
+    slow, fast = ({c.algorithm: c.value for c in class_ceilings(collective, ranks, one)} for one in (single, double))
     assert slow
     for name, ceiling in slow.items():
         assert 0 < ceiling < math.inf

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +15,11 @@ import pytest
 import yaml
 
 from imagebuild.bench import BandwidthTest, PerftestTable, Results, Run, TableRow, read_text
-from tests.unit.bench.fuzz import broken
+from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.nccl_tables import Table
 
 DATA = Path(__file__).parents[2] / "data"
-TOOLS = ("nvbandwidth", "perftest", "ucx", "dcgm", "tables")
+TOOLS = ("nccl", "nvbandwidth", "perftest", "ucx", "dcgm", "tables")
 PREFIXES = (
     "[1,0]<stdout>:", "  0: ", "[0] ", "[pod/launcher-x7/mpi] 2026-11-21T07:26:09.12Z ", "Nov 22 10:00:00 node7 bench[8]: ",
     "worker-0  | ", "2026-11-21T07:26:50.1+01:00 stdout F ", "> ",
@@ -28,7 +32,7 @@ def entries() -> list[tuple[str, dict[str, Any]]]:
 
 
 ENTRIES = entries()
-FIRST = {tool: entry for tool, entry in reversed(ENTRIES)}
+FIRST = dict(reversed(ENTRIES))
 every_entry = pytest.mark.parametrize("entry", [e for _, e in ENTRIES], ids=[f"{t}: {e['name']}" for t, e in ENTRIES])
 
 
@@ -68,8 +72,8 @@ def test_what_is_read(entry: dict[str, Any]) -> None:
     for kind in ("runs", "tests", "tables", "diagnostics"):
         found = getattr(results, kind)
         assert len(found) == len(expected.get(kind, ())), found
-        for item, facts in zip(found, expected.get(kind, ()), strict=True):
-            facts = {"verdict": "ok", **facts}
+        for item, named in zip(found, expected.get(kind, ()), strict=True):
+            facts = {"verdict": "ok", **named}
             assert facts.pop("reason", "") in item.reason
             assert {name: fact(item, name) for name in facts} == facts
     assert results.sources[0].unread == expected.get("unread", 0)
@@ -108,20 +112,60 @@ def test_prefixes_of_launchers_change_nothing(entry: dict[str, Any], prefix: str
     assert prefixed.sources[0].unread == read(text).sources[0].unread
 
 
-@every_entry
-@pytest.mark.parametrize("other", [*TOOLS, "nccl"])
+@pytest.mark.parametrize(
+    ("other", "entry"), [(other, entry) for tool, entry in ENTRIES for other in (*TOOLS, "text") if other != tool]
+)
 def test_a_tool_after_another(entry: dict[str, Any], other: str) -> None:
-    if other in FIRST and entry in (e for tool, e in ENTRIES if tool == other):
-        pytest.skip("the same tool")
-    texts = Table().text() if other == "nccl" else log_of(FIRST[other]), log_of(entry)
+    texts = Table().text() if other == "text" else log_of(FIRST[other]), log_of(entry)
     both = items_of(read_text("log", "\n\n".join(texts)))
     alone = [item for text in texts for item in items_of(read(text))]
-    assert sorted(map(repr, both)) == sorted(map(repr, alone))
+    found, expected = (sorted(re.sub(r"line \d+: ", "", repr(item)) for item in items) for items in (both, alone))
+    assert found == expected
 
 
 @every_entry
 def test_spoiled_output_is_no_error(entry: dict[str, Any]) -> None:
-    for text in broken(log_of(entry), count=15):
+    texts, chance = list(broken(log_of(entry), count=15)), random.Random(1)
+    with suppress(ValueError):
+        texts += [json.dumps(spoiled(json.loads(log_of(entry)), chance)) for _ in range(60)]
+    for text in texts:
         for item in items_of(read_text("log", text)):
             item.model_dump_json()
-    assert items_of(read_text("log", random.Random(1).randbytes(3000).decode("latin-1"))) == []
+
+
+NOTHING = (
+    "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n", "srun: error: node1: task 0: Exited with exit code 1\n",
+    " 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n",
+    "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n", "hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n",
+    "", "\udc80\ud800 x", "{", "[", "{}", "{ x }", '{"a": 1}', '{"results": {}}', '{"version": 1', "{" * 5000, '{"results":[' * 5000,
+    '{"results": [{"size": 1}]}', '{"results": {"size": 1}}', '{"test_info": {}}', '{"nvbandwidth": 1}', '{"iterations": [1]}',
+    "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n", "| Diagnostic     | Result        |\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOTHING)
+def test_what_others_print_is_nothing(text: str) -> None:
+    results = read_text("log", text)
+    assert (items_of(results), results.sources[0].unread, results.sources[0].tools) == ([], 0, ())
+
+
+HARD = (
+    "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n", "12 a:1:1 [0] NCCL INFO\n",
+    "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n", '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n",
+    "# Out of bounds values : 0 OK\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HARD)
+def test_time_grows_with_size_only(piece: str) -> None:
+    """Eight times the input may take about that, not sixty-four times, with room for other work of the machine."""
+
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece))
+        begin = time.process_time()
+        read_text("log", text)
+        return time.process_time() - begin
+
+    seconds(2_000)
+    small, large = min(seconds(40_000) for _ in range(2)), seconds(320_000)
+    assert large < 24 * small + 0.5
