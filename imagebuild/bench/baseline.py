@@ -153,20 +153,21 @@ def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
         match result:
             case Run():
                 devices = set(result.devices[:1])
-                for row in result.rows:
-                    operation = f" {row.redop}" if row.redop and row.redop != "none" else ""
-                    speeds = [half.busbw_gb_s for half in row.halves if half.busbw_gb_s]
-                    if row.size_bytes >= SMALLEST and speeds:
-                        points[f"{result.subject}, {row.dtype}{operation}"][row.size_bytes] = fmean(speeds)
+                for line in result.rows:
+                    operation = f" {line.redop}" if line.redop and line.redop != "none" else ""
+                    speeds = [half.busbw_gb_s for half in line.halves if half.busbw_gb_s]
+                    if line.size_bytes >= SMALLEST and speeds:
+                        points[f"{result.subject}, {line.dtype}{operation}"][line.size_bytes] = fmean(speeds)
             case BandwidthTest() if result.unit == "GB/s":
                 for number, cells in enumerate(result.matrix or ()):
                     points[result.subject] |= {(number, at): cell for at, cell in enumerate(cells) if cell and cell > 0}
             case PerftestTable() if scale := GBIT_UNITS.get(result.unit or ""):
                 unit = "Gb/s"
-                sizes = {row.size_bytes or 0: row.bw_average * scale for row in result.rows if row.bw_average}
-                points[result.subject] |= {size: value for size, value in sizes.items() if size >= WIRE_BYTES}
+                for row in result.rows:
+                    if row.bw_average and (row.size_bytes or 0) >= WIRE_BYTES:
+                        points[result.subject][row.size_bytes or 0] = row.bw_average * scale
         problem = "" if result.verdict == "ok" else f"its verdict is {result.verdict}"
-        if problem and isinstance(result, Run):
-            points = points or defaultdict(dict, {result.subject: {}})
+        if isinstance(result, Run) and not points:
+            points[result.subject] = {}
         for name, values in points.items():
             yield name, Series(result.source, unit, problem, devices, [values])
