@@ -11,28 +11,27 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from statistics import fmean, median
 from typing import NamedTuple, get_args
 
 from imagebuild.bench import logs
 from imagebuild.bench.ceilings import forced_classes
-from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, Setting, excerpt, parse_number
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, excerpt, parse_number
 from imagebuild.bench.models import Collective, Half, NcclRow, Run, Verdict, bus_ratio
 from imagebuild.core.errors import plural
 
 
 def parse_nccl_text(log: Log) -> Parsed[Run]:
     """Read the runs of a log, in the order in which they begin; nothing if the log is not of these programs."""
-    by_process, failures, settings = _read_lines(log.lines)
-    tables = sorted(
-        (table for tables in by_process.values() for table in _mixed_as_one(tables)), key=lambda table: table.begin
-    )
+    by_process, failures = _read_lines(log.lines)
+    tables = sorted((t for tables in by_process.values() for t in tables), key=lambda table: table.begin)
     if not any(table.has_output for table in tables) and any(_OWN_FAILURE.search(f.text) for f in failures):
-        tables.append(_Table("", 0, found={"starting"}))
+        tables.append(_Table(0, found={"starting"}))
     # A shell's trace of a command whose lines another process labels is no run of its own.
     tables = [
         table
@@ -40,13 +39,15 @@ def parse_nccl_text(log: Log) -> Parsed[Run]:
         if table.has_output or following is None or not following.has_output or "command" in following.found
     ]
     by_table = _failures_by_table(tables, failures)
-    chosen = _settings_of(tables, sorted([*log.settings, *settings]))
     parsed: Parsed[Run] = []
     for index, table in enumerate(tables):
         # A command without output counts as a run if it failed.
         if table.has_output or (by_table[index] and "command" in table.found):
             warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
-            parsed += [_run_of(log.path, table, by_table[index], chosen[index], next(warnings, "")), *table.unread]
+            begin = tables[index - 1].end if index else 0
+            said = {s.name: s.value for s in log.settings if begin < s.number <= table.end}
+            table.facts = {**said, **table.facts}
+            parsed += [_run_of(log.path, table, by_table[index], next(warnings, "")), *table.partial]
     return parsed
 
 
@@ -104,15 +105,14 @@ def _fact_of(text: str) -> tuple[str, Mapping[str, str]]:
     if _ELISION.fullmatch(text):
         return "elision", {}
     if "_perf" in text and not text.lstrip().startswith("#") and (match := _COMMAND.search(text)):
-        return "command", match.groupdict()
+        return "command", {**match.groupdict(), **{s.name: s.value for s in logs.settings_in(text, 0)}}
     return "", {}
 
 
 @dataclass
 class _Table:
-    """Collect what one run printed, or several that printed at the same time."""
+    """Collect what one run printed."""
 
-    process: str
     begin: int
     """The line where it begins."""
     end: int = 0
@@ -122,13 +122,12 @@ class _Table:
     last_row: str = ""
     """`row` or `partial`."""
     facts: dict[str, str] = field(default_factory=dict)
-    """What its lines say, by the names of the groups of `_PATTERNS`; of several, what the first says."""
+    """What its lines say, by the names of the groups of `_PATTERNS` and of variables; of equal ones, the first."""
     ranks: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Rank → host, bus and name of its GPU."""
     rows: list[NcclRow] = field(default_factory=list)
     partial: list[str] = field(default_factory=list)
-    tables: int = 1
-    """Number of tables whose rows cannot be told apart."""
+    """Lines that look like rows and could not be read."""
 
     @property
     def has_output(self) -> bool:
@@ -144,11 +143,6 @@ class _Table:
     def labels(self) -> Sequence[str]:
         """Return the names of the columns; none without a header."""
         return self.facts.get("labels", "").replace("# wrong", "#wrong").replace("|", " ").split()
-
-    @property
-    def unread(self) -> Sequence[str]:
-        """Return what looks like rows and could not be read."""
-        return [*self.partial, *(str(row.size_bytes) for row in self.rows if self.tables > 1)]
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
         """Return whether a line of this kind, which follows, belongs to the next run."""
@@ -172,16 +166,13 @@ class _Table:
         self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
 
 
-def _read_lines(
-    lines: Iterable[LogLine],
-) -> tuple[Mapping[str, Sequence[_Table]], Sequence[_Failure], Sequence[Setting]]:
-    """Return the tables of each process, by its name, the failures, and what commands say about algorithms.
+def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]], Sequence[_Failure]]:
+    """Return the tables of each process, by its name, and the failures.
 
     Lines without a name are of the process that printed last, unless a process without a name printed something.
     """
     processes: dict[str, list[_Table]] = {}
     failures: list[_Failure] = []
-    settings: list[Setting] = []
     last_process = ""
     for line in lines:
         name = line.process or ("" if "" in processes else last_process)
@@ -189,7 +180,7 @@ def _read_lines(
         kind, facts = _fact_of(line.text)
         found: NcclRow | str | None = None
         if not kind:
-            if failure := _failure_of(line.text, line.number, name):
+            if failure := _failure_of(line.text, line.number):
                 failures.append(failure)
             found = _read_row(line, tables[-1].labels if tables else ())
             if found is None and tables and tables[-1].is_open and _ends_like_row(line.text):
@@ -198,7 +189,7 @@ def _read_lines(
                 continue
             kind = "partial" if isinstance(found, str) else "row"
         if not tables or tables[-1].is_over(kind, facts):
-            tables.append(_Table(name, line.number))
+            tables.append(_Table(line.number))
         processes[name] = tables
         table = tables[-1]
         table.add(kind, facts, line.number)
@@ -206,34 +197,8 @@ def _read_lines(
             table.rows.append(found)
         elif found:
             table.partial.append(found)
-        elif kind == "command":
-            settings += logs.settings_in(line.text, line.number)
         last_process = last_process if kind in _ASIDE else name
-    return processes, failures, settings
-
-
-def _mixed_as_one(tables: Sequence[_Table]) -> Iterator[_Table]:
-    """Yield the tables of one process; one for those of several programs that printed at the same time.
-
-    If a run has no footer when the next one opens, and a footer or devices belong to no opening, then programs without
-    MPI ran under mpirun.
-    """
-    unfinished = [at for at, t in enumerate(tables) if t.found & _OPENINGS and not t.found & _FOOTERS]
-    loose = [at for at, t in enumerate(tables) if not t.found & _OPENINGS and t.found & {"rank", *_FOOTERS}]
-    begin = end = len(tables)
-    if unfinished and loose and loose[-1] > unfinished[0]:
-        begin, end = unfinished[0], loose[-1] + 1
-    yield from (*tables[:begin], *tables[end:])
-    if mixed := tables[begin:end]:
-        first = mixed[0]
-        first.tables = max(2, *(sum(kind in t.found for t in mixed) for kind in ("parameters", "header", "bounds")))
-        first.end = mixed[-1].end
-        for table in mixed[1:]:
-            first.rows += table.rows
-            first.partial += table.partial
-            first.facts = {**table.facts, **first.facts}
-            first.ranks = {**table.ranks, **first.ranks}
-        yield first
+    return processes, failures
 
 
 # Lines: failures.
@@ -283,10 +248,9 @@ class _Failure(NamedTuple):
     """The line's number."""
     verdict: Verdict
     text: str
-    process: str = ""
 
 
-def _failure_of(text: str, number: int, process: str) -> _Failure | None:
+def _failure_of(text: str, number: int) -> _Failure | None:
     """Return the failure that a line reports.
 
     `# error:` is the last message of the library, which a run that ends well may have too.
@@ -295,33 +259,21 @@ def _failure_of(text: str, number: int, process: str) -> _Failure | None:
     if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
         return None
     place = next(place for place, (_, pattern) in enumerate(_FAILURES) if re.search(pattern, text))
-    return _Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240], process)
+    return _Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240])
 
 
 def _failures_by_table(tables: Sequence[_Table], failures: Iterable[_Failure]) -> Mapping[int, list[_Failure]]:
-    """Return the failures of each run, by index: those after its beginning, of the same process if that has a run."""
+    """Return the failures of each run, by index: those after its beginning. The first has those before it, too.
+
+    What a launcher or a trace says before the first run is of something else, and so is all if that run ended well.
+    """
     by_table: dict[int, list[_Failure]] = defaultdict(list)
-    last_of_process: dict[str, int] = {}
-    begun = 0
+    begins = [table.begin for table in tables]
     for failure in failures:
-        while begun < len(tables) and tables[begun].begin <= failure.number:
-            last_of_process[tables[begun].process] = begun
-            begun += 1
-        index = last_of_process.get(failure.process, begun - 1)
-        if index >= 0:
-            by_table[index].append(failure)
-        elif tables and failure.verdict != "failed" and "bounds" not in tables[0].found:
-            by_table[0].append(failure)
+        index = bisect_right(begins, failure.number) - 1
+        if index >= 0 or (tables and failure.verdict != "failed" and "bounds" not in tables[0].found):
+            by_table[max(index, 0)].append(failure)
     return by_table
-
-
-def _settings_of(tables: Sequence[_Table], settings: Sequence[Setting]) -> list[Mapping[str, str]]:
-    """Return the settings of each run: those between the run before it and its own end."""
-    ends = [0, *(table.end for table in tables)]
-    return [
-        {setting.name: setting.value for setting in settings if begin < setting.number <= end}
-        for begin, end in pairwise(ends)
-    ]
 
 
 # Lines: rows with size, count, type, operation, root, and two halves of time, algbw, busbw, wrong.
@@ -409,9 +361,7 @@ def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
 # What a table says: who took part, which sizes, and whether its figures fit each other.
 
 
-def _run_of(
-    source: str, table: _Table, failures: Iterable[_Failure], settings: Mapping[str, str], warning: str = ""
-) -> Run:
+def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: str = "") -> Run:
     """Return the run of a table, with its verdict."""
     ranks, hosts, gpus, devices = _devices(table)
     compared_rows = _compared_rows(table)
@@ -428,9 +378,9 @@ def _run_of(
         gpus=gpus,
         device=devices[0] if devices else None,
         other_devices=devices[1:],
-        algorithms=forced_classes(settings),
-        rows=tuple(table.rows) if table.tables == 1 else (),
-        partial_rows=len(table.unread),
+        algorithms=forced_classes(table.facts),
+        rows=tuple(table.rows),
+        partial_rows=len(table.partial),
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
         compared=compared_rows == len(table.rows),
     )
@@ -598,10 +548,6 @@ def _verdicts(
         yield "wrong-data", f"{wrong} wrong elements in the rows read, {bounds} checks out of bounds"
     for failure in sorted(failures):
         yield failure.verdict, f"line {failure.number}: {failure.text}"
-    if table.tables > 1:
-        remedy = "build nccl-tests with MPI=1, or label lines (mpirun --tag-output, srun --label)"
-        problem = "programs printed at the same time, and their rows cannot be told apart"
-        yield "failed", f"{table.tables} {problem}: {remedy}"
     if facts.get("average_state") == "FAILED":
         yield "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"
     warned = f"; NCCL warned: {warning}" if warning else ""
@@ -654,18 +600,22 @@ def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
     if "bounds" not in table.found:
         # The run did not come to its end: the last errors of the library are the cause.
         errors = [str(error) for error in logs.json_list(top.get("errors")) if str(error).strip()]
-        failures = [_failure_of(e, number, "") or _Failure(1, number, "comm-failure", e[:240]) for e in errors]
-    variables = [text.partition("=") for text in map(str, logs.json_list(top.get("env")))]
-    run = _run_of(source, table, failures, {name: value for name, _, value in variables})
-    return [run, *table.unread]
+        failures = [_failure_of(e, number) or _Failure(1, number, "comm-failure", e[:240]) for e in errors]
+    return [_run_of(source, table, failures), *table.partial]
 
 
 def _json_table(top: Mapping[str, object], number: int) -> _Table:
     """Return what a JSON document says, as the table of a run that was printed."""
-    table = _Table("", number)
+    table = _Table(number)
     config = logs.json_object(top.get("config"))
     asked = {name: _word(config.get(key)) for name, key in _JSON_PARAMETERS.items()}
-    table.add("parameters", {"program": "".join(map(str, logs.json_list(top.get("args"))[:1])), **asked}, number)
+    variables = [text.partition("=") for text in map(str, logs.json_list(top.get("env")))]
+    program = "".join(map(str, logs.json_list(top.get("args"))[:1]))
+    table.add(
+        "parameters",
+        {name: value for name, _, value in variables if name.startswith("NCCL_")} | {"program": program, **asked},
+        number,
+    )
     # The list of devices has one device of each process.
     each = f"{int(_word(config.get('nthreads')) or 0) * int(_word(config.get('ngpus')) or 0)}"
     for rank, device in enumerate(map(logs.json_object, logs.json_list(config.get("devices")))):

@@ -51,7 +51,7 @@ _ERROR = re.compile(
 """Errors that other programs print as well."""
 _MARK = re.compile(
     r"[\s>*]{0,80}(?=[#bA-Ze])"
-    rf"(?:#?bytes\s{{1,40}}#|#flows|Waiting for client to connect|{_TITLE_TEXT}|{_FATAL_TEXT})"
+    rf"(?:#?bytes\s{{1,40}}#|#flows|{_TITLE_TEXT}|{_FATAL_TEXT})"
 )
 """A line that only perftest prints."""
 _DASHES = re.compile(r"-{20,}")
@@ -93,11 +93,7 @@ class _PerftestReader:
         elif text.startswith(("#bytes", "#flows", "bytes ")):
             self.read_header(text, announced)
         elif title := _TITLE.fullmatch(text):
-            waiting = [program for program in announced if program.waits and program.test is None]
-            program = waiting[0] if waiting else self.add(TableBuilder())
-            program.test, program.waits = title["test"], False
-        elif text.startswith("* Waiting for client to connect"):
-            self.add(TableBuilder(waits=True))
+            self.add(TableBuilder(title["test"]))
         elif _FATAL.match(text):
             (running[-1] if running else self.add(TableBuilder())).errors.append(excerpt(text))
         elif running and _ERROR.match(text):
@@ -118,7 +114,7 @@ class _PerftestReader:
         test = self.programs[-1].test if self.programs else None
         program = announced[-1] if announced else self.add(TableBuilder(test))
         program.columns = tuple(_FIGURES.get(name.replace("%%", "%"), name) for name in names)
-        program.unit, program.waits = next(filter(None, (column["unit"] for column in found)), None), False
+        program.unit = next(filter(None, (column["unit"] for column in found)), None)
         program.errors.clear()  # before its table, an error counts only if the table never comes
 
     def read_row(self, text: str) -> bool:

@@ -23,8 +23,6 @@ class TableBuilder:
     rows: list[TableRow] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     compared: bool = False
-    waits: bool = False
-    """Whether it is a server that waits for its client."""
     has_unread_row: bool = False
     not_measured: list[int] = field(default_factory=list)
     """Sizes of rows with a figure that is no number."""
@@ -58,7 +56,7 @@ class TableBuilder:
         if self.has_unread_row:
             yield "truncated", "a row could not be read"
         if not self.columns:
-            yield "no-data", "the server waits for its client" if self.waits else "no result was printed"
+            yield "no-data", "no result was printed"
         if not self.rows:
             yield "truncated", "the output ends before the first row"
         if self.negative:

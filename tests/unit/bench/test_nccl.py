@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from imagebuild.bench import Half, NcclRow, Run, read_files, read_text
+from imagebuild.bench import Half, NcclRow, Run, judge_results, read_files, read_text
 from tests.unit.bench.fuzz import broken
 from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
 from tests.unit.bench.strict_reader import package_rows, strict_rows
@@ -141,9 +141,10 @@ def test_tables_of_several_processes(seed: int) -> None:
     runs = read_runs(interleaved(named, random.Random(seed)))
     assert sorted(map(repr, (run.rows for run in runs))) == sorted(repr(tuple(table.rows())) for table in tables)
     assert {(run.verdict, run.ranks) for run in runs} == {("ok", 1)}
-    run = only(interleaved([table.lines() for table in tables], random.Random(seed)))
-    assert (run.verdict, run.ranks, run.rows, run.partial_rows) == ("failed", 1, (), 4 * len(tables[0].sizes))
-    assert run.reason.startswith("4 programs printed at the same time")
+    # Nothing tells whose a row is.
+    mixed = read_text("log", interleaved([table.lines() for table in tables], random.Random(seed)))
+    assert {run.verdict for run in mixed.runs} - {"ok"}
+    assert "the ranks were not joined" in str([judgement.participation for judgement in judge_results(mixed)])
 
 
 FIRST, SECOND = Table(seed=1), Table(seed=2)
