@@ -86,18 +86,13 @@ def judge_results(
     for algorithm in set(expected.algorithms) - set(get_args(AlgorithmName)):
         known = ", ".join(get_args(AlgorithmName))
         raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {known}")
+    diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
     return (
         *(_judge_run(run, results.runs, profile, expected) for run in results.runs),
         *(_judge_matrix(test, profile, expected) for test in results.tests),
         *(_judge_table(table, profile) for table in results.tables),
-        *(_judge_diagnostics(*diagnosis, profile) for diagnosis in diagnoses(results)),
+        *(_judge_diagnostics(source, tuple(group), profile) for source, group in diagnoses),
     )
-
-
-def diagnoses(results: Results) -> list[tuple[str, tuple[Diagnostic, ...]]]:
-    """Return the diagnostics by file: each dcgmi diag is judged as a whole."""
-    by_source = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
-    return [(source, tuple(group)) for source, group in by_source]
 
 
 def data_claim(result: Measurement | Diagnostic) -> Claim:

@@ -267,6 +267,24 @@ def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: C
     assert (status, "it ran on" in out) == (1, True)
 
 
+def test_results_of_verify_on_two_machines_are_told_apart(call: Call) -> None:
+    """Both have the same checks, of which one failed on one of them."""
+    for name, verdict in (("a", "ok"), ("b", "failed")):
+        memory = {
+            "source": "dcgm/diag",
+            "category": "Hardware",
+            "test": "memory",
+            "entity": "GPU 0",
+            "verdict": verdict,
+        }
+        found = Results.model_validate({"diagnostics": [memory], "runs": [run(source="nccl-tests/all-reduce")]})
+        check = {"component": "dcgm", "check": "diag", "outcome": "passed", "results": found.model_dump(mode="json")}
+        write(f"{name}.json", json.dumps(verification().model_dump(mode="json") | {"checks": [check]}))
+    status, out, _ = call("a.json", "b.json", "--json", "o.json")
+    assert (status, len(read("o.json")["judgements"])) == (1, 4)
+    assert "✗ dcgmi diag (dcgm/diag): wrong: memory, GPU 0\n" in out
+
+
 @pytest.mark.parametrize(
     ("name", "text", "status"),
     [
