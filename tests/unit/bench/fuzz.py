@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 _ODD = (
-    "", "-", "|", "0", "99999999999999999999999999", "-1", "1e999", "nan", "N/A", "\N{ARABIC-INDIC DIGIT THREE}", "\x00", "x" * 5000,
-    "9" * 5000, "Waived:", "Running a_b.", "Final:", "#bytes #iterations", "-" * 27, "0 1 2", "Error: no", "{", "}", "\n\n",
+    "", "-", "|", "0", "99999999999999999999999999", "-1", "1e999", "nan", "N/A",
+    "\N{ARABIC-INDIC DIGIT THREE}", "\x00",
+    "x" * 5000, "9" * 5000, "Waived:", "Running a_b.", "Final:", "#bytes #iterations", "-" * 27, "0 1 2", "Error: no",
+    "{", "}", "\n\n",
 )  # fmt: skip
 _VALUES: tuple[Any, ...] = (
     None,

@@ -24,6 +24,7 @@ def strict_rows(text: str) -> list[Row]:
 def package_rows(results: Results) -> list[Row]:
     """The same, as the package reads it."""
     return [
-        (row.size_bytes, row.dtype, *(value for half in row.halves for value in (half.time_us, half.algbw_gb_s, half.busbw_gb_s)))
+        (row.size_bytes, row.dtype,
+         *(value for half in row.halves for value in (half.time_us, half.algbw_gb_s, half.busbw_gb_s)))
         for run in results.runs for row in run.rows if row.in_place
     ]  # fmt: skip

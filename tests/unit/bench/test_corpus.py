@@ -21,8 +21,8 @@ from tests.unit.bench.nccl_tables import Table
 DATA = Path(__file__).parents[2] / "data"
 TOOLS = ("nccl", "nvbandwidth", "perftest", "ucx", "dcgm", "tables")
 PREFIXES = (
-    "[1,0]<stdout>:", "  0: ", "[0] ", "[pod/launcher-x7/mpi] 2026-11-21T07:26:09.12Z ", "Nov 22 10:00:00 node7 bench[8]: ",
-    "worker-0  | ", "2026-11-21T07:26:50.1+01:00 stdout F ", "> ",
+    "[1,0]<stdout>:", "  0: ", "[0] ", "[pod/launcher-x7/mpi] 2026-11-21T07:26:09.12Z ",
+    "Nov 22 10:00:00 node7 bench[8]: ", "worker-0  | ", "2026-11-21T07:26:50.1+01:00 stdout F ", "> ",
 )  # fmt: skip
 
 
@@ -134,11 +134,14 @@ def test_spoiled_output_is_no_error(entry: dict[str, Any]) -> None:
 
 
 NOTHING = (
-    "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n", "srun: error: node1: task 0: Exited with exit code 1\n",
+    "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n",
+    "srun: error: node1: task 0: Exited with exit code 1\n",
     " 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n",
-    "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n", "hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n",
-    "", "\udc80\ud800 x", "{", "[", "{}", "{ x }", '{"a": 1}', '{"results": {}}', '{"version": 1', "{" * 5000, '{"results":[' * 5000,
-    '{"results": [{"size": 1}]}', '{"results": {"size": 1}}', '{"test_info": {}}', '{"nvbandwidth": 1}', '{"iterations": [1]}',
+    "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n",
+    "hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n",
+    "", "\udc80\ud800 x", "{", "[", "{}", "{ x }", '{"a": 1}', '{"results": {}}', '{"version": 1', "{" * 5000,
+    '{"results":[' * 5000, '{"results": [{"size": 1}]}', '{"results": {"size": 1}}', '{"test_info": {}}',
+    '{"nvbandwidth": 1}', '{"iterations": [1]}',
     "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n", "| Diagnostic     | Result        |\n",
 )  # fmt: skip
 
@@ -150,9 +153,12 @@ def test_what_others_print_is_nothing(text: str) -> None:
 
 
 HARD = (
-    "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n", "12 a:1:1 [0] NCCL INFO\n",
-    "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n", '{"results":\n', '{"results":[1,2],\n', "# Rank 0 Pid 1 on a device 0 [0x00] x\n",
-    "# Out of bounds values : 0 OK\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n", "+ all_reduce_perf -b\n",
+    "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n",
+    "12 a:1:1 [0] NCCL INFO\n", "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n",
+    '{"results":\n', '{"results":[1,2],\n',
+    "# Rank 0 Pid 1 on a device 0 [0x00] x\n",
+    "# Out of bounds values : 0 OK\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n",
+    "+ all_reduce_perf -b\n",
 )  # fmt: skip
 
 

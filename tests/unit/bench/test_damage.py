@@ -248,12 +248,16 @@ def change_wire(lines: Lines, source: random.Random) -> None:
 OTHERS = ("NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 5090")
 TABLES: dict[str, Damage] = {
     "drop rows": lambda lines, r: drop(lines, r.sample(rows(lines), r.choice((1, 1, 2, 3)))),
-    "swap numbers": lambda lines, r: swap(lines, *((row, column) for row in [r.choice(rows(lines))] for column in r.sample(range(13), 2))),
-    "swap numbers of rows": lambda lines, r: swap(lines, *((row, r.randrange(5, 13)) for row in r.sample(rows(lines), 2))),
-    "no number": lambda lines, r: put(lines, r.choice(rows(lines)), r.choice((5, 6, 7, 9, 10, 11)), r.choice(("nan", "-nan", "inf"))),
+    "swap numbers": lambda lines, r: swap(
+        lines, *zip([r.choice(rows(lines))] * 2, r.sample(range(13), 2), strict=True)),
+    "swap numbers of rows": lambda lines, r: swap(
+        lines, *((row, r.randrange(5, 13)) for row in r.sample(rows(lines), 2))),
+    "no number": lambda lines, r: put(
+        lines, r.choice(rows(lines)), r.choice((5, 6, 7, 9, 10, 11)), r.choice(("nan", "-nan", "inf"))),
     "wrong elements": lambda lines, r: put(lines, r.choice(rows(lines)), r.choice((8, 12)), str(r.randrange(1, 10**6))),
     "remove ranks": lambda lines, r: drop(lines, r.sample(ranks(lines), r.choice((1, 1, 2, 4)))),
-    "rename devices": lambda lines, r: rename(lines, r.sample(ranks(lines), r.choice((1, len(ranks(lines))))), r.choice(OTHERS)),
+    "rename devices": lambda lines, r: rename(
+        lines, r.sample(ranks(lines), r.choice((1, len(ranks(lines))))), r.choice(OTHERS)),
     "cut": cut, "interleave": interleave, "share GPUs": share_gpus,
     "lose a footer": lambda lines, r: drop(lines, [at(lines, r.choice(("# Out of bounds", "# Avg bus")))]),
     "change the average": change_average, "repeat rows": repeat_rows,

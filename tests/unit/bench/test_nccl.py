@@ -273,8 +273,10 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (NOT_LAUNCHED, {"verdict": "failed", "rows": (), "collective": "all_reduce"}),
     ("node1: Test CUDA failure common.cu:894 'no CUDA-capable device'\n", {"verdict": "cuda-failure", "rows": ()}),
     ("# nccl-tests version 2.19.6 x\nInvalid number of GPUs: 8 requested but only 4 were found.\n", {"verdict": "failed"}),
-    ("\n".join([*TABLE.head(), *TABLE.body()])[:-30], {"verdict": "truncated", "reason": "the last row is cut", "partial_rows": 1}),
-    (CUT + TABLE.body()[4][:40] + "node1: Test NCCL failure x.cu:9 'unhandled system error / '\n", {"verdict": "comm-failure", "partial_rows": 1}),
+    ("\n".join([*TABLE.head(), *TABLE.body()])[:-30], {"verdict": "truncated", "partial_rows": 1,
+     "reason": "the last row is cut"}),
+    (CUT + TABLE.body()[4][:40] + "node1: Test NCCL failure x.cu:9 'unhandled system error / '\n",
+     {"verdict": "comm-failure", "partial_rows": 1}),
     ("\n".join([*TABLE.head(), *TABLE.body()[:2], "        ...", TABLE.body()[-1], *TABLE.foot()]),
      {"verdict": "ok", "reason": "complete; parts are left out where the output has dots"}),
     (TABLE.text() + "imagebuild: FAILED\n", {"verdict": "failed"}),
@@ -290,7 +292,8 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     # Sizes that were asked for.
     (SHORT_TEXT, {"verdict": "truncated", "reason": f"no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
     (SHORT_TEXT.replace("#   ", REDUCED, 1), {"verdict": "ok"}),
-    (TWICE.text(), {"verdict": "damaged", "reason": f"a row of {TABLE.sizes[4]} bytes, where {TABLE.sizes[5]} were asked for"}),
+    (TWICE.text(),
+     {"verdict": "damaged", "reason": f"a row of {TABLE.sizes[4]} bytes, where {TABLE.sizes[5]} were asked for"}),
     (Table(sizes=TABLE.sizes * 3).text(), {"verdict": "ok"}),
     (STEPS, {"verdict": "ok"}),
     (STEPS.replace("maxBytes 10240", "maxBytes 12000"), {"verdict": "truncated"}),
@@ -342,7 +345,8 @@ def written(**changes: Any) -> str:
     ]  # fmt: skip
     document = {
         "version": 3, "args": ["all_reduce_perf"], "nccl_version": 23007,
-        "config": {"nthreads": 1, "ngpus": 8, "minimum_bytes": 1 << 20, "maximum_bytes": 1 << 32, "step_factor": 4, "validation": 1,
+        "config": {"nthreads": 1, "ngpus": 8, "minimum_bytes": 1 << 20, "maximum_bytes": 1 << 32, "step_factor": 4,
+                   "validation": 1,
                    "devices": [{"rank": 0, "hostname": "node1", "device": 0, "device_info": "NVIDIA H100 80GB HBM3"}]},
         "results": rows, "out_of_bounds": {"count": 0, "okay": "true"},
         "average_bus_bandwidth": {"bandwidth": WRITTEN.average, "okay": "unchecked"},

@@ -60,7 +60,9 @@ def test_the_end_of_long_output_is_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("all_reduce", "all_reduce"), ("_x_ y", r"\_x\_ y"), ("a * b", r"a \* b"), ("<b>", r"\<b\>"), ("&lt;", "&amp;lt;"), ("a|b", r"a\|b"),
+        ("all_reduce", "all_reduce"), ("_x_ y", r"\_x\_ y"), ("a * b", r"a \* b"), ("<b>", r"\<b\>"),
+        ("&lt;", "&amp;lt;"),
+        ("a|b", r"a\|b"),
     ],
 )  # fmt: skip
 def test_markdown_cells(text: str, shown: str) -> None:
