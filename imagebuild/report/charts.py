@@ -80,7 +80,9 @@ def line_chart(id_: str, title: str, unit: str, lines: Sequence[Line], tables: S
                 style = {"dash": "dash", "width": 1.5, "color": CEILING_COLOUR} if kind == "ceiling" else style
                 limits.setdefault(f"{kind} {limit.value:.4g} {limit.unit}", (limit, style))
     for name, (limit, style) in limits.items():
-        ends = {"x": [min(sizes), max(sizes)], "y": [limit.value] * 2, "mode": "lines+text", "text": [name, ""]}
+        # Labels of references would lie over those of ceilings; the legend has them.
+        label = name if style["dash"] == "dash" else ""
+        ends = {"x": [min(sizes), max(sizes)], "y": [limit.value] * 2, "mode": "lines+text", "text": [label, ""]}
         traces.append({"name": name, **ends, "textposition": "top right", "hoverinfo": "name", "line": style})
     values = [value for trace in traces for value in trace["y"]] or [1.0]
     # At least a decade, so that a flat line looks flat.

@@ -35,8 +35,8 @@ def test_text_and_lines_can_be_seen(visit: Visit, name: str, scheme: str) -> Non
     if name == "report":  # whose charts axe-core leaves out, as it does all that is drawn
         for part in (".xtick text", ".ytick text", ".legendtext", ".textpoint text"):
             faint += [part] if contrast(page, f".chart {part}", "fill", ".panel") < 4.5 else []
-        for number in range(page.locator(".chart").first.locator(".js-line").count()):
-            line = f".chart .trace:nth-child({number + 1}) .js-line"
+        for number in range(page.locator(".chart").first.locator(".scatterlayer .js-line").count()):
+            line = f".chart .scatterlayer .trace:nth-child({number + 1}) .js-line"
             faint += [line] if contrast(page, line, "stroke", ".panel") < 3 else []
     assert faint == []
     axe_finds_nothing(page)
