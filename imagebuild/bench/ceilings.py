@@ -339,9 +339,11 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
     """Add the mistakes in a profile that is otherwise sound.
 
     Mistakes are: a reference that is not below its ceiling, does not fit the hardware or is listed twice; a test that
-    no rate of the profile limits; links in the wrong order.
+    no rate of the profile limits; links in the wrong order, or without the number of their GPUs.
     """
     profile = document.model
+    if any(link.gpus < 2 for link in profile.links):
+        mistakes.add(document.at("links"), "links: each joins two GPUs or more; say how many with `gpus`")
     if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:
         mistakes.add(document.at("links"), "links: the link that joins fewest GPUs must come first")
     inherited = len(profile.references) - sum(loc[:1] == ("references",) and len(loc) == 2 for loc in document.lines)

@@ -161,6 +161,7 @@ def test_thresholds_that_no_machine_passes(tmp_path: Path, profile: str, rate: i
     [
         ("ranks: 8, rate: 480", "ranks: 8, rate: 700", "box.yaml:9: all_reduce on 8 ranks, 1 node: 700 GB/s is not below the ceiling, 700.0 GB/s (nvls: link * 2(n-1)/(n+1))"),
         ("ranks: 8, rate: 480", "ranks: 8, algorithm: ring, rate: 480", "box.yaml:9: all_reduce on 8 ranks, 1 node: 480 GB/s is not below the ceiling, 450.0 GB/s (ring: link)"),
+        ("gpus: 8, rate: 450", "rate: 450", "box.yaml:4: links: each joins two GPUs or more; say how many with `gpus`"),
         ("ranks: 8, rate: 480", "ranks: 9, rate: 480", "box.yaml:9: all_reduce on 9 ranks, 1 node: 9 ranks on 1 node do not fit box"),
         ("ranks: 8, rate: 480", "ranks: 8, algorithm: sharp, rate: 480", "box.yaml:9: all_reduce on 8 ranks, 1 node: sharp is not a class"),
         ("ranks: 16, nodes: 2, rate: 440", "ranks: 8, rate: 440", "box.yaml:10: all_reduce on 8 ranks, 1 node: is listed twice"),
