@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
+from typing import Any
 
 from imagebuild.bench import (
     BandwidthTest,
-    DataClaim,
+    Claim,
     Diagnostic,
     Half,
     Judgement,
     Limit,
     NcclRow,
-    ParticipationClaim,
     PerftestTable,
+    Results,
     Run,
     Source,
     SpeedClaim,
     TableRow,
-    UcxResult,
+    judge_results,
 )
 from imagebuild.project import CheckResult, VerifyResult
-from imagebuild.report import Report, ReportOrigin, judge_rest
+from imagebuild.report import Report, ReportOrigin, find_sweeps
 from tests.unit.bench.nccl_tables import Table
 
 HOSTILE = (
@@ -54,7 +55,7 @@ def curve(peak: float, factor: float) -> tuple[NcclRow, ...]:
 def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: object) -> Run:
     known: dict[str, object] = {
         "source": f"logs/{collective}.log", "tool_version": "2.19.6", "ranks": 8, "nodes": 1,
-        "device": "NVIDIA H100 80GB HBM3", "out_of_bounds": 0, "wrong_total": 0, "verdict": "ok", "reason": "complete",
+        "device": "NVIDIA H100 80GB HBM3", "verdict": "ok", "reason": "complete",
     }  # fmt: skip
     return Run(
         collective=collective,
@@ -87,8 +88,8 @@ def judgement(
     return Judgement(
         source=f"logs/{collective}.log",
         subject=f"{collective}, 8 ranks, 1 node",
-        data=DataClaim(state="right", reason="complete"),
-        participation=ParticipationClaim(state="complete", reason="8 ranks, 1 node"),
+        data=Claim(state="right", reason="complete"),
+        participation=Claim(state="complete", reason="8 ranks, 1 node"),
         speed=SpeedClaim.model_validate(known | speed),
     )
 
@@ -105,9 +106,16 @@ ABOUT = ReportOrigin(
 )
 
 
-def report(**content: object) -> Report:
-    """A report in which every result has a judgement, as those that are read from files."""
-    return judge_rest(Report.model_validate({"about": ABOUT} | content))
+def report(**content: Any) -> Report:
+    """A report with a judgement on every result: the one that is given for its file and subject, else without profile."""
+    results = Results.model_validate({kind: content.get(kind, ()) for kind in Results.model_fields})
+    given, judgements = list(content.get("judgements", ())), []
+    for own in judge_results(results):
+        found = next((j for j in given if (j.source, j.subject) == (own.source, own.subject)), own)
+        given = [judgement for judgement in given if judgement is not found]
+        judgements.append(found)
+    sweeps = find_sweeps(results.runs)
+    return Report.model_validate({"about": ABOUT, "sweeps": sweeps} | content | {"judgements": judgements})
 
 
 GOOD = report(
@@ -138,7 +146,7 @@ BAD = report(
     runs=(
         run(),
         run("all_gather", 362.0),
-        run("alltoall", 344.0, verdict="wrong-data", reason="96 elements are wrong in 2 rows", wrong_total=96),
+        run("alltoall", 344.0, verdict="wrong-data", reason="96 elements are wrong in 2 rows"),
         run("reduce_scatter", 190.0),
         run("sendrecv", 903.0),
         run("all_reduce", 386.0, ranks=16, nodes=2, source="logs/two-nodes.log"),
@@ -155,14 +163,14 @@ BAD = report(
             update={"source": "logs/two-nodes.log", "subject": "all_reduce, 16 ranks, 2 nodes"}),
     ),
     tests=(
-        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
+        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s",
                       name="device_to_device_memcpy_read_ce", matrix=matrix(), sum=21870.0),
-        BandwidthTest(source="logs/pairs.log", unit="GB/s", status="passed", sum=None,
+        BandwidthTest(source="logs/pairs.log", unit="GB/s", sum=None,
                       name="device_to_device_memcpy_write_ce", matrix=matrix(4, (0, 3))),
-        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s", status="passed",
+        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s",
                       name="host_to_device_memcpy_ce", matrix=((55.4, 55.3, 55.4, 55.2),), sum=221.3),
         BandwidthTest(source="logs/nvbandwidth.log", name="multinode_device_to_device_memcpy_read_ce", unit=None,
-                      status="waived", matrix=None, sum=None),
+                      verdict="waived", matrix=None, sum=None),
     ),
     tables=(
         PerftestTable(source="logs/ib_write_bw.log", test="RDMA_Write BW", unit="Gb/sec",
@@ -170,14 +178,14 @@ BAD = report(
                                   msg_rate=2.5) for p in range(1, 24))),
         PerftestTable(source="logs/ib_read_lat.log", test="RDMA_Read Latency", unit=None,
               rows=(TableRow(size_bytes=2, latency_us={"typical": 3.9, "average": 4.0}),)),
+        PerftestTable(source="logs/ucx.log", tool="ucx_perftest", test="put bandwidth", unit="MiB/sec",
+              rows=(TableRow(size_bytes=1 << 20, bw_average=10531.2, msg_rate=0.01),)),
     ),
-    ucx=(UcxResult(source="logs/ucx.log", title="overhead", size_bytes=1 << 20, thread=0,
-                   latency_us={"average": 0.09}, bandwidth_mib_s={"average": 10531.2}, rate_msg_s={"average": 1.1e7}),),
     diagnostics=(
-        Diagnostic(source="logs/dcgm.json", category="Hardware", test="memory", entity="GPU 0", status="pass"),
-        Diagnostic(source="logs/dcgm.json", category="Hardware", test="pcie", entity="GPU 3", status="fail",
-                   messages=("link width is 8, expected 16",)),
-        Diagnostic(source="logs/dcgm.json", category="Stress", test="targeted_power", status="skip"),
+        Diagnostic(source="logs/dcgm.json", category="Hardware", test="memory", entity="GPU 0"),
+        Diagnostic(source="logs/dcgm.json", category="Hardware", test="pcie", entity="GPU 3", verdict="failed",
+                   reason="link width is 8, expected 16"),
+        Diagnostic(source="logs/dcgm.json", category="Stress", test="targeted_power", verdict="waived"),
     ),
     verifications=(verification(),),
     sources=(

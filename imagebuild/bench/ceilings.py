@@ -6,8 +6,9 @@ The bus bandwidth of a collective is at most min(a * link, b * W). With
 * link, the GB/s that one GPU can send to its peers in the node, one way;
 * W, the GB/s that the network cards of one node can send, one way; card, the part of it that one rank can use;
 
-a and b are what `ALGORITHMS` has for each class and collective. Bus bandwidth is size / time * the factor of a ring, so
-a class that moves less than a ring has factors above 1. Within one node, the part with W falls away.
+a and b are what `ALGORITHMS` has for each class and collective; docs/profiles.md says why. Bus bandwidth is size / time
+* the factor of a ring, so a class that moves less than a ring has factors above 1. Within one node, the part with W
+falls away.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
-from imagebuild.bench.profiles import CopyRate, MeasuredSpeed, Profile, WireRate, profile_key
+from imagebuild.bench.profiles import Measured, Profile, profile_key
 from imagebuild.core.errors import ConfigError, Mistakes, plural
-from imagebuild.core.fields import Model, YamlFile
+from imagebuild.core.fields import YamlFile
 
 
 class NotComparable(Exception):
@@ -29,9 +30,11 @@ class NotComparable(Exception):
 
 
 @dataclass(frozen=True)
-class Hardware:
-    """Hold the rates that limit a run."""
+class RankLayout:
+    """Hold the rates that limit ranks, and over how many NVLink domains these are spread."""
 
+    domains: int
+    """k of the formulas."""
     link: float
     """GB/s that one GPU can send to its peers in the node."""
     network: float | None = None
@@ -50,21 +53,11 @@ class Hardware:
 class Ceiling:
     """Hold the most that one class of algorithms can reach."""
 
-    collective: str
     algorithm: str
     value: float
-    link: float
-    """What the links alone would allow; infinite if nothing passes them."""
-    network: float
-    """What the network alone would allow; infinite within a node."""
     formula: str
     floor_fraction: float
     """Fraction of `value` that every healthy machine reaches with this class of algorithms."""
-
-    @property
-    def bound(self) -> str:
-        """Return the part that limits: `link` or `network`."""
-        return "link" if self.link <= self.network else "network"
 
 
 class Factor(NamedTuple):
@@ -85,7 +78,6 @@ class Algorithm:
     """a of the formula."""
     network: Factor | None
     """b of the formula; `None` if the class works within a node only."""
-    why: str
     nvls: bool = False
     """Whether it needs NVLink SHARP."""
     sharp: bool = False
@@ -105,64 +97,30 @@ _NETWORK_ONCE = Factor("1", lambda _n, _k, _g: 1.0)
 _LINK_LOCAL = Factor("(n-1)/(k(g-1))", lambda n, k, g: (n - 1) / (k * (g - 1)) if g > 1 else math.inf)
 _LINK_NVLS = Factor("2g(n-1)/(n(g+1))", lambda n, _k, g: 2 * g * (n - 1) / (n * (g + 1)))
 _LINK_PEERS = Factor("(n-1)/(g-1)", lambda n, _k, g: (n - 1) / (g - 1) if g > 1 else math.inf)
+_REDUCED_BY_SWITCH = Factor("2(n-1)/(n+1)", lambda n, _k, _g: 2 * (n - 1) / (n + 1))
+_SENT_BY_SWITCH = Factor("(n-1)/n", lambda n, _k, _g: (n - 1) / n)
 _NETWORK_SPLIT = Factor("k(n-1)/(n(k-1))", lambda n, k, _g: k * (n - 1) / (n * (k - 1)))
 _NETWORK_PARTS = Factor("(n-1)/(g(n-g))", lambda n, _k, g: (n - 1) / (g * (n - g)))
+_NETWORK_OF_ROOT = Factor("(n-1)/(n-g)", lambda n, _k, g: (n - 1) / (n - g))
 _NETWORK_SHARP = Factor("2(n-1)/n", lambda n, _k, _g: 2 * (n - 1) / n)
 
 ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm(
-        "ring", (*REDUCING, "broadcast", "reduce"), _LINK_ONCE, _NETWORK_ONCE,
-        "every GPU passes factor * size to the next one, and one GPU of each node to the next node",
-    ),
-    Algorithm(
-        "hierarchical", REDUCING, _LINK_LOCAL, _NETWORK_SPLIT,
-        "the least that must cross without help of switches: (k-1)/k * size a node, twice for all_reduce; trees too, "
-        "which move as much on the average of their GPUs and nodes",
-        within=False,
-    ),
-    Algorithm(
-        "nvls", ("all_reduce",), Factor("2(n-1)/(n+1)", lambda n, _k, _g: 2 * (n - 1) / (n + 1)), None,
-        "the switch reduces: a GPU sends (n+1)/n * size instead of 2(n-1)/n * size", nvls=True,
-    ),
-    Algorithm(
-        "nvls", ("all_gather", "reduce_scatter"), Factor("(n-1)/n", lambda n, _k, _g: (n - 1) / n), None,
-        "the switch multicasts or reduces, but a GPU still receives, or sends, all of size", nvls=True,
-    ),
-    Algorithm(
-        "nvls-tree", ("all_reduce",), _LINK_NVLS, _NETWORK_SPLIT,
-        "NVLS in each node, (g+1)/g * size over a link; a tree between nodes", nvls=True, within=False,
-    ),
-    Algorithm(
-        "sharp", ("all_reduce",), _LINK_LOCAL, _NETWORK_SHARP,
-        "the network reduces: a node sends size once", sharp=True, within=False,
-    ),
-    Algorithm(
-        "nvls-sharp", ("all_reduce",), _LINK_NVLS, _NETWORK_SHARP,
-        "NVLS in each node, the network reduces between nodes", nvls=True, sharp=True, within=False,
-    ),
-    Algorithm(
-        "pairwise", ("alltoall", "hypercube"), _LINK_PEERS, _NETWORK_PARTS,
-        "of the n-1 parts that a rank sends, g-1 stay in the node and n-g leave it",
-    ),
-    Algorithm(
-        "pairwise", ("alltoallv",), _LINK_PEERS, _NETWORK_PARTS,
-        "as alltoall, with parts that are not equal",
-        # 41 % on two H200: docs/evidence/gpu-results.md
-        floor_fraction=0.25,
-    ),
-    Algorithm(
-        "pairwise", ("gather", "scatter"), _LINK_PEERS,
-        Factor("(n-1)/(n-g)", lambda n, _k, g: (n - 1) / (n - g)),
-        "the root's link carries g-1 parts, its node's network n-g",
-    ),
-    Algorithm(
-        "pairwise", ("sendrecv",), _LINK_ONCE, _NETWORK_ONCE,
-        "every rank sends size to the next one; one rank of each node sends to another node", one_peer=True,
-        # 15.2 GB/s on ten nodes of H100 with 400 Gb/s cards, where everything else reached 80 to 90 %:
-        # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
-        floor_fraction=0.25,
-    ),
-)  # fmt: skip
+    Algorithm("ring", (*REDUCING, "broadcast", "reduce"), _LINK_ONCE, _NETWORK_ONCE),
+    # Trees too: they move as much on the average of their GPUs and nodes.
+    Algorithm("hierarchical", REDUCING, _LINK_LOCAL, _NETWORK_SPLIT, within=False),
+    Algorithm("nvls", ("all_reduce",), _REDUCED_BY_SWITCH, None, nvls=True),
+    Algorithm("nvls", ("all_gather", "reduce_scatter"), _SENT_BY_SWITCH, None, nvls=True),
+    Algorithm("nvls-tree", ("all_reduce",), _LINK_NVLS, _NETWORK_SPLIT, nvls=True, within=False),
+    Algorithm("sharp", ("all_reduce",), _LINK_LOCAL, _NETWORK_SHARP, sharp=True, within=False),
+    Algorithm("nvls-sharp", ("all_reduce",), _LINK_NVLS, _NETWORK_SHARP, nvls=True, sharp=True, within=False),
+    Algorithm("pairwise", ("alltoall", "hypercube"), _LINK_PEERS, _NETWORK_PARTS),
+    # 41 % on two H200: docs/evidence/gpu-results.md
+    Algorithm("pairwise", ("alltoallv",), _LINK_PEERS, _NETWORK_PARTS, floor_fraction=0.25),
+    Algorithm("pairwise", ("gather", "scatter"), _LINK_PEERS, _NETWORK_OF_ROOT),
+    # 15.2 GB/s on ten nodes of H100 with 400 Gb/s cards, where everything else reached 80 to 90 %:
+    # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
+    Algorithm("pairwise", ("sendrecv",), _LINK_ONCE, _NETWORK_ONCE, one_peer=True, floor_fraction=0.25),
+)
 
 
 def algorithms_of(collective: str) -> set[str]:
@@ -198,61 +156,43 @@ def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
     return tuple(name for name in everything if name in chosen) if len(chosen) < len(everything) else ()
 
 
-def class_ceilings(collective: str, ranks: int, nodes: int, hardware: Hardware) -> tuple[Ceiling, ...]:
-    """Return the ceiling of each class that the hardware can run; `nodes` are NVLink domains.
+def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Ceiling, ...]:
+    """Return the ceiling of each class that the hardware can run.
 
-    There is none for one rank, which moves nothing; for a collective without a formula; between nodes whose network is
-    unknown; and if the ranks do not divide evenly between the nodes.
+    There is none for one rank, which moves nothing; for a collective without a formula; between domains whose network
+    is unknown; and if the ranks do not divide evenly between the domains.
     """
-    if ranks < 2 or nodes < 1 or ranks % nodes:
+    domains = layout.domains
+    if ranks < 2 or domains < 1 or ranks % domains:
         return ()
     ceilings = []
-    gpus = ranks // nodes
+    gpus = ranks // domains
     for algorithm in ALGORITHMS:
-        if collective not in algorithm.collectives or (nodes == 1 and not algorithm.within):
+        if collective not in algorithm.collectives or (domains == 1 and not algorithm.within):
             continue
-        if (algorithm.nvls and not (hardware.nvls and gpus > 1)) or (algorithm.sharp and not hardware.sharp):
+        if (algorithm.nvls and not (layout.nvls and gpus > 1)) or (algorithm.sharp and not layout.sharp):
             continue
-        wire = hardware.wire if algorithm.one_peer else None
-        link = (wire or hardware.link) * algorithm.link.compute(ranks, nodes, gpus)
-        network = math.inf
-        parts = [] if math.isinf(link) else [f"{'wire' if wire else 'link'} * {algorithm.link.text}"]
-        if nodes > 1:
-            if algorithm.network is None or hardware.network is None:
+        wire, card = (layout.wire, layout.card) if algorithm.one_peer else (None, None)
+        value = (wire or layout.link) * algorithm.link.compute(ranks, domains, gpus)
+        parts = [] if math.isinf(value) else [f"{'wire' if wire else 'link'} * {algorithm.link.text}"]
+        if domains > 1:
+            if algorithm.network is None or layout.network is None:
                 continue
-            card = hardware.card if algorithm.one_peer else None
-            network = (card or hardware.network) * algorithm.network.compute(ranks, nodes, gpus)
+            value = min(value, (card or layout.network) * algorithm.network.compute(ranks, domains, gpus))
             parts.append(f"{'card' if card else 'W'} * {algorithm.network.text}")
         parts = [part.removesuffix(" * 1") for part in parts]
         formula = parts[0] if len(parts) == 1 else f"min({', '.join(parts)})"
-        values = (min(link, network), link, network)
-        ceilings.append(Ceiling(collective, algorithm.name, *values, formula, algorithm.floor_fraction))
+        ceilings.append(Ceiling(algorithm.name, value, formula, algorithm.floor_fraction))
     return tuple(ceilings)
 
 
-def hard_ceiling(
-    collective: str, ranks: int, nodes: int, hardware: Hardware, algorithm: str | None = None
-) -> Ceiling | None:
+def hard_ceiling(collective: str, ranks: int, layout: RankLayout, algorithm: str | None = None) -> Ceiling | None:
     """Return the ceiling of the class if it is known, else of the loosest class: a measurement above it is a mistake.
 
     Of classes that allow the same, the first in `ALGORITHMS`.
     """
-    ceilings = class_ceilings(collective, ranks, nodes, hardware)
-    known = [ceiling for ceiling in ceilings if algorithm in (None, ceiling.algorithm)]
+    known = [c for c in class_ceilings(collective, ranks, layout) if algorithm in (None, c.algorithm)]
     return max(known, key=lambda ceiling: ceiling.value, default=None)
-
-
-# Ranks on the hardware of a profile
-
-
-@dataclass(frozen=True)
-class RankLayout:
-    """Describe how ranks run on the hardware of a profile, in the terms of the formulas."""
-
-    domains: int
-    """k: NVLink domains."""
-    hardware: Hardware
-    """What limits them in one domain."""
 
 
 def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
@@ -286,7 +226,7 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
     sharp = profile.network is not None and profile.network.kind == "infiniband"
     # Without a switch, a GPU has a wire to each peer, and uses those whose peers take part.
     rate = min(link.rate, link.pair * (gpus - 1)) if link.pair and gpus > 1 else link.rate
-    return RankLayout(domains, Hardware(rate, network, link.pair, card, nvls=link.nvls, sharp=sharp))
+    return RankLayout(domains, rate, network, link.pair, card, nvls=link.nvls, sharp=sharp)
 
 
 # Copies between devices, and single network cards
@@ -353,44 +293,12 @@ def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
 # The table of `imagebuild limits`
 
 
-class LimitRow(Model):
-    """Hold a row of the table of limits: the ceiling of a class, and what was measured with it."""
+def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any]]:
+    """Return every ceiling for all GPUs of so many hosts (by default of one NVLink domain), and what was measured.
 
-    collective: str
-    algorithm: str
-    ceiling_gb_s: float
-    bound: str
-    """The part that limits: `link` or `network`."""
-    hardest: bool
-    """Whether no class of the collective allows more: above this, a measurement is wrong."""
-    formula: str
-    references: tuple[MeasuredSpeed, ...] = ()
-    """References of the collective at this scale, beside the class that they were measured with, else the loosest."""
-
-
-class LimitTable(Model):
-    """Hold what `imagebuild limits --json` writes."""
-
-    profile: str
-    title: str
-    nodes: int
-    """Number of hosts."""
-    ranks: int
-    """n of the formulas."""
-    domains: int
-    """k of the formulas: NVLink domains."""
-    link_gb_s: float
-    network_gb_s: float | None
-    """W of the formulas, of one domain."""
-    rows: tuple[LimitRow, ...]
-    copies: tuple[CopyRate, ...] = ()
-    wires: tuple[WireRate, ...] = ()
-
-
-def limit_table(profile: Profile, nodes: int | None = None) -> LimitTable:
-    """Return every ceiling for all GPUs of so many hosts; by default of one NVLink domain.
-
-    Raises ConfigError if the hosts do not divide evenly between domains.
+    A row is a reference with the ceiling of the class that it was measured with, else of the loosest one; a ceiling
+    without references; or a test of copies or cards. `hardest` is the ceiling above which a measurement is wrong. Rates
+    are in GB/s. Raises ConfigError if the hosts do not divide evenly between domains.
     """
     nodes = nodes or profile.hosts_per_domain
     ranks = nodes * profile.node.gpus
@@ -398,39 +306,30 @@ def limit_table(profile: Profile, nodes: int | None = None) -> LimitTable:
         layout = rank_layout(profile, ranks, nodes)
     except NotComparable as error:
         raise ConfigError(f"--nodes {nodes}: {error}") from None
-    rows = []
+    rows: list[dict[str, Any]] = []
     for collective in get_args(Collective):
-        ceilings = class_ceilings(collective, ranks, layout.domains, layout.hardware)
+        ceilings = class_ceilings(collective, ranks, layout)
         loosest = max(ceilings, key=lambda ceiling: ceiling.value, default=None)
-        references = profile.references_at(collective, ranks, nodes)
-        rows += [
-            LimitRow(
-                collective=collective,
-                algorithm=ceiling.algorithm,
-                ceiling_gb_s=round(ceiling.value, 1),
-                bound=ceiling.bound,
-                hardest=ceiling is loosest,
-                formula=ceiling.formula,
-                references=tuple(
-                    reference
-                    for reference in references
-                    if reference.algorithm == ceiling.algorithm or (reference.algorithm is None and ceiling is loosest)
-                ),
-            )
-            for ceiling in ceilings
-        ]
-    return LimitTable(
-        profile=profile.name,
-        title=profile.title,
-        nodes=nodes,
-        ranks=ranks,
-        domains=layout.domains,
-        link_gb_s=layout.hardware.link,
-        network_gb_s=layout.hardware.network,
-        rows=tuple(rows),
-        copies=profile.copies,
-        wires=profile.wires,
-    )
+        for ceiling in ceilings:
+            names = (ceiling.algorithm, None) if ceiling is loosest else (ceiling.algorithm,)
+            measured = [r for r in profile.references_at(collective, ranks, nodes) if r.algorithm in names]
+            row = {"test": collective, "ranks": ranks, "nodes": nodes, "algorithm": ceiling.algorithm}
+            row |= {"ceiling": round(ceiling.value, 1), "hardest": ceiling is loosest, "formula": ceiling.formula}
+            rows += [row | _measured(reference) for reference in measured or (None,)]
+    for rates, limits_of, bits in ((profile.copies, copy_limits, 1), (profile.wires, wire_limits, 8)):
+        for test, rate in ((test, named) for named in rates for test in named.tests):
+            limit, _ = limits_of(profile, test)
+            name = f"{test}, {rate.memory} memory" if rate.memory else test
+            row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
+            row |= {"ceiling": limit and round(limit.value / bits, 1), "formula": limit.what if limit else ""}
+            rows.append(row | _measured(rate))
+    return rows
+
+
+def _measured(reference: Measured | None) -> dict[str, Any]:
+    if reference is None:
+        return dict.fromkeys(("rate", "tolerance", "source", "date"))
+    return reference.model_dump(include={"rate", "tolerance", "source", "date"})
 
 
 # Mistakes in profiles
@@ -440,9 +339,11 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
     """Add the mistakes in a profile that is otherwise sound.
 
     Mistakes are: a reference that is not below its ceiling, does not fit the hardware or is listed twice; a test that
-    no rate of the profile limits; links in the wrong order.
+    no rate of the profile limits; links in the wrong order, or without the number of their GPUs.
     """
     profile = document.model
+    if any(link.gpus < 2 for link in profile.links):
+        mistakes.add(document.at("links"), "links: each joins two GPUs or more; say how many with `gpus`")
     if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:
         mistakes.add(document.at("links"), "links: the link that joins fewest GPUs must come first")
     inherited = len(profile.references) - sum(loc[:1] == ("references",) and len(loc) == 2 for loc in document.lines)
@@ -457,11 +358,9 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
         keys.add(key)
         try:
             layout = rank_layout(profile, reference.ranks, reference.nodes)
-            if layout.domains > 1 and layout.hardware.network is None:
+            if layout.domains > 1 and layout.network is None:
                 raise NotComparable(f"{reference.nodes} nodes need a network, and {profile.name} has none")
-            ceiling = hard_ceiling(
-                reference.collective, reference.ranks, layout.domains, layout.hardware, reference.algorithm
-            )
+            ceiling = hard_ceiling(reference.collective, reference.ranks, layout, reference.algorithm)
             if ceiling is None:
                 raise NotComparable(
                     f"{reference.algorithm} is not a class of {reference.collective} at this scale on {profile.name}"

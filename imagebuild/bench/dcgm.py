@@ -6,13 +6,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 from imagebuild.bench.logs import JsonDocument, Parsed, excerpt, json_list, json_object, json_text
-from imagebuild.bench.models import Diagnostic, DiagnosticStatus
+from imagebuild.bench.models import Diagnostic, Verdict
 
 WHOLE_RUN = "diag"
 """The test that stands for the run as a whole: it fails where dcgmi itself reports an error."""
 
-_STATUS = re.compile(r"(pass|fail|warn|skip|not[ _-]?run)(?:p?ed)?", re.IGNORECASE)
-_STATUSES: dict[str, DiagnosticStatus] = {"pass": "pass", "fail": "fail", "warn": "warn", "skip": "skip"}
+_VERDICTS: dict[str, tuple[Verdict, str]] = {
+    "pass": ("ok", ""), "passed": ("ok", ""), "fail": ("failed", ""), "failed": ("failed", ""), "warn": ("warned", ""),
+    "skip": ("waived", "skipped"), "skipped": ("waived", "skipped"),
+}  # fmt: skip
+"""Word of dcgmi → verdict, and reason of one without messages."""
 _JSON_TITLES = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 
 
@@ -32,7 +35,7 @@ def _json_run(source: str, run: object, *, has_tests: bool) -> Iterator[Diagnost
     titled = [part for title in _JSON_TITLES if isinstance(part := json_object(run).get(title), dict)]
     for part in (json_object(run), *titled):
         for error in filter(None, (json_text(part.get(key)) for key in ("runtime_error", "Warning"))):
-            yield Diagnostic(source=source, category=None, test=WHOLE_RUN, status="fail", messages=(excerpt(error),))
+            yield Diagnostic(source=source, category=None, test=WHOLE_RUN, verdict="failed", reason=excerpt(error))
     if not titled and has_tests:
         yield excerpt(f"dcgmi diag: {run!r}")
     for category in (category for part in titled for category in json_list(part.get("test_categories"))):
@@ -68,17 +71,12 @@ def _json_results(source: str, category: str | None, test: Mapping[str, object])
             for message in value if isinstance(value, list) else [value]:
                 text = json_text(message.get("warning") if isinstance(message, dict) else message)
                 messages += [text.strip()] if text and text.strip() else []
-        yield Diagnostic(
-            source=source,
-            category=category,
-            test=str(test["name"]),
-            entity=entity,
-            status=_status_of(entry.get("status")),
-            messages=tuple(messages),
+        printed = str(entry.get("status")).strip().lower()
+        unknown: tuple[Verdict, str] = ("failed", f"its status is {excerpt(printed)}")
+        verdict, word = (
+            ("waived", "not run") if re.fullmatch("not[ _-]?run", printed) else _VERDICTS.get(printed, unknown)
         )
-
-
-def _status_of(printed: object) -> DiagnosticStatus:
-    """Return the status that was printed, `unknown` for every other text."""
-    match = _STATUS.fullmatch(printed.strip()) if isinstance(printed, str) else None
-    return _STATUSES.get(match[1].lower(), "not-run") if match else "unknown"
+        yield Diagnostic(
+            source=source, category=category, test=str(test["name"]), entity=entity, verdict=verdict,
+            reason="; ".join(messages) or word,
+        )  # fmt: skip

@@ -25,17 +25,17 @@ from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
 from imagebuild.bench.models import (
     AlgorithmName,
     BandwidthTest,
-    DataClaim,
+    Claim,
+    ClaimWord,
     Diagnostic,
     Judgement,
     Limit,
+    Measurement,
     Openness,
-    ParticipationClaim,
     PerftestTable,
     Results,
     Run,
     SpeedClaim,
-    UcxResult,
     bus_ratio,
     describe_run,
 )
@@ -48,17 +48,18 @@ loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
 GATE_BYTES, WIRE_BYTES = 2**30, 2**16
 """Smaller messages of collectives, and over one card, show latency, not bandwidth."""
 NEVER_COMPARE = ("all_reduce_bench",)
-"""Tools that cannot compare data, so that nobody can ask for it."""
+"""Tools whose runs cannot compare data, so that nobody can ask for it."""
 COLLAPSE = 0.5
 """The least fraction of the best row that rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
 """How far busbw / algbw may differ from the ratio for the number of ranks, from `RATIO_LEAST` GB/s on."""
 RATIO_LEAST = 20.0
+SOFTWARE = ("deployment", "software", "integration")
+"""Categories of dcgmi diag whose tests look at the software, not at the hardware."""
+DIAGNOSIS = "dcgmi diag"
+"""Subject of the judgement on all diagnostics of a file."""
 
-NO_PROFILE = "no profile says how fast it should be"
-UNSOUND = "its data failed, so its speed is not judged"
-NO_DATA = DataClaim(state="not compared", reason="this benchmark never compares data")
-NO_PARTICIPATION = ParticipationClaim(state="not applicable", reason="the output says nothing of ranks and GPUs")
+NO_PARTICIPATION = Claim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Expected:
 def judge_results(
     results: Results, profile: Profile | None = None, expected: Expected | None = None
 ) -> tuple[Judgement, ...]:
-    """Judge runs, matrices, tables and results of ucx_perftest in the order of the results, then each dcgmi diag.
+    """Judge each result that was measured, in their order, then each dcgmi diag.
 
     Raises ConfigError for an algorithm that is not a class of `ceilings`.
     """
@@ -85,59 +86,51 @@ def judge_results(
     for algorithm in set(expected.algorithms) - set(get_args(AlgorithmName)):
         known = ", ".join(get_args(AlgorithmName))
         raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {known}")
-    alone = [(run.source, run.collective) for run in results.runs if run.ranks == 1]
-    tables, files = Counter(alone), Counter(collective for _, collective in set(alone))
+    diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
     return (
-        *(
-            _judge_run(run, profile, expected, tables[run.source, run.collective], files[run.collective])
-            for run in results.runs
-        ),
+        *(_judge_run(run, results.runs, profile, expected) for run in results.runs),
         *(_judge_matrix(test, profile, expected) for test in results.tests),
         *(_judge_table(table, profile) for table in results.tables),
-        *(_judge_ucx(result) for result in results.ucx),
-        *(
-            _judge_diagnostics(source, tuple(group), profile)
-            for source, group in groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
-        ),
+        *(_judge_diagnostics(source, tuple(group), profile) for source, group in diagnoses),
     )
+
+
+def data_claim(result: Measurement | Diagnostic) -> Claim:
+    """Say whether the data of a result were right: compared by a benchmark that came to its end."""
+    if result.verdict != "ok":
+        # What is waived does not fit the machine, which is no failure.
+        words: dict[str, ClaimWord] = {"waived": "not applicable", "warned": "not compared", "wrong-data": "wrong"}
+        state = words.get(result.verdict, "wrong" if isinstance(result, Diagnostic) else "unfinished")
+        allow: Openness | None = "unvalidated" if state == "not compared" else None
+        return Claim(state=state, reason=": ".join(filter(None, (result.verdict, result.reason))), allow=allow)
+    match result:
+        case BandwidthTest():
+            dead = sum(pair <= 0 for pair in result.pairs)
+            reason = f"{dead} of {plural(len(result.pairs), 'figure')} are not above 0"
+            right = Claim(state="right", reason="the benchmark compared what it copied")
+            return Claim(state="unfinished", reason=reason) if dead else right
+        case Run(compared=True, partial_rows=0) | PerftestTable(compared=True) | Diagnostic():
+            return Claim(state="right", reason=result.reason)
+        case Run() if result.tool not in NEVER_COMPARE:
+            return Claim(state="not compared", reason=result.reason, allow="unvalidated")
+    return Claim(state="not compared", reason="this benchmark never compares data")
+
+
+def _unsound(data: Claim) -> str:
+    return "its data failed, so its speed is not judged" if data.standing() == "failed" else ""
 
 
 # Runs of nccl-tests
 
 
-def _judge_run(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> Judgement:
-    """Judge one run of nccl-tests.
-
-    `alone` counts the runs of one rank in its file, `files` the files that have such runs.
-    """
-    participation = _participation(run, profile, expected, alone, files)
+def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
+    """Judge one of the `runs` of nccl-tests."""
+    participation = _participation(run, runs, profile, expected)
     known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
     subject = run.subject if run.ranks and run.nodes else describe_run(run.collective, **known)
-    run = run.model_copy(update=known)
-    data = _data_of_run(run)
-    return Judgement(
-        source=run.source,
-        subject=subject,
-        data=data,
-        participation=participation,
-        speed=_speed_of_run(run, profile, expected, UNSOUND if data.standing() == "failed" else ""),
-    )
-
-
-def verdict_text(verdict: str, reason: str) -> str:
-    """Return verdict and reason, the verdict only if the reason does not begin with it."""
-    return reason if reason.startswith(verdict.split("-", maxsplit=1)[0]) else f"{verdict}: {reason}"
-
-
-def _data_of_run(run: Run) -> DataClaim:
-    if run.verdict == "ok" and run.compared and not run.partial_rows:
-        return DataClaim(state="right", reason=run.reason)
-    if run.verdict == "ok" and run.tool in NEVER_COMPARE:
-        return NO_DATA
-    if run.verdict == "ok":
-        return DataClaim(state="not compared", reason=run.reason, allow="unvalidated")
-    state = "wrong" if run.verdict == "wrong-data" else "unfinished"
-    return DataClaim(state=state, reason=verdict_text(run.verdict, run.reason))
+    data = data_claim(run)
+    speed = _speed_of_run(run.model_copy(update=known), profile, expected, _unsound(data))
+    return Judgement(source=run.source, subject=subject, data=data, participation=participation, speed=speed)
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:
@@ -151,82 +144,78 @@ def _nodes_of(run: Run, expected: Expected) -> int | None:
     return run.nodes or expected.nodes
 
 
-def _participation(run: Run, profile: Profile | None, expected: Expected, alone: int, files: int) -> ParticipationClaim:
+def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Claim:
     """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
     wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
-    asserted = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
     wrong = [
         f"{is_} of {plural(should, noun)} took part"
-        if is_ < should
-        else f"{plural(is_, noun)} took part, {should} {'was' if should == 1 else 'were'} asked for"
-        for is_, should, noun in asserted
+        for is_, should, noun in ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
         if is_ and should and is_ != should
     ]
     if problem := _foreign_devices(run.devices, profile):
         wrong.append(problem)
-    apart = ""
-    if run.ranks == 1 and (alone > 1 or files > 1):
-        tables = f"{alone} tables of one rank each" if alone > 1 else f"{files} files with a table of one rank each"
-        apart = f"{tables}: the ranks were not joined; build nccl-tests with MPI=1"
-        # Files may be of several jobs, unless more ranks were asked for.
-        if alone > 1 or (wanted or 1) > 1:
-            wrong.append(apart)
+    apart, is_one_file = _unjoined(run, runs)
+    # Files may be of several jobs, unless more ranks were asked for.
+    if apart and (is_one_file or (wanted or 1) > 1):
+        wrong.append(apart)
     if ranks and run.ranks != 1 and (ratio := _wrong_ratio(run, ranks)):
         wrong.append(f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}")
     if wrong:
-        return ParticipationClaim(state="incomplete", reason="; ".join(wrong))
+        return Claim(state="incomplete", reason="; ".join(wrong))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
     unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
     if unknown and (asked or not ranks):
-        options = " and ".join(f"--{noun}" for noun in unknown)
         what = f"the output does not list the {' and '.join(unknown)}"
         if run.device and run.tool not in NEVER_COMPARE:
             what = "the output's list of devices is incomplete"
-        reason = f"{what}; say how many with {options}"
-        return ParticipationClaim(state="not known", reason=reason, allow=asked)
+        options = " and ".join(f"--{noun}" for noun in unknown)
+        return Claim(state="not known", reason=f"{what}; say how many with {options}", allow=asked)
     assert ranks
     if run.gpus and run.gpus < ranks and nodes == run.nodes:
         reason = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
         if nodes == 1 and ranks % run.gpus == 0:
             hosts = ranks // run.gpus
             reason += f"; if these were {hosts} hosts that have the same name, say so with --nodes {hosts}"
-        return ParticipationClaim(state="incomplete", reason=reason)
-    if wanted and ranks > wanted:
-        return ParticipationClaim(state="incomplete", reason=f"{ranks} ranks on {wanted} GPUs")
+        return Claim(state="incomplete", reason=reason)
     scale = ", ".join(plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count)
     if not asked:
         reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many there should be")))
-        return ParticipationClaim(state="not known", reason=reason)
-    return _gpus_claim(ranks, wanted or ranks, "took part", scale)
+        return Claim(state="not known", reason=reason)
+    return _gpus_claim(ranks, wanted or ranks, scale)
 
 
-def _unjudged(profile: Profile | None, unsound: str, problem: str, **facts: Any) -> SpeedClaim:
-    """Return a claim that speed was not judged: data are `unsound`, there is no profile, or there is another problem.
+def _unjoined(run: Run, runs: Sequence[Run]) -> tuple[str, bool]:
+    """Return that tables of one rank each were printed, and whether into one file; an empty text if they were not."""
+    if run.ranks != 1:
+        return "", False
+    alike = [other for other in runs if other.ranks == 1 and other.collective == run.collective]
+    tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
+    what = f"{tables} tables" if tables > 1 else f"{files} files with a table"
+    text = f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
+    return text if tables > 1 or files > 1 else "", tables > 1
 
-    It stays open if a profile was asked for and nothing is wrong with what was measured.
-    """
-    reason = unsound or (problem if profile else NO_PROFILE)
-    return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 
-
-def _gpus_claim(found: int, wanted: int, verb: str, scale: str = "") -> ParticipationClaim:
+def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
     """Compare the number of GPUs with what it should be; `scale` is the reason if it is reached."""
-    counts = f"{found} of {wanted} GPUs {verb}"
-    if found > wanted:
-        return ParticipationClaim(state="incomplete", reason=f"{found} GPUs {verb}, where {wanted} were expected")
-    if found < wanted:
-        return ParticipationClaim(state="incomplete", reason=counts, allow="partial")
-    return ParticipationClaim(state="complete", reason=scale or counts)
+    counts = f"{found} of {wanted} GPUs took part"
+    if found != wanted:
+        return Claim(state="incomplete", reason=counts, allow="partial" if found < wanted else None)
+    return Claim(state="complete", reason=scale or counts)
 
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     """Return a sentence about devices that the profile does not have; empty if there are none, or no profile."""
-    if profile is None:
+    others = [name for name in names if profile and _names_gpu(name) and not profile.has(name)]
+    if not profile or not others:
         return ""
-    others = [name for name in names if _names_gpu(name) and not profile.has(name)]
     own = " or ".join(name.strip("*") for name in profile.gpu.names)
-    return f"it ran on {', '.join(others)}, but {profile.name} describes {own}" if others else ""
+    return f"it ran on {', '.join(others)}, but {profile.name} describes {own}"
+
+
+def _names_gpu(device: str) -> bool:
+    """Return whether this is the name of a GPU: drivers call one that they do not know `Graphics Device`."""
+    return not device.endswith("Graphics Device")
 
 
 def _wrong_ratio(run: Run, ranks: int) -> float | None:
@@ -247,16 +236,16 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
     if expected.least is not None and not unsound:
-        claim = _speed_asked_for(run, expected.least, facts)
-        if profile is None or claim.state != "fast enough":
-            return claim
-    unsound = unsound or _foreign_devices(run.devices, profile)
-    if unsound or profile is None:
-        return _unjudged(profile, unsound, "", **facts)
+        asked = _speed_asked_for(run, expected.least, facts)
+        if profile is None or asked.state != "fast enough":
+            return asked
+    problem = unsound or _foreign_devices(run.devices, profile)
+    if profile is None or problem:
+        return _not_judged(profile, problem, **facts)
     try:
         return _speed_on_profile(run, profile, expected)
     except NotComparable as reason:
-        return _unjudged(profile, "", str(reason), **facts)
+        return _not_judged(profile, "", str(reason), **facts)
 
 
 def _speed_asked_for(run: Run, least: float, facts: Mapping[str, Any]) -> SpeedClaim:
@@ -279,10 +268,11 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         raise NotComparable("no bus bandwidth was read")
     # A class that the collective does not have, such as a ring of alltoall, was not what it used.
     used = set(expected.algorithms or run.algorithms) & ceilings.algorithms_of(collective)
-    possible = ceilings.class_ceilings(collective, ranks, layout.domains, layout.hardware)
+    names = " or ".join(sorted(used))
+    possible = ceilings.class_ceilings(collective, ranks, layout)
     known = [ceiling for ceiling in possible if not used or ceiling.algorithm in used]
     if used and not known:
-        raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {' or '.join(sorted(used))}")
+        raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {names}")
     hardest = max(known, key=lambda ceiling: ceiling.value, default=None)
     limit = None
     if hardest:
@@ -292,30 +282,26 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     # Without a known class, a run is compared with what the library chose itself.
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
-    notes = [f"as {' or '.join(sorted(used))}" if len(used) == 1 else ""]
-    notes.append(
-        "" if any(map(_names_gpu, run.devices)) else f"the output does not name the GPU, assumed to be {profile.name}'s"
-    )
-    notes += [
-        f"NCCL's own choice, {r.algorithm}, reaches {r.rate:g} GB/s"
-        for r in references
-        if used and reference and not r.forced and r.algorithm and r.algorithm not in used
-    ][:1]
     missing, floor = "", None
     if size < _least_size(run):
         reference, missing = None, f"the largest size is {size} bytes; speed is judged at 1 GiB or more"
     elif reference is None:
-        suffix = f" with {' or '.join(sorted(used))}" if used and references else ""
+        suffix = f" with {names}" if used and references else ""
         missing = f"{profile.name} has no reference for {describe_run(*scale)}{suffix}"
         floor = floor_of(profile, layout, known)
-    others = [r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance]
-    hints = [f"{measured / r.rate:.0%} of the reference with {r.algorithm}: was NCCL made to use it?" for r in others]
-    if reference and measured >= reference.rate * reference.tolerance:
-        hints = []
-    notes += hints[:1]
+    notes = [f"as {names}"] if len(used) == 1 else []
+    if not any(map(_names_gpu, run.devices)):
+        notes.append(f"the output does not name the GPU, assumed to be {profile.name}'s")
+    if used and reference:
+        own = (r for r in references if not r.forced and r.algorithm and r.algorithm not in used)
+        notes += [f"NCCL's own choice, {r.algorithm}, reaches {r.rate:g} GB/s" for r in own][:1]
+    if not reference or measured < reference.rate * reference.tolerance:
+        others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
+        shares = (f"{measured / r.rate:.0%} of the reference with {r.algorithm}" for r in others)
+        notes += [f"{share}: was NCCL made to use it?" for share in shares][:1]
     claim = _speed("GB/s", measured, size, (limit, floor), reference, missing=missing, notes=notes)
     if len(used) == 1:
-        claim = claim.model_copy(update={"algorithm": next(iter(used))})
+        claim = claim.model_copy(update={"algorithm": names})
     # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
     slowest = min(_speeds(run, max(size + 1, _least_size(run))), default=None)
     if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:
@@ -357,11 +343,6 @@ def _scale_of(run: Run) -> tuple[str, int, int]:
     raise NotComparable(f"the output does not say {' and '.join(missing)}")
 
 
-def _names_gpu(device: str) -> bool:
-    """Return whether this is the name of a GPU: drivers call one that they do not know `Graphics Device`."""
-    return not device.endswith("Graphics Device")
-
-
 def _least_size(run: Run) -> int:
     """Return the least size that shows bandwidth.
 
@@ -370,93 +351,61 @@ def _least_size(run: Run) -> int:
     return GATE_BYTES - 16 * (run.ranks or 1)
 
 
-# Matrices of nvbandwidth, tables of perftest, results of ucx_perftest
+# Matrices of nvbandwidth, tables of perftest, ucx_perftest, OSU and NVSHMEM
 
 
 def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
     """Judge a matrix: its devices, and in GB/s its worst pair by the reference and its best pair by the ceiling."""
-    name = test.subject
-    # A test that does not fit the machine is waived: that says nothing, and it is no failure.
-    is_absent = test.status in ("waived", "not-found")
-    data = DataClaim(state="right", reason="the benchmark compared what it copied")
-    if test.status != "passed":
-        data = DataClaim(state="not applicable" if is_absent else "unfinished", reason=f"{test.status}: {test.reason}")
-    cells = _cells_between_devices(test)
-    pairs = device_pairs(test)
-    if dead := [pair for pair in pairs if pair <= 0]:
-        data = DataClaim(state="unfinished", reason=f"{len(dead)} of {plural(len(pairs), 'figure')} are not above 0")
+    name, data, pairs, cells = test.subject, data_claim(test), test.pairs, test.cells
     participation = NO_PARTICIPATION
-    gpus = len(test.devices) or (max(map(len, test.matrix), default=0) if test.matrix else 0)
+    gpus = len(test.devices) or max(map(len, test.matrix or ()), default=0)
     if problem := _foreign_devices(test.devices, profile):
-        participation = ParticipationClaim(state="incomplete", reason=problem)
+        participation = Claim(state="incomplete", reason=problem)
     elif len(pairs) < len(cells):
         joined = profile and any(link.gpus >= gpus for link in profile.links)
-        participation = ParticipationClaim(
+        participation = Claim(
             state="incomplete" if joined else "not known",
             reason=f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured: N/A",
             allow="partial" if profile else None,
         )
-    elif profile and gpus and not is_absent:
-        wanted = expected.ranks or profile.node.gpus * (expected.nodes or 1)
-        participation = _gpus_claim(gpus, wanted, "took part")
-    unsound = problem or (UNSOUND if data.standing() == "failed" else "")
-    if test.unit != "GB/s" or is_absent or "local" in name:
+    elif profile and gpus and test.verdict != "waived":
+        participation = _gpus_claim(gpus, expected.ranks or profile.node.gpus * (expected.nodes or 1))
+    unsound = problem or _unsound(data)
+    if test.verdict == "waived":
+        speed = SpeedClaim(state="not applicable")
+    elif test.unit != "GB/s" or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "it uses no link between devices"
-        speed = SpeedClaim(state="not applicable", reason="" if is_absent else reason)
+        speed = SpeedClaim(state="not applicable", reason=reason)
     elif profile is None or unsound or not pairs:
-        speed = _unjudged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
+        speed = _not_judged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
     else:
         reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
-        limits = ceilings.copy_limits(profile, name)
-        missing = f"{profile.name} has no reference for this test"
-        notes = ["the worst pair" if len(pairs) > 1 else ""]
-        worst, best = min(pairs), max(pairs)
-        speed = _speed("GB/s", worst, None, limits, reference, missing=missing, notes=notes, highest=best)
+        limits, missing = ceilings.copy_limits(profile, name), f"{profile.name} has no reference for this test"
+        notes = ["the worst pair"] if len(pairs) > 1 else []
+        speed = _speed("GB/s", min(pairs), None, limits, reference, missing=missing, notes=notes, highest=max(pairs))
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
-
-
-def device_pairs(test: BandwidthTest) -> list[float]:
-    """Return the figures of copies between two devices."""
-    return [cell for cell in _cells_between_devices(test) if cell is not None]
-
-
-def _cells_between_devices(test: BandwidthTest) -> list[float | None]:
-    """Return the cells that a test measures: on the diagonal of a matrix between GPUs are copies within one of them."""
-    matrix = test.matrix or ()
-    width = len(matrix[0]) if matrix else 0
-    name = test.name or ""
-    if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
-        matrix = matrix[2 * width :]  # two directions and, below them, their total
-    is_within, is_between = "local" in name and len(matrix) > 1, "device_to_device" in name
-    return [
-        cell
-        for row, cells in enumerate(matrix)
-        for column, cell in enumerate(cells)
-        if (row == column) == is_within or not (is_within or is_between)
-    ]
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     """Judge a table by its best average: of perftest in Gb/s, of NVSHMEM in GB/s."""
-    test, is_nvshmem = table.subject, table.tool == "nvshmem"
-    rows = [(row.bw_average, row.size_bytes) for row in table.rows if row.bw_average is not None]
-    value, size = max(rows, default=(None, None))
+    test, is_nvshmem, data = table.subject, table.tool == "nvshmem", data_claim(table)
+    best, unsound = table.best, _unsound(data)
     unit, scale = ("GB/s", 1.0) if is_nvshmem else ("Gb/s", ceilings.GBIT_UNITS.get(table.unit or ""))
-    measured = value * scale if value is not None and scale else None
+    measured = best.bw_average * scale if best and best.bw_average is not None and scale else None
+    size = best.size_bytes if best else None
     facts: dict[str, Any] = {"unit": unit, "measured": measured, "size_bytes": size}
-    data, unsound = DataClaim(state="right", reason="validated") if table.compared else NO_DATA, ""
-    if table.verdict != "ok":
-        data, unsound = DataClaim(state="unfinished", reason=verdict_text(table.verdict, table.reason)), UNSOUND
-    if any(row.latency_us for row in table.rows):
-        speed = SpeedClaim(state="not applicable", unit="Gb/s", reason="times are not judged")
-    elif table.tool == "osu" or "Atomic" in test:
-        reason = "messages of 8 bytes show no bandwidth" if "Atomic" in test else "OSU does not say which link it uses"
+    unjudged = {
+        "times are not judged": any(row.latency_us for row in table.rows),
+        "no profile has references for ucx_perftest": table.tool == "ucx_perftest",
+        "OSU does not say which link it uses": table.tool == "osu",
+        "messages of 8 bytes show no bandwidth": "Atomic" in test,
+    }
+    if reason := next((reason for reason, holds in unjudged.items() if holds), ""):
         speed = SpeedClaim(state="not applicable", reason=reason, **facts)
     elif profile is None or unsound or measured is None or size is None:
-        problem = "no bandwidth was read"
-        if value is not None and not scale:
-            problem = "the unit was not printed; run with --report_gbits and keep the text"
-        speed = _unjudged(profile, unsound, problem, **facts)
+        is_unit_missing = best is not None and not scale
+        problem = "the unit was not printed; run with --report_gbits and keep the text" if is_unit_missing else ""
+        speed = _not_judged(profile, unsound, problem or "no bandwidth was read", **facts)
     else:
         speed = (_speed_of_kernels if is_nvshmem else _speed_of_wire)(test, measured, size, profile)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
@@ -469,7 +418,7 @@ def _speed_of_wire(test: str, measured: float, size: int, profile: Profile) -> S
     """
     fitting = [wire for wire in profile.wires if wire.is_for(test)]
     reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
-    notes = [f"the reference is for {reference.memory} memory" if reference else ""]
+    notes = [f"the reference is for {reference.memory} memory"] if reference else []
     missing = f"{profile.name} has no reference for this test"
     ceiling, floor = ceilings.wire_limits(profile, test)
     if size < WIRE_BYTES:
@@ -486,21 +435,7 @@ def _speed_of_kernels(test: str, measured: float, size: int, profile: Profile) -
     missing = f"{profile.name} has no reference for this test"
     if "within_node" not in test:
         floor, missing = None, "the output does not say whether both GPUs are of one node"
-    return _speed("GB/s", measured, size, (ceiling, floor), reference, missing=missing, notes=())
-
-
-def _judge_ucx(result: UcxResult) -> Judgement:
-    figures = (result.latency_us, result.bandwidth_mib_s, result.rate_msg_s)
-    data = NO_DATA
-    if not result.final:
-        reason = result.reason or "only progress was printed, and no final result"
-        data = DataClaim(state="unfinished", reason=reason)
-    elif any(value is None for values in figures for value in values.values()):
-        data = DataClaim(state="unfinished", reason="some of its figures are not numbers")
-    speed = SpeedClaim(state="not applicable", reason="no profile has references for ucx_perftest")
-    return Judgement(
-        source=result.source, subject=result.subject, data=data, participation=NO_PARTICIPATION, speed=speed
-    )
+    return _speed("GB/s", measured, size, (ceiling, floor), reference, missing=missing)
 
 
 # dcgmi diag
@@ -508,32 +443,36 @@ def _judge_ucx(result: UcxResult) -> Judgement:
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
     """Judge one dcgmi diag: it passes if tests of the hardware were run, and every test that was run passed."""
-    by_status = Counter(diagnostic.status for diagnostic in diagnostics)
-    on_gpus = {
-        d.entity for d in diagnostics if d.status in ("pass", "fail", "warn") and (d.entity or "").startswith("GPU")
-    }
-    failed = [d.test for d in diagnostics if d.status in ("fail", "unknown")]
-    warned = [d.test for d in diagnostics if d.status == "warn"]
-    ran = [d for d in diagnostics if d.status == "pass" and (d.category or "").casefold() not in SOFTWARE]
-    counts = ", ".join(f"{count} {status}" for status, count in by_status.items())
+    by_verdict = Counter(diagnostic.verdict for diagnostic in diagnostics)
+    on_gpus = {d.entity for d in diagnostics if d.verdict != "waived" and (d.entity or "").startswith("GPU")}
+    failed, warned = (
+        "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
+        for verdict in ("failed", "warned")
+    )
+    ran = [d for d in diagnostics if d.verdict == "ok" and (d.category or "").casefold() not in SOFTWARE]
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items())
     if failed:
-        data = DataClaim(state="wrong", reason=f"{', '.join(dict.fromkeys(failed))} failed")
-    elif warned:
-        reason = f"{', '.join(dict.fromkeys(warned))}: a warning is not a pass"
-        data = DataClaim(state="not compared", reason=reason, allow="unvalidated")
-    elif not ran:
-        data = DataClaim(state="not compared", reason=f"no test of the hardware was run: {counts}", allow="unvalidated")
+        data = Claim(state="wrong", reason=failed)
+    elif warned or not ran:
+        reason = f"a warning is not a pass: {warned}" if warned else f"no test of the hardware was run: {counts}"
+        data = Claim(state="not compared", reason=reason, allow="unvalidated")
     else:
-        data = DataClaim(state="right", reason=counts)
-    participation = NO_PARTICIPATION
-    if profile and on_gpus:
-        participation = _gpus_claim(len(on_gpus), profile.node.gpus, "were tested")
+        data = Claim(state="right", reason=counts)
+    participation = _gpus_claim(len(on_gpus), profile.node.gpus) if profile and on_gpus else NO_PARTICIPATION
     speed = SpeedClaim(state="not applicable", reason="dcgmi diag judges speed itself")
-    return Judgement(source=source, subject="dcgmi diag", data=data, participation=participation, speed=speed)
+    return Judgement(source=source, subject=DIAGNOSIS, data=data, participation=participation, speed=speed)
 
 
-SOFTWARE = ("deployment", "software", "integration")
-"""Categories of dcgmi diag whose tests look at the software, not at the hardware."""
+# Claims about speed
+
+
+def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **facts: Any) -> SpeedClaim:
+    """Return a claim that speed was not judged: data are `unsound`, there is no profile, or there is another problem.
+
+    It stays open if a profile was asked for and nothing is wrong with what was measured.
+    """
+    reason = unsound or (problem if profile else "no profile says how fast it should be")
+    return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 
 
 def _speed(
@@ -544,38 +483,33 @@ def _speed(
     reference: Measured | None,
     *,
     missing: str,
-    notes: Iterable[str],
-    highest: float = 0.0,
+    notes: Sequence[str] = (),
+    highest: float | None = None,
 ) -> SpeedClaim:
     """Compare a measurement with its ceiling, then with the reference, else (`missing` says why) with the floor.
 
     `limits` are ceiling and floor. `highest` is compared with the ceiling instead of the measurement, if it is given.
     """
     ceiling, floor = limits
-    facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling}
+    facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
     highest = highest or measured
     if ceiling and highest > ceiling.value * (1 + MARGIN):
-        reason = "more than the hardware can move: wrong profile, scale or measurement"
-        return SpeedClaim(state="impossible", reason=_with_share(reason, highest, ceiling), measured=highest, **facts)
-    facts["measured"] = measured
-    if reference is not None:
+        facts |= {"state": "impossible", "measured": highest}
+        text = "more than the hardware can move: wrong profile, scale or measurement"
+    elif reference is not None:
         rate, tolerance = reference.rate * (8 if unit == "Gb/s" else 1), reference.tolerance
-        limit = Limit(value=rate, unit=unit, what=f"{reference.source}, {reference.date}")
         is_fast = measured / rate >= tolerance
         least = "at least" if is_fast else "below"
-        text = f"{measured / rate:.1%} of the reference, {least} the {tolerance:.0%} that pass"
-        facts |= {"reference": limit, "tolerance": tolerance}
+        text = "; ".join((f"{measured / rate:.1%} of the reference, {least} the {tolerance:.0%} that pass", *notes))
+        limit = Limit(value=rate, unit=unit, what=f"{reference.source}, {reference.date}")
+        facts |= {"reference": limit, "tolerance": tolerance, "state": "fast enough" if is_fast else "too slow"}
     elif floor is not None:
         is_fast = measured >= floor.value
-        text = f"{'at least' if is_fast else 'below'} the floor of {floor.value:.1f} {unit} ({floor.what}); {missing}"
-        facts["floor"] = floor
+        least = "at least" if is_fast else "below"
+        text = "; ".join((f"{least} the floor of {floor.value:.1f} {unit} ({floor.what})", missing, *notes))
+        facts |= {"floor": floor, "state": "fast enough" if is_fast else "too slow"}
     else:
-        reason = _with_share(missing, measured, ceiling)
-        return SpeedClaim(state="not judged", reason=reason, allow="unjudged", **facts)
-    text = "; ".join(filter(None, (text, *notes)))
-    state = "fast enough" if is_fast else "too slow"
-    return SpeedClaim.model_validate({"state": state, "reason": _with_share(text, measured, ceiling), **facts})
-
-
-def _with_share(reason: str, measured: float, ceiling: Limit | None) -> str:
-    return f"{reason}; {measured / ceiling.value:.0%} of the ceiling" if ceiling else reason
+        text = missing
+        facts |= {"state": "not judged", "allow": "unjudged"}
+    share = f"; {facts['measured'] / ceiling.value:.0%} of the ceiling" if ceiling else ""
+    return SpeedClaim(reason=text + share, **facts)

@@ -18,7 +18,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, NamedTuple, TextIO, TypeVar, cast
+from typing import BinaryIO, NamedTuple, TextIO, TypeVar, cast
+
+import yaml
+
+from imagebuild.core.errors import ResultError
 
 
 class LogLine(NamedTuple):
@@ -35,13 +39,12 @@ class LogLine(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Hold a variable of NCCL that a command line, a script or NCCL itself mentions."""
+    """Hold a variable of NCCL that the line of a command or NCCL itself mentions."""
 
     number: int
     """Line number in the file."""
     name: str
     value: str
-    """Empty if it was unset."""
 
 
 @dataclass
@@ -55,54 +58,21 @@ class Log:
     warnings: list[LogLine] = field(default_factory=list)
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
     settings: list[Setting] = field(default_factory=list)
-    """Variables that choose NCCL's algorithms, and the algorithms that it used for 1 GiB or more."""
-    damage: str = ""
-    """Why its compressed data could not be read to the end."""
+    """What NCCL says of variables that choose its algorithms, and of those that it used for 1 GiB or more."""
 
 
 Item = TypeVar("Item")
 Parsed = list[Item | str]
 """What a parser read of its tool in one source, empty if the source holds nothing of that tool: results, and lines (or
 pieces of JSON, shortened) that look like results and could not be read."""
-LONGEST_REASON = 1000
 
 
-@dataclass
-class LineReader(Generic[Item]):
-    """Read what one tool printed, line by line."""
-
-    source: str
-    parsed: Parsed[Item] = field(default_factory=list)
-    is_error: bool = False
-    """Whether the line is an error."""
-    after_error: bool = False
-    """Whether the line before it was an error: an error that follows at once explains it."""
-
-    def read_all(self, lines: Sequence[str], mark: re.Pattern[str], longest: int) -> Parsed[Item]:
-        """Read cleaned lines of up to `longest` characters, if one matches `mark`, which only this tool prints."""
-        if any(map(mark.match, lines)):
-            for line in lines:
-                if len(line) <= longest and (text := line.strip().removeprefix("> ")):
-                    self.after_error, self.is_error = self.is_error, False
-                    self.read(text)
-            self.end()
-        return self.parsed
-
-    def read(self, text: str) -> None:
-        """Read the next line, without blanks around it."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Keep what the end of the output leaves open."""
-
-    def explains_error(self, error: str) -> bool:
-        """Return whether the line before was an error, too; then this one is added to its reason."""
-        self.is_error = True
-        if self.after_error:
-            last: Any = self.parsed[-1]
-            reason = last.reason if error in last.reason else f"{last.reason}; {error}"
-            self.parsed[-1] = last.model_copy(update={"reason": reason[:LONGEST_REASON]})
-        return self.after_error
+def lines_of(tool: re.Pattern[str], lines: Sequence[str], longest: int) -> Iterator[str]:
+    """Yield cleaned lines of up to `longest` characters, without blanks around them, if one is of this tool alone."""
+    if any(map(tool.match, lines)):
+        for line in lines:
+            if len(line) <= longest and (text := line.strip().removeprefix("> ")):
+                yield text
 
 
 @dataclass(frozen=True)
@@ -110,6 +80,7 @@ class JsonDocument:
     """Hold a JSON document, or as much of one as there is."""
 
     value: object
+    """None if nothing of it can be read."""
     is_whole: bool
     """False if the end is missing."""
     number: int
@@ -123,21 +94,25 @@ _LONGEST_LINE = 64 << 20
 _MOST_WARNINGS = 20
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_HEAD = (
+    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}"
+    r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
+)
 _DEBUG = re.compile(
-    # node1:123:456 [0] NCCL INFO …, also with a time before it, or with file and function
-    r"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?P<host>[\w.-]{1,255}):\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?"
-    r"(?: [^\s\[]{1,200}){0,3} NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
+    # node1:123:456 [0] NCCL INFO …, also with a time before it, or with file and function. A row may end before it:
+    # `0.00      0node1:…`, `N/Anode1:…`, `1e+05node1:…`.
+    r"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?:(?<!N/)(?!e[+-]\d)[A-Za-z][\w.-]{0,254}|\d{1,3}(?:\.\d{1,3}){3})"
+    + _HEAD
     # [1734567.123456] [node1:77:0]     ucp_context.c:2119 UCX  INFO …
-    r"|\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}"
+    + r"|\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}"
     r" UCX  (?:DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) "
 )
+_DIGITS_OF_HOST = re.compile(r"[\da-f]{1,12}")
+"""What may stand before a host's first letter, at the beginning of a line: containers are called `3f2a9c0d11e4`."""
 _SETTING = re.compile(
-    r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?(?: ?= ?|: ?| )[\"']?)"
-    r"(?P<value>\^?\w[\w,;:^-]*)"
-    r"|\b(?P<bytes>\d{10,15}) Bytes -> Algo (?P<algo>\w{1,20})"
-    r"|(?:\bunset (?:[\w-]+ )*?|\b(?:env|export) (?:-un? ?|-n ))(?P<unset>NCCL_(?:ALGO|NVLS_ENABLE))\b"
+    r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?[= ][\"']?)(?P<value>\^?\w[\w,;:^-]*)"
+    r"|\b\d{10,15} Bytes -> Algo (?P<algo>\w{1,20})"
 )
-_COMMENT = re.compile(r"(?:^|(?<=[\s:>]))#.*", re.DOTALL)
 _ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
 """Names of the numbers that older releases print."""
 _HEAD_WINDOW = 700
@@ -145,18 +120,13 @@ _HEAD_WINDOW = 700
 _OUTPUT_TAG = re.compile(r"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
 _CUT_ROW = re.compile(r"[\s|]*(?:\d{1,20}(?:[\s|]|$)|#)")
 _LONGEST_CUT_ROW = 2000
-_GLUED_NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d\d)?(?=[A-Za-z])|-(?=[A-Za-z])")
-
-
-DAMAGED = (gzip.BadGzipFile, zlib.error, EOFError)
-"""Errors of reading damaged compressed data; the last of them if the data break off."""
 
 
 @contextmanager
 def open_log(path: Path) -> Iterator[BinaryIO]:
     """Open a file, also one that gzip compressed, or the standard input if the path is `-`.
 
-    Raises OSError if it cannot be opened, and in the block one of DAMAGED if compressed data are damaged.
+    Raises OSError if it cannot be opened, and ResultError when damaged compressed data are read in the block.
     """
     with ExitStack() as opened:
         is_input = str(path) == "-"
@@ -166,7 +136,10 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
             content.seek(0)
             content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
         content.seek(0)
-        yield content
+        try:
+            yield content
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise ResultError(f"{path}: its compressed data are cut or damaged: {error}; name a whole file") from None
 
 
 @cache
@@ -176,17 +149,13 @@ def _standard_input(stream: TextIO) -> bytes:
 
 
 def read_log(path: Path | str) -> Log:
-    """Read a file up to where its compressed data are damaged. Raises OSError if it cannot be opened."""
+    """Read a file. Raises OSError if it cannot be opened, ResultError if its compressed data are damaged."""
     log = Log(str(path))
     with open_log(Path(path)) as content:
-        try:
-            encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-            content.seek(0)
-            with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
-                _read(log, file)
-        except DAMAGED as error:
-            how = "break off" if isinstance(error, EOFError) else f"are damaged ({error})"
-            log.damage = f"its compressed data {how}"
+        encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        content.seek(0)
+        with io.TextIOWrapper(content, encoding, errors="replace", newline="\n") as file:
+            _read(log, file)
     return log
 
 
@@ -203,27 +172,25 @@ def _read(log: Log, file: TextIO) -> None:
 
     NCCL may print a message while a program prints a row: then the next line of that process is the rest of the row.
     """
-    hosts: set[str] = set()
     cut: dict[str, str] = {}
     while row := file.readline(_LONGEST_LINE):
         log.line_count += 1
-        if "NCCL_ALGO" in row or "NCCL_NVLS" in row or "-> Algo " in row:
-            log.settings += _settings(row, log.line_count)
         message = None
         if (at := row.find(" NCCL ")) >= 0 or (at := row.find(" UCX  ")) >= 0:
             message = _DEBUG.search(row, max(0, at - _HEAD_WINDOW))
-        if message is None or '"' in row[: message.start()]:
+        before = row[: message.start()] if message else ""
+        if message is None or '"' in before:
             for line in _clean(row, log.line_count):
                 piece = cut.pop(line.process, "")
                 log.lines.append(line._replace(text=piece + line.text, is_joined=bool(piece)))
             continue
+        log.settings += settings_in(row, log.line_count)
         if message["level"] == "WARN" and len(log.warnings) < _MOST_WARNINGS:
             log.warnings.extend(_clean(row[:2000], log.line_count))
-        process, before = split_prefix(row[: message.start()]) if message.start() else ("", "")
-        if before:
-            before += _glued(before, message["host"] or "", hosts)
-        if not before.strip():
-            hosts.add(message["host"] or "")
+        if not before or _DIGITS_OF_HOST.fullmatch(before):
+            continue
+        process, before = split_prefix(before)
+        if not before.strip() or _DIGITS_OF_HOST.fullmatch(before):
             continue
         piece = cut.pop(process, "") + _OUTPUT_TAG.sub("", before)
         if _CUT_ROW.match(piece) and len(piece) <= _LONGEST_CUT_ROW:
@@ -233,24 +200,17 @@ def _read(log: Log, file: TextIO) -> None:
     log.lines.extend(LogLine(text, process, log.line_count) for process, text in cut.items())
 
 
-def _settings(row: str, number: int) -> Iterator[Setting]:
-    """Yield what a line says about algorithms."""
-    for match in _SETTING.finditer(_COMMENT.sub("", row[:20_000])):
-        value = match["value"] or match["algo"] or ""
+def settings_in(text: str, number: int) -> list[Setting]:
+    """Return what a command, or a message of NCCL, says about algorithms."""
+    if "NCCL_" not in text and "-> Algo " not in text:
+        return []
+    settings = []
+    for match in _SETTING.finditer(text[:20_000]):
+        value = match["value"] or match["algo"]
         if match["algo"] and value.isdigit():
             value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
-        yield Setting(number, match["name"] or match["unset"] or "NCCL_ALGO", value)
-
-
-def _glued(before: str, host: str, hosts: set[str]) -> str:
-    """Return the part of `host` that belongs to the row before it: `0` in `0.00      0node1:123:123 [0] NCCL`."""
-    known = next((at for at in range(len(host)) if host[at:] in hosts), None)
-    if known is not None:
-        return host[:known]
-    if before.endswith("N/") and host[:1] == "A":
-        return "A"
-    number = _GLUED_NUMBER.match(host)
-    return number[0] if number else ""
+        settings.append(Setting(number, match["name"] or "NCCL_ALGO", value))
+    return settings
 
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
@@ -336,7 +296,10 @@ _MOST_ATTEMPTS = 200
 """Places of one process's output where a document may begin but does not: text with more of them is no JSON."""
 _BROKEN_COST = 50
 """Attempts that one broken document counts for, since all that follows may have to be read."""
+_MOST_BROKEN = 1 << 20
+"""Characters of a broken document that are read."""
 _DEEPEST = 100
+_YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[LogLine]]:
@@ -348,19 +311,22 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
     while attempts < _MOST_ATTEMPTS and (start := _BEGIN.search(text, at)):
         begin = start.end()
         value: object = None
-        end, is_whole = begin + 1, True
+        end, is_whole, is_lost = begin + 1, True, False
         try:
             value, end = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError):
             attempts += 1
             if _KNOWN_KEYS.search(text, begin, begin + _KEYS_WITHIN):
                 value, end, is_whole = _read_broken_json(text, begin)
+                is_lost = value is None
                 attempts += 0 if value else _BROKEN_COST
         index += text.count("\n", at, begin)
         if value:
             documents.append(JsonDocument(value, is_whole=is_whole, number=lines[index].number))
             outside += [text[at:begin], "\n" * text.count("\n", begin, end)]
         else:
+            if is_lost:
+                documents.append(JsonDocument(None, is_whole=False, number=lines[index].number))
             outside.append(text[at:end])
         index += text.count("\n", begin, end)
         at = end
@@ -371,50 +337,34 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
 def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
     """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
 
-    There may be a comma too many, and keys and values may lack quotes: numbers are then returned as strings, and so are
-    `nan` and `inf`, which JSON lacks. A value counts once a comma or bracket ends it, as a number at the end may lack
-    digits. Other output begins where two values have no comma between them.
+    There may be a comma too many, and keys and values may lack quotes: that is YAML, which is read without types, so
+    numbers, also `nan` and `inf`, are strings. A value counts once a comma or bracket ends it, as a number at the end
+    may lack digits. Other output begins where two values have no comma between them.
     """
     following = _NEXT_DOCUMENT.search(text, begin + 1)
-    limit = following.start() if following else len(text)
-    outer: list[object] = []
-    open_values: list[Any] = [outer]
-    key = word = ""
+    limit = min(following.start() if following else len(text), begin + _MOST_BROKEN)
+    tokens: list[str] = []
+    kept, closers, kept_closers = 0, "", ""
     end = at = begin
-    while (token := _TOKEN.match(text, at, limit)) and len(open_values) <= _DEEPEST:
+    is_word = was_word = False
+    while (token := _TOKEN.match(text, at, limit)) and len(closers) <= _DEEPEST:
         at, mark = token.end(), token[1]
-        if mark == ":":
-            key, word = word.strip('"'), ""
-        elif mark not in "{[}],":
-            if word:
+        was_word, is_word = is_word, mark not in "{[}],:"
+        if (is_word and was_word) or (mark in "}]" and mark != closers[:1]) or mark[0] in "&*!":
+            break  # other output, or what YAML alone has
+        tokens.append('""' if mark == "null" else mark)
+        if mark in "{[":
+            closers = {"{": "}", "[": "]"}[mark] + closers
+        elif mark in "}]":
+            closers = closers[1:]
+        if mark in "{[}],":
+            end, kept, kept_closers = at, len(tokens), closers
+            if not closers:
                 break
-            word = mark
-        else:
-            if mark in "{[" or word:
-                value: Any = {"{": dict, "[": list}[mark]() if mark in "{[" else _json_word(word)
-                if isinstance(open_values[-1], list):
-                    open_values[-1].append(value)
-                elif key:
-                    open_values[-1][key] = value
-                else:
-                    break
-                if mark in "{[":
-                    open_values.append(value)
-            key, word, end = "", "", at
-            if mark in "}]":
-                if isinstance(open_values.pop(), dict) != (mark == "}"):
-                    break
-                if len(open_values) == 1:
-                    return outer[0], at, True
-    return outer[0], end, False
-
-
-def _json_word(word: str) -> str | None:
-    """Return a string of a broken document; None for `null`, every other word as it is."""
     try:
-        return None if word == "null" else str(json.loads(word, strict=False)) if word.startswith('"') else word
-    except ValueError:
-        return word.strip('"')
+        return yaml.load(" ".join((*tokens[:kept], *kept_closers)), _YAML), end, not kept_closers  # noqa: S506 - no types
+    except (yaml.YAMLError, RecursionError):
+        return None, end, False
 
 
 # Words of tables, and values of JSON documents.
@@ -442,11 +392,6 @@ def parse_number(word: str) -> float | None:
 def is_table_value(word: str) -> bool:
     """Return whether a column of numbers can hold this word: a number, N/A, nan or infinity."""
     return len(word) <= _LONGEST_NUMBER and (_NUMBER.fullmatch(word) is not None or word.lower() in _NO_NUMBER)
-
-
-def count_decimals(word: str) -> int:
-    """Count the digits after the point. Programs print a fixed number of them, so a word with fewer was cut."""
-    return len(word.rpartition(".")[2]) if "." in word else 0
 
 
 def json_number(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""Define the types of what benchmarks print, and of the verdicts on it.
+"""Define the types of what benchmarks print, and of the claims about it.
 
 Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the field says otherwise; `None` is unknown.
 """
@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable
 from math import isfinite
 from statistics import median
 from typing import Literal, Self, get_args
-
-from pydantic import Field
 
 from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
@@ -24,13 +22,22 @@ Collective = Literal[
 AlgorithmName = Literal["ring", "nvls", "hierarchical", "nvls-tree", "sharp", "nvls-sharp", "pairwise"]
 """A class of algorithms in `ceilings`."""
 
-RunVerdict = Literal[
-    "ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "damaged", "no-data",
-    "failed",
+Verdict = Literal[
+    "ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "damaged", "no-data", "failed",
+    "warned", "waived",
 ]  # fmt: skip
-"""`damaged`: figures that contradict each other, or are no numbers."""
-TableVerdict = Literal["ok", "failed", "truncated", "no-data"]
-DiagnosticStatus = Literal["pass", "fail", "warn", "skip", "not-run", "unknown"]
+"""What a reader found in the output. `damaged`: figures that contradict each other, or are no numbers; `warned`: a
+diagnosis with a warning; `waived`: the tool left the test out."""
+
+
+class Result(Model):
+    """Hold what the types of all results share."""
+
+    source: str
+    """The file it was read from."""
+    verdict: Verdict = "ok"
+    reason: str = ""
+    """Why, in one line."""
 
 
 class Half(Model):
@@ -40,7 +47,7 @@ class Half(Model):
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     wrong: int | None
-    """Wrong elements; `None` where the data were not validated, or the column held the largest error (before 2.13)."""
+    """Wrong elements; `None` where the data were not validated. Before 2.13, which counts none but in the footer, 0."""
 
 
 class NcclRow(Model):
@@ -79,11 +86,9 @@ def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -
     return ", ".join([collective or "unknown collective", *scale[: None if ranks else 0]])
 
 
-class Run(Model):
+class Run(Result):
     """Hold one run of a program of nccl-tests (or rccl-tests), which prints one table."""
 
-    source: str
-    """The file it was read from."""
     tool: str = "nccl-tests"
     tool_version: str | None = None
     collective: str | None = None
@@ -106,15 +111,8 @@ class Run(Model):
     """Number of rows that were cut, or broken by other output beyond repair."""
     avg_busbw_gb_s: float | None = None
     """The printed mean over all rows and both halves. It depends on the sizes, so nothing is judged by it."""
-    out_of_bounds: int | None = None
-    """Number of failed checks of the data, as the footer says."""
-    wrong_total: int | None = None
-    """Wrong elements of all rows."""
     compared: bool = True
     """Whether the data were compared: not with `-c 0`."""
-    verdict: RunVerdict
-    reason: str
-    """Why, in one line."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -127,38 +125,57 @@ class Run(Model):
         return describe_run(self.collective, self.ranks, self.nodes)
 
 
-class BandwidthTest(Model):
+class BandwidthTest(Result):
     """Hold one matrix of nvbandwidth."""
 
-    source: str
-    tool: str = "nvbandwidth"
     tool_version: str | None = None
     name: str | None
     """`None` if the output does not say it: the text of nvbandwidth does not name a waived test."""
     unit: str | None
     """`GB/s`, `ns` or `us`, as printed."""
-    status: str
-    """`passed`, `waived`, `error`, `not-found` or `truncated`."""
     matrix: tuple[tuple[float | None, ...], ...] | None
     """A cell is `None` where N/A was printed: on the diagonal, or for a pair without access. In nvbandwidth's JSON, a
     bidirectional test between devices has three matrices below each other: both directions and their total."""
     sum: float | None
     """As printed; of three matrices, that of the last."""
-    reason: str = ""
-    """Why the test did not pass, if the output says it."""
     devices: tuple[str, ...] = ()
     """Names of the GPUs, if they were printed."""
+
+    @property
+    def tool(self) -> str:
+        return "nvbandwidth"
 
     @property
     def subject(self) -> str:
         """Return the test that the matrix is of."""
         return self.name or "unnamed test"
 
+    @property
+    def cells(self) -> list[float | None]:
+        """Return the cells that a test measures: on the diagonal of a matrix between GPUs are copies within one."""
+        matrix, name = self.matrix or (), self.name or ""
+        width = len(matrix[0]) if matrix else 0
+        if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
+            matrix = matrix[2 * width :]  # two directions and, below them, their total
+        is_within, is_between = "local" in name and len(matrix) > 1, "device_to_device" in name
+        return [
+            cell
+            for row, cells in enumerate(matrix)
+            for column, cell in enumerate(cells)
+            if (row == column) == is_within or not (is_within or is_between)
+        ]
+
+    @property
+    def pairs(self) -> list[float]:
+        """Return the figures of copies between two devices."""
+        return [cell for cell in self.cells if cell is not None]
+
 
 class TableRow(Model):
-    """Hold one row of perftest: `bw_*` in the table's unit, `msg_rate` in millions of messages a second."""
+    """Hold one row of a table: `bw_*` in the table's unit, `msg_rate` in millions of messages a second."""
 
-    size_bytes: int
+    size_bytes: int | None
+    """None if ucx_perftest did not print it."""
     bw_peak: float | None = None
     bw_average: float | None = None
     msg_rate: float | None = None
@@ -166,12 +183,11 @@ class TableRow(Model):
     """Of a latency test: `min`, `max`, `typical`, `average`, `stdev`, `p99`, `p99.9`."""
 
 
-class PerftestTable(Model):
-    """Hold one table that a program of perftest, of the OSU micro-benchmarks or of NVSHMEM printed."""
+class PerftestTable(Result):
+    """Hold one table that a program of perftest, ucx_perftest, the OSU micro-benchmarks or NVSHMEM printed."""
 
-    source: str
     tool: str = "perftest"
-    """`perftest`, `osu` or `nvshmem`."""
+    """`perftest`, `ucx_perftest`, `osu` or `nvshmem`."""
     test: str | None
     """As printed, for example `RDMA_Write BW`."""
     unit: str | None
@@ -180,52 +196,31 @@ class PerftestTable(Model):
     rows: tuple[TableRow, ...] = ()
     compared: bool = False
     """Whether the program compared the data, as OSU does with `-c`."""
-    verdict: TableVerdict = "ok"
-    reason: str = ""
 
     @property
     def subject(self) -> str:
-        """Return the test that the table is of."""
-        return self.test or "unknown test"
-
-
-class UcxResult(Model):
-    """Hold one line of results of ucx_perftest."""
-
-    source: str
-    title: str | None
-    """What was measured, for example `tag match bandwidth`."""
-    size_bytes: int | None = None
-    """Size of a message, if it was printed."""
-    thread: int | None = None
-    iterations: int | None = None
-    latency_us: dict[str, float | None] = Field(default_factory=dict)
-    """`typical` (or the percentile printed), `average`, `overall`."""
-    bandwidth_mib_s: dict[str, float | None] = Field(default_factory=dict)
-    """`average` and `overall`, in MiB/s, which the program calls MB/s."""
-    rate_msg_s: dict[str, float | None] = Field(default_factory=dict)
-    final: bool = True
-    """False if only progress was printed, or an error."""
-    reason: str = ""
-    """The error that the program printed instead of a result."""
+        """Return the test that the table is of: `RDMA_Write BW`, `ucx_perftest tag match latency`."""
+        return " ".join(filter(None, (self.tool if self.tool == "ucx_perftest" else "", self.test))) or "unknown test"
 
     @property
-    def subject(self) -> str:
-        """Return the test and the thread: `ucx_perftest overhead, thread 0`."""
-        title = f"ucx_perftest {self.title}" if self.title else "ucx_perftest"
-        return title if self.thread is None else f"{title}, thread {self.thread}"
+    def best(self) -> TableRow | None:
+        """Return the row with the highest average bandwidth, of equal ones the largest; None if there is none."""
+        rows = [row for row in self.rows if row.bw_average is not None]
+        return max(rows, key=lambda row: (row.bw_average or 0, row.size_bytes or 0), default=None)
 
 
-class Diagnostic(Model):
-    """Hold one result of `dcgmi diag`."""
+class Diagnostic(Result):
+    """Hold one result of `dcgmi diag`; its messages are the reason."""
 
-    source: str
     category: str | None
     test: str
     entity: str | None = None
     """`GPU 0`, or `None` for the whole test."""
-    status: DiagnosticStatus
-    messages: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """Return the test, and what it was about, if not everything."""
+        return f"{self.test}, {self.entity}" if self.entity else self.test
 
 
 class Source(Model):
@@ -239,10 +234,13 @@ class Source(Model):
     """Number of lines that look like results and could not be read."""
     examples: tuple[str, ...] = ()
     """The first few unread lines."""
-    damage: str = ""
-    """Why the file could not be read to its end."""
     is_lost: bool = False
     """Whether it is empty, or has nothing but messages of errors and of the library: a run that left no output."""
+    note: str = ""
+    """Why it was left out."""
+
+
+Measurement = Run | BandwidthTest | PerftestTable
 
 
 class Results(Model):
@@ -251,9 +249,13 @@ class Results(Model):
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
     tables: tuple[PerftestTable, ...] = ()
-    ucx: tuple[UcxResult, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     sources: tuple[Source, ...] = ()
+
+    @property
+    def measured(self) -> tuple[Measurement, ...]:
+        """Return all results that have bandwidths or times."""
+        return (*self.runs, *self.tests, *self.tables)
 
     def without_hosts(self) -> Self:
         """Return the results without names of hosts, for everybody to read."""
@@ -269,60 +271,51 @@ class Limit(Model):
     """For example `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date of a reference."""
 
 
-Standing = Literal["failed", "open", "unasked", "accepted", "passed", "not applicable"]
-"""What a claim counts as, the worst first; the first two make a report fail. `open`: it was asked for and is not known;
-`unasked`: it is not known, nor asked for; `accepted`: `--allow` names it."""
-STANDINGS: tuple[Standing, ...] = get_args(Standing)
+State = Literal["failed", "open", "skipped", "passed"]
+"""What a claim or a check counts as, the worst first; the first two make a report fail. `open`: it was asked for and is
+not known; `skipped`: it is not known, nor asked for, or `--allow` names it."""
+STATES: tuple[State, ...] = get_args(State)
 
 Openness = Literal["unvalidated", "partial", "unjudged"]
 """Kinds of claims that `--allow` accepts: data that were not compared, ranks or GPUs that are missing or not known,
 speed that was not judged."""
 
-DataState = Literal["right", "not compared", "wrong", "unfinished", "not applicable"]
-ParticipationState = Literal["complete", "not known", "incomplete", "not applicable"]
-SpeedState = Literal["fast enough", "not judged", "too slow", "impossible", "not applicable"]
-
-_STANDINGS: dict[str, Standing] = {
-    **dict.fromkeys(("right", "complete", "fast enough"), "passed"),
-    **dict.fromkeys(("not compared", "not known", "not judged"), "open"),
-    **dict.fromkeys(("wrong", "unfinished", "incomplete", "too slow", "impossible"), "failed"),
-    "not applicable": "not applicable",
-}  # fmt: skip
+ClaimWord = Literal[
+    "right", "complete", "fast enough",
+    "not compared", "not known", "not judged",
+    "wrong", "unfinished", "incomplete", "too slow", "impossible",
+    "not applicable",
+]  # fmt: skip
+"""What is claimed: of data `right`, `not compared`, `wrong`, `unfinished`; of participation `complete`, `not known`,
+`incomplete`; of speed `fast enough`, `not judged`, `too slow`, `impossible`; of any of them `not applicable`."""
+PASSED, OPEN = get_args(ClaimWord)[:3], get_args(ClaimWord)[3:6]
 
 
 class Claim(Model):
     """Say one thing about a result, and why."""
 
-    state: str
+    state: ClaimWord
     reason: str = ""
     """In plain words, one line."""
     allow: Openness | None = None
     """What `--allow` names to accept this state. `None` if nothing accepts it, or if it was not asked for."""
 
-    def standing(self, allowed: Collection[str] = ()) -> Standing:
-        """Return what the claim counts as, where `--allow` names these kinds."""
-        standing = _STANDINGS[self.state]
-        if standing in ("open", "failed") and self.allow in allowed:
-            return "accepted"
-        return "unasked" if standing == "open" and self.allow is None else standing
-
-
-class DataClaim(Claim):
-    """Say whether the data were right: compared by the benchmark, or `unfinished` if it did not come to its end."""
-
-    state: DataState
-
-
-class ParticipationClaim(Claim):
-    """Say whether all ranks, nodes and GPUs took part that should have, and whether they are those of the profile."""
-
-    state: ParticipationState
+    def standing(self, allowed: Collection[str] = ()) -> State | None:
+        """Return what the claim counts as, where `--allow` names these kinds; None if it is not applicable."""
+        if self.state == "not applicable":
+            return None
+        if self.state in PASSED:
+            return "passed"
+        if self.allow in allowed:
+            return "skipped"
+        if self.state in OPEN:
+            return "open" if self.allow else "skipped"
+        return "failed"
 
 
 class SpeedClaim(Claim):
     """Say whether a result is fast enough."""
 
-    state: SpeedState
     measured: float | None = None
     """In `unit`: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
     size_bytes: int | None = None
@@ -351,8 +344,8 @@ class Judgement(Model):
     source: str
     subject: str
     """For example `all_reduce, 8 ranks, 1 node`, `device_to_device_memcpy_read_ce`."""
-    data: DataClaim
-    participation: ParticipationClaim
+    data: Claim
+    participation: Claim
     speed: SpeedClaim
 
     @property
@@ -361,4 +354,5 @@ class Judgement(Model):
 
     def worst(self, allowed: Collection[str] = ()) -> Claim:
         """Return the claim that counts worst, the first of equal ones."""
-        return min(self.claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))
+        order = (*STATES, None)
+        return min(self.claims, key=lambda claim: order.index(claim.standing(allowed)))

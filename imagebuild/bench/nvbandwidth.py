@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
 from imagebuild.bench import logs
 from imagebuild.bench.logs import excerpt, json_text, parse_number
-from imagebuild.bench.models import BandwidthTest
+from imagebuild.bench.models import BandwidthTest, Verdict
 
 _UNIT = re.compile(r"\((GB/s|ns|us)\)")
 
@@ -26,38 +25,47 @@ _VERSION = re.compile(r"nvbandwidth Version: (\S{1,40})")
 _RUNNING = re.compile(r"[Rr]unning (\w{0,80}_\w{0,80})\.?", re.ASCII)
 _WAIVED = re.compile(r"(?:Waived: ?|Waiving (?P<name>\w{1,80})\.)(?P<reason>.*)", re.ASCII)
 _SUM = re.compile(
-    r"(?:SUM|&&&& PERF) (?P<name>[\w.-]{1,100}) (?P<sum>\S{1,40})(?: [+-]?(?P<unit>GB/s|ns)\b)?(?: .*)?", re.ASCII
+    r"(?:SUM|&&&& PERF) (?P<name>[\w.-]{1,100}) (?P<sum>\d\S{0,40})(?: [+-]?(?P<unit>GB/s|ns)\b)?(?P<more> .*)?",
+    re.ASCII,
 )
 _DESCRIPTION = re.compile(
     r"(?!.*Matrix).{0,100}(?:\((?:row|column)\)|\bGPU\b|All Gpus).{0,60}\((?:GB/s|ns|us)\)|Bisect bench.{0,60}"
 )
 _DIRECTION = re.compile(r"\b(read1|read2|write1|write2|total) bandwidth", re.IGNORECASE)
 _ERROR = re.compile(
-    r"(?:ERROR|Error)\b:? ?.*|ASSERT in expression .*|NVML_ERROR: .*|\[\w{1,60}\] .* in expression .*"
-    r"|Invalid value when checking the pattern.*|Current offset.*"
+    r"(?:ERROR|Error)\b(?!: BW ):? ?.*|ASSERT in expression .*|NVML_ERROR: .*|\[\w{1,60}\] .* in expression .*"
+    r"|Invalid value when checking the pattern.*"
     r"|You cannot specify both testcase.*|Specified list of testcase prefixes did not match.*"
 )
 _NOT_FOUND = re.compile(r"(?:ERROR|Error): Testcase (?:index )?(\S{1,100}) (?:not found|out of bound)!?")
 _ROW = re.compile(r"(?P<row>\d{1,6})(?:\s*->\s*\d{1,6})?(?P<values>(?:\s+\S{1,64})+)", re.ASCII)
+_CELL = re.compile(r"\d{1,15}\.\d\d|N/A", re.IGNORECASE)
+"""What every number looks like: one with fewer digits after the point was cut, and nan is no measurement."""
 _DEVICE = re.compile(
-    r"(?:Process \d{1,6} \([^)]{0,300}\): )?[Dd]evice \d{1,4}: (?P<name>.{1,200}?)(?: \([\da-fA-F:.]+\))?"
+    r"(?:Process\s{1,6}\d{1,6} \([^)]{0,300}\): )?[Dd]evice \d{1,4}: (?P<name>.{1,200}?)(?: \([\da-fA-F:.]+\))?"
 )
-_DECIMALS = 2
-"""Digits after the point of every number: one with fewer was cut."""
 
 
 def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[BandwidthTest]:
     """Read the tests of nvbandwidth in cleaned lines."""
-    return _NvbandwidthReader(source).read_all(lines, _MARK, longest=100_000)
+    reader = _NvbandwidthReader(source)
+    for text in logs.lines_of(_MARK, lines, longest=100_000):
+        reader.read(text)
+    reader.end_test()
+    return reader.parsed
 
 
 @dataclass
-class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
+class _NvbandwidthReader:
+    source: str
+    parsed: logs.Parsed[BandwidthTest] = field(default_factory=list)
     version: str | None = None
     running: str | None = None
     """The test that was announced last."""
     is_announced: bool = False
     """Whether nothing came from that test yet."""
+    has_failed: bool = False
+    """Whether an error came, which others may follow."""
     description: str = ""
     """Of the matrix that is read; empty between tests."""
     columns: int | None = None
@@ -71,21 +79,21 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
     def read(self, text: str) -> None:
         if self.description and self.read_row(text):
             return
-        if (match := _SUM.fullmatch(text)) and (total := parse_number(match["sum"])) is not None:
-            is_cut = text.endswith(match["sum"]) and logs.count_decimals(match["sum"]) < _DECIMALS
-            self.parsed += [excerpt(text)] if is_cut else []
+        if match := _SUM.fullmatch(text):
             self.is_announced = True
-            self.end_test(match["name"], None if is_cut else total, match["unit"])
+            is_cut = not match["more"] and not match["unit"] and not _CELL.fullmatch(match["sum"])
+            self.parsed += [excerpt(text)] if is_cut else []
+            self.end_test(match["name"], None if is_cut else parse_number(match["sum"]), match["unit"])
         elif _DESCRIPTION.fullmatch(text):
             if self.description:
                 self.end_test()
             self.description, self.is_announced = text, True
         elif match := _RUNNING.fullmatch(text):
             self.end_test()
-            self.running, self.is_announced = match[1], True
+            self.running, self.is_announced, self.has_failed = match[1], True, False
         elif match := _VERSION.match(text):
             self.end_test()
-            self.version, self.running, self.devices = match[1], None, []
+            self.version, self.running, self.devices, self.has_failed = match[1], None, [], False
         elif match := _DEVICE.fullmatch(text):
             self.devices.append(match["name"])
         elif match := _WAIVED.fullmatch(text):
@@ -94,7 +102,7 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
             self.end_test()
             self.add(name, "waived", match["reason"].strip())
         elif self.has_begun and _ERROR.fullmatch(text):
-            self.read_error(excerpt(text))
+            self.read_error(text)
         else:
             return
         self.has_begun = True
@@ -114,11 +122,10 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
             return False
         values = match["values"].split()
         is_next = int(match["row"]) == len(self.rows)
-        is_whole = len(values) == self.columns and all(map(_is_cell, values))
-        is_cut = parse_number(values[-1]) is not None and logs.count_decimals(values[-1]) < _DECIMALS
-        if is_next and is_whole and not is_cut:
+        is_whole = len(values) == self.columns and all(map(_CELL.fullmatch, values))
+        if is_next and is_whole:
             self.rows.append(tuple(map(parse_number, values)))
-        elif is_whole or (is_next and any(map(_is_cell, values))):
+        elif is_whole or (is_next and any(map(logs.is_table_value, values))):
             self.has_unread_row = True
             self.parsed.append(excerpt(text))
         else:
@@ -126,17 +133,13 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
         return True
 
     def read_error(self, error: str) -> None:
-        if self.explains_error(error):
-            return
+        """Let the test fail that runs, or all of them; of several errors, the first is the cause."""
         if missing := _NOT_FOUND.match(error):
             self.end_test()
-            self.add(missing[1], "not-found", error)
-        else:
-            self.add(self.running, "error", error)
-            self.running = None
-
-    def end(self) -> None:
-        self.end_test()
+            self.add(missing[1], "waived", excerpt(error))
+        elif not self.has_failed:
+            self.add(self.running, "failed", excerpt(error))
+            self.running, self.has_failed = None, True
 
     def end_test(self, name: str | None = None, total: float | None = None, unit: str | None = None) -> None:
         """End the test that is open, if there is one; it has a `name` if the line with its sum came."""
@@ -145,30 +148,32 @@ class _NvbandwidthReader(logs.LineReader[BandwidthTest]):
         direction, has_sum = _DIRECTION.search(self.description), name is not None
         name = name or (f"{self.running}_{direction[1].lower()}" if self.running and direction else self.running)
         reason = next(self.lacks(name or "", has_sum=has_sum, total=total), "")
-        self.add(name, "truncated" if reason else "passed", reason, unit, total)
+        self.add(name, "truncated" if reason else "ok", reason, unit, total)
 
     def lacks(self, name: str, *, has_sum: bool, total: float | None) -> Iterator[str]:
         """Yield why the test that is open is not whole."""
+        if has_sum and total is None:
+            yield "its sum is cut"
         if not self.description and not has_sum:
             yield "the output ends before its first result"
-        if not self.description and total is None:
-            yield "its sum is cut"
         if self.has_unread_row:
             yield "rows of its matrix could not be read"
         if self.description and not self.rows:
             yield "the output ends before the first row of its matrix"
+        if self.description and not has_sum and self.version:
+            yield "it has no line with its sum"
         if self.description and "device_to_device" in name and len(self.rows) != self.columns:
             yield f"its matrix has {len(self.rows)} of {self.columns} rows"
         if "GB/s" in self.description and _is_other_sum(self.rows, total):
             yield "its cells do not add up to the sum that it prints"
 
     def add(
-        self, name: str | None, status: str, reason: str, unit: str | None = None, total: float | None = None
+        self, name: str | None, verdict: Verdict, reason: str, unit: str | None = None, total: float | None = None
     ) -> None:
         """Add a test with the matrix that is open, and close that."""
         test = BandwidthTest(
             source=self.source, tool_version=self.version, name=name, unit=_unit_of(self.description) or unit,
-            status=status, matrix=tuple(self.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
+            verdict=verdict, matrix=tuple(self.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
         )  # fmt: skip
         self.parsed.append(test)
         self.is_announced, self.description, self.columns, self.has_unread_row = False, "", None, False
@@ -180,11 +185,6 @@ def _unit_of(description: str | None) -> str | None:
     return match[1] if match else None
 
 
-def _is_cell(word: str) -> bool:
-    """Return whether a matrix can have this cell: a number or N/A, but not nan, which is no measurement."""
-    return word.upper() == "N/A" or parse_number(word) is not None
-
-
 def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -> bool:
     """Return whether a printed sum is not that of the cells."""
     return total is not None and abs(sum(cell or 0 for row in rows for cell in row) - total) > 0.01 * abs(total) + 0.1
@@ -193,8 +193,8 @@ def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -
 # JSON
 
 _JSON_DEVICE = re.compile(r"(?:Device )?(?:\d+: )?(?P<name>[^(]{1,200}?)(?: ?\(|$)")
-_JSON_STATUS = {
-    "passed": "passed", "waived": "waived", "not found": "not-found", "running": "truncated", "error": "error",
+_JSON_VERDICTS: Mapping[str, Verdict] = {
+    "passed": "ok", "waived": "waived", "not found": "waived", "running": "truncated", "error": "failed",
 }  # fmt: skip
 
 
@@ -207,20 +207,21 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
 def _json_tests(source: str, top: Mapping[str, object]) -> Iterator[BandwidthTest | str]:
     """Yield the tests, and the parts that cannot be read."""
     listed = [_JSON_DEVICE.match(str(line)) for line in logs.json_list(top.get("GPU Device list"))]
-    facts: dict[str, Any] = {
+    about: dict[str, Any] = {
         "source": source,
         "tool_version": json_text(top.get("version")) or json_text(top.get("git_version")),
         "devices": tuple(match["name"] for match in listed if match),
     }
-    values = logs.json_list(top.get("testcases"))
-    for value, following in zip_longest(values, values[1:]):
-        case, after = logs.json_object(value), logs.json_object(following)
-        name, reason = json_text(case.get("name")), json_text(case.get("error")) or ""
-        status = _json_status(case)
-        if status is None:
+    error = json_text(top.get("error")) or ""
+    cases = [(logs.json_object(value), value) for value in logs.json_list(top.get("testcases"))]
+    failed = [case.get("name") for case, _ in cases if str(case.get("status")).lower() == "error"]
+    for case, value in cases:
+        status = str(case.get("status")).lower()
+        name, verdict = json_text(case.get("name")), _JSON_VERDICTS.get(status)
+        if verdict is None:
             yield excerpt(f"testcases: {value!r}")
             continue
-        if status == "truncated" and _json_status(after) == "error" and json_text(after.get("name")) == name:
+        if status == "running" and name in failed:
             # A test that fails is written a second time, and the first entry goes on saying that it runs.
             continue
         unit, total = _unit_of(json_text(case.get("bandwidth_description"))), logs.json_number(case.get("sum"))
@@ -228,20 +229,17 @@ def _json_tests(source: str, top: Mapping[str, object]) -> Iterator[BandwidthTes
         last = matrix[-len(matrix[0]) :] if matrix and "bidirectional" in (name or "") else matrix
         if last and unit == "GB/s" and _is_other_sum(last, total):
             problem = problem or f"the sum of its cells is not {total}"
+        reason = json_text(case.get("error")) or (error if verdict == "failed" else "")
+        if verdict == "truncated":
+            reason = reason or "the document was written while the test ran"
         if problem:
             yield excerpt(f"{name}: {problem}")
-            status, reason = "truncated", reason or "its matrix could not be read"
-        if status == "truncated":
-            reason = reason or "the document was written while the test ran"
-        facts |= {"name": name, "unit": unit, "status": status, "reason": excerpt(reason)}
-        yield BandwidthTest(matrix=matrix, sum=total, **facts)
-    if error := json_text(top.get("error")):
-        facts |= {"name": None, "unit": None, "status": "error", "reason": excerpt(error)}
-        yield BandwidthTest(matrix=None, sum=None, **facts)
-
-
-def _json_status(case: Mapping[str, object]) -> str | None:
-    return _JSON_STATUS.get((json_text(case.get("status")) or "").lower())
+            verdict, reason = "truncated", reason or "its matrix could not be read"
+        about |= {"name": name, "unit": unit, "verdict": verdict, "reason": excerpt(reason)}
+        yield BandwidthTest(matrix=matrix, sum=total, **about)
+    if error and not failed:
+        about |= {"name": None, "unit": None, "verdict": "failed", "reason": excerpt(error)}
+        yield BandwidthTest(matrix=None, sum=None, **about)
 
 
 def _json_matrix(rows: object) -> tuple[tuple[tuple[float | None, ...], ...] | None, str]:

@@ -14,7 +14,10 @@ from imagebuild.bench.tables import TableBuilder
 
 def parse_perftest_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables in cleaned lines, of one program or of several whose lines are mixed."""
-    return _PerftestReader(source).read_all(lines, _MARK, longest=4000)
+    reader = _PerftestReader()
+    for text in logs.lines_of(_MARK, lines, longest=4000):
+        reader.read(text)
+    return [*reader.unread, *(program.table(source) for program in reader.programs)]
 
 
 _COLUMN = re.compile(
@@ -33,14 +36,14 @@ _TITLE_TEXT = (
     r"(?: [a-zA-Z]{1,20}){0,2}) Test"
 )
 _FATAL_TEXT = (
-    r"(?P<early>Couldn't (?:connect to \S{1,255}:\d|listen to port|get context for the device|allocate context)"
+    r"(?:Couldn't (?:connect to \S{1,255}:\d|listen to port|get context for the device|allocate context)"
     r"|Unable to (?:open file descriptor for socket|init the socket connection|find the Infiniband|create RDMA_CM)"
     r"|IB device \S{1,80} not found)|Couldn't create IB resources|Unable to (?:Connect the HCA|set up socket conn)"
     r"|Completion with error at (?:client|server)|Failed status \d{1,3}: |Failed to (?:modify QP \d|negotiate p"
     r"|exchange data between server and client)|Port number \d{1,3} state is|Problems with warm up"
-    r"|(?:ethernet_read_keys: )?Couldn't (?:read|send|parse) (?:remote|local|line)"
+    r"|(?:ethernet_read_keys: )?Couldn't (?:read|send|parse) (?:remote|local|line)|Error: BW result is below"
 )
-"""Errors that only perftest prints; `early` ones come before the name of the test."""
+"""Errors that only perftest prints."""
 _TITLE, _FATAL = re.compile(_TITLE_TEXT), re.compile(_FATAL_TEXT)
 _ERROR = re.compile(
     r"(?:Couldn't|Unable to|Failed|ERROR|Error\b|Completion with|Function \w{1,60} failed|Can't produce|Bad wc)"
@@ -48,14 +51,14 @@ _ERROR = re.compile(
 """Errors that other programs print as well."""
 _MARK = re.compile(
     r"[\s>*]{0,80}(?=[#bA-Ze])"
-    rf"(?:#?bytes\s{{1,40}}#|#flows|Waiting for client to connect|{_TITLE_TEXT}|{_FATAL_TEXT})"
+    rf"(?:#?bytes\s{{1,40}}#|#flows|{_TITLE_TEXT}|{_FATAL_TEXT})"
 )
 """A line that only perftest prints."""
 _DASHES = re.compile(r"-{20,}")
 _BANDWIDTH_COLUMNS = ("#bytes", "#iterations", "bw_peak", "bw_average", "msg_rate")
 _ROW_WITHOUT_HEADER = re.compile(r"\d{1,18}\s+\d{1,18}\s+\d+\.\d{2,6}\s+\d+\.\d{2,6}\s+\d+\.\d{6}", re.ASCII)
-_DECIMALS, _RATE_DECIMALS = 2, 6
-"""Digits after the point of every number, and of message rates."""
+_WHOLE, _WHOLE_RATE = re.compile(r".*\.\d{2,}"), re.compile(r".*\.\d{6,}")
+"""What the last number of a row looks like, and a message rate: one with fewer digits after the point was cut."""
 
 
 def _values_of(columns: Sequence[str], words: Sequence[str]) -> dict[str, float | None] | None:
@@ -67,19 +70,16 @@ def _values_of(columns: Sequence[str], words: Sequence[str]) -> dict[str, float 
     for name, word in pairs:
         if parse_integer(word) is None if name.startswith("#") else not logs.is_table_value(word):
             return None
-    if logs.count_decimals(words[-1]) < (_RATE_DECIMALS if pairs[-1][0] == "msg_rate" else _DECIMALS):
-        return None  # the last number is cut
-    return {name: logs.parse_number(word) for name, word in pairs}
+    is_whole = (_WHOLE_RATE if pairs[-1][0] == "msg_rate" else _WHOLE).fullmatch(words[-1])
+    return {name: logs.parse_number(word) for name, word in pairs} if is_whole else None
 
 
 @dataclass
-class _PerftestReader(logs.LineReader[PerftestTable]):
+class _PerftestReader:
     """Read text line by line: titles, headers, rows, errors."""
 
     programs: list[TableBuilder] = field(default_factory=list)
-
-    def end(self) -> None:
-        self.parsed += [program.table(self.source) for program in self.programs]
+    unread: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
         if self.read_row(text):
@@ -93,15 +93,11 @@ class _PerftestReader(logs.LineReader[PerftestTable]):
         elif text.startswith(("#bytes", "#flows", "bytes ")):
             self.read_header(text, announced)
         elif title := _TITLE.fullmatch(text):
-            waiting = [program for program in announced if program.waits and program.test is None]
-            program = waiting[0] if waiting else self.add(TableBuilder())
-            program.test, program.waits = title["test"], False
-        elif text.startswith("* Waiting for client to connect"):
-            self.add(TableBuilder(waits=True))
-        elif fatal := _FATAL.match(text):
-            self.read_error(excerpt(text), running, is_early=bool(fatal["early"]))
-        elif self.programs and _ERROR.match(text):
-            (running or self.programs)[-1].errors.append(excerpt(text))
+            self.add(TableBuilder(title["test"]))
+        elif _FATAL.match(text):
+            (running[-1] if running else self.add(TableBuilder())).errors.append(excerpt(text))
+        elif running and _ERROR.match(text):
+            running[-1].errors.append(excerpt(text))
 
     def add(self, program: TableBuilder) -> TableBuilder:
         for failed in self.programs:
@@ -118,7 +114,7 @@ class _PerftestReader(logs.LineReader[PerftestTable]):
         test = self.programs[-1].test if self.programs else None
         program = announced[-1] if announced else self.add(TableBuilder(test))
         program.columns = tuple(_FIGURES.get(name.replace("%%", "%"), name) for name in names)
-        program.unit, program.waits = next(filter(None, (column["unit"] for column in found)), None), False
+        program.unit = next(filter(None, (column["unit"] for column in found)), None)
         program.errors.clear()  # before its table, an error counts only if the table never comes
 
     def read_row(self, text: str) -> bool:
@@ -135,25 +131,17 @@ class _PerftestReader(logs.LineReader[PerftestTable]):
             return False
         # Of the tables of several processes, the first whose next size this can be.
         size = int(words[0])
-        program = next((p for p in tables if not p.rows or p.rows[-1].size_bytes < size), tables[-1])
+        program = next((p for p in tables if not p.rows or (p.rows[-1].size_bytes or 0) < size), tables[-1])
+        if program.rows and size < (program.rows[-1].size_bytes or 0):
+            return False  # another program's
         if values := _values_of(program.columns, words):
             program.add_row(size, values)
         elif parse_integer(words[1]) is None:
             return False
         else:
             program.has_unread_row = True
-            self.parsed.append(excerpt(text))
+            self.unread.append(excerpt(text))
         return True
-
-    def read_error(self, error: str, running: Sequence[TableBuilder], *, is_early: bool) -> None:
-        """Read an error that ends a program: before its title, before its table, in it or after it."""
-        untitled = [program for program in running if program.errors and not program.test]
-        if is_early and not untitled:
-            self.add(TableBuilder(errors=[error]))
-        elif running or self.programs:
-            (untitled or running or self.programs)[-1].errors.append(error)
-        else:
-            self.add(TableBuilder(errors=[error]))
 
 
 # JSON: one row

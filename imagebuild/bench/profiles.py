@@ -15,33 +15,26 @@ from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Arch, Model, Release, YamlFile
 from imagebuild.core.yaml import load_yaml
 
-RATE_UNITS = {"GB/s": 1.0, "Gb/s": 1 / 8}
-SIZE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z/]+)")
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GB/s|Gb/s)")
 
 
-def _number_in(units: Mapping[str, float]) -> BeforeValidator:
-    """Return a validator that turns a number with one of the units into a plain number."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        match = _QUANTITY.fullmatch(value.strip())
-        if not match or match[2] not in units:
-            raise ValueError(f"needs a number and a unit, one of {', '.join(units)}")
-        return float(match[1]) * units[match[2]]
-
-    return BeforeValidator(convert)
+def _rate(value: Any) -> Any:
+    """Return a number with its unit as GB/s."""
+    if not isinstance(value, str):
+        return value
+    match = _RATE.fullmatch(value.strip())
+    if not match:
+        raise ValueError("needs a number and a unit, one of GB/s, Gb/s")
+    return float(match[1]) / (8 if match[2] == "Gb/s" else 1)
 
 
-def _schema_of(units: Mapping[str, float]) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": f"^[0-9]+([.][0-9]+)? ?({'|'.join(units)})$"})
-
-
-Rate = Annotated[float, _number_in(RATE_UNITS), Field(gt=0), _schema_of(RATE_UNITS)]
+Rate = Annotated[
+    float,
+    BeforeValidator(_rate),
+    Field(gt=0),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]+([.][0-9]+)? ?(GB/s|Gb/s)$"}),
+]
 """Bytes a second, one way: `450 GB/s`, or bits: `400 Gb/s`. In the model: GB/s of 10^9 bytes."""
-Size = Annotated[int, _number_in(SIZE_UNITS), Field(gt=0), _schema_of(SIZE_UNITS)]
-"""`16 GiB`. In the model: bytes."""
 Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$")]
 Tolerance = Annotated[float, Field(gt=0, le=1)]
 
@@ -62,8 +55,6 @@ class Gpu(Sourced):
     """Names as the driver prints them; `*` stands for anything."""
     compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
     """Of an NVIDIA GPU."""
-    driver: str | None = None
-    """The oldest driver that supports the GPU."""
 
 
 class Node(Sourced):
@@ -74,26 +65,19 @@ class Node(Sourced):
 
 
 class Link(Sourced):
-    """Describe a link that joins GPUs without a network card."""
+    """Describe a link that joins GPUs without a network card, or a GPU and the memory and cards of its host."""
 
     kind: str
     """With its generation: `NVLink 4`."""
-    gpus: Annotated[int, Field(gt=1)]
-    """Number of GPUs that it joins. If a host has fewer, it joins those of several hosts, as in a rack."""
+    gpus: Annotated[int, Field(gt=0)] = 1
+    """Number of GPUs that it joins; 1 of a link to the host. If a host has fewer, it joins those of several hosts, as
+    in a rack."""
     rate: Rate
-    """All that one GPU can send to its peers together, one way."""
+    """All that one GPU can send over it, one way."""
     pair: Rate | None = None
     """What one GPU can send to another, if that is less: with wires instead of a switch."""
     nvls: bool = False
     """Whether the switch reduces and multicasts (NVLink SHARP: NVSwitch 3 and later)."""
-
-
-class HostLink(Sourced):
-    """Describe the link between a GPU and the memory and network cards of its host."""
-
-    kind: str
-    rate: Rate
-    """One way."""
 
 
 class Floor(Sourced):
@@ -133,29 +117,18 @@ class MeasuredSpeed(Measured):
     """Class of algorithms, if it was not the library's own choice or is known."""
     forced: bool = False
     """Whether the library was made to use `algorithm`, so that only runs which say the same are compared."""
-    size: Size | None = None
-    """Message size at which it was measured."""
 
 
 class NamedRate(Measured):
-    """Hold the rate of tests that are named."""
+    """Hold the rate of tests that are named: of the worst pair of nvbandwidth, of NVSHMEM, of one card of perftest."""
 
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests as printed, with `*` for anything: `RDMA_Write BW`."""
+    memory: Literal["host", "gpu"] | None = None
+    """Memory of perftest's buffers. The output does not say it, so a measurement is compared with the lower rate."""
 
     def is_for(self, test: str) -> bool:
         return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in self.tests)
-
-
-class CopyRate(NamedRate):
-    """Hold the rate of the worst pair in a test of nvbandwidth, or of a test of NVSHMEM within one node."""
-
-
-class WireRate(NamedRate):
-    """Hold the rate of a test of perftest over one card."""
-
-    memory: Literal["host", "gpu"]
-    """The memory of the buffers. The output does not say it, so a measurement is compared with the lower rate."""
 
 
 class ProfileFile(Model):
@@ -169,11 +142,11 @@ class ProfileFile(Model):
     node: Node | None = None
     links: tuple[Link, ...] = ()
     """The link that joins fewest GPUs comes first."""
-    host_link: HostLink | None = None
+    host_link: Link | None = None
     network: Network | None = None
     references: tuple[MeasuredSpeed, ...] = ()
-    copies: tuple[CopyRate, ...] = ()
-    wires: tuple[WireRate, ...] = ()
+    copies: tuple[NamedRate, ...] = ()
+    wires: tuple[NamedRate, ...] = ()
 
 
 class Profile(ProfileFile):

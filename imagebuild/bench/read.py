@@ -15,7 +15,7 @@ from typing import Any
 
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
-from imagebuild.bench.models import Results, Source
+from imagebuild.bench.models import Result, Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
@@ -29,7 +29,7 @@ _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = 
     ("nccl-tests", "runs", None, parse_nccl_json),
     ("nvbandwidth", "tests", parse_nvbandwidth_text, parse_nvbandwidth_json),
     ("perftest", "tables", parse_perftest_text, parse_perftest_json),
-    ("ucx_perftest", "ucx", parse_ucx_text, None),
+    ("ucx_perftest", "tables", parse_ucx_text, None),
     ("osu", "tables", parse_osu_text, None),
     ("nvshmem", "tables", parse_nvshmem_text, None),
     ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
@@ -40,17 +40,6 @@ reads a JSON document, and returns None for one of another tool.
 
 The text of nccl-tests needs the lines of all processes, since failures are printed by others.
 """
-_NOT_READ = re.compile(
-    r"[\s>]{0,40}(?:(?P<p2p>P2P Connectivity Matrix|(?:Uni|Bi)directional P2P=)"
-    r"|(?P<dcgmi>\|\s{0,3}Diagnostic\s{1,40}\|)|(?P<ucx>(?:[^,\s]{1,80},){0,8}iterations,[\w.]{1,40}_lat,avg_lat,))"
-)
-"""Beginnings of output that people have, in formats that are not read."""
-_ADVICE = {
-    "p2p": "the output of p2pBandwidthLatencyTest is not read; use nvbandwidth, which measures the same",
-    "dcgmi": "the table of dcgmi diag is not read; use dcgmi diag -j",
-    "ucx": "the CSV of ucx_perftest is not read; run it without -v",
-}
-"""Group of `_NOT_READ` → what to do."""
 _ERROR = re.compile(
     r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
     r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
@@ -64,7 +53,7 @@ _LONGEST_EXAMPLE = 160
 def read_files(files: Iterable[Path | str]) -> Results:
     """Read files, which may hold no output of a benchmark.
 
-    A file whose compressed data are damaged says so in its `Source`. Raises ConfigError if one cannot be opened.
+    Raises ConfigError if one cannot be opened, ResultError if its compressed data are damaged.
     """
     everything: dict[str, list[Any]] = defaultdict(list)
     for file in files:
@@ -106,16 +95,15 @@ def _parse_log(log: Log) -> Results:
         for document in documents:
             # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
             waiting += [log_from_text(log.path, text).lines for text in _printed_in(document.value)]
+        unread += [f"line {d.number}: a JSON document that cannot be read" for d in documents if d.value is None]
         for tool, part, parse_text, parse_json in _PARSERS:
             for document in documents:
                 if parse_json and (parsed := parse_json(log.path, document)) is not None:
-                    add(tool, part, parsed)
-                    if not document.is_whole and tool != "nccl-tests":  # the reason of a run says it
+                    add(tool, part, parsed if document.is_whole else _without_end(parsed))
+                    if not document.is_whole:
                         unread.append(f"line {document.number}: a JSON document of {tool} without its end")
             if parse_text:
                 add(tool, part, parse_text(log.path, texts))
-    marks = {match.lastgroup for line in outside if (match := _NOT_READ.match(line.text))}
-    unread += [advice for mark, advice in _ADVICE.items() if mark in marks]
     outside.sort(key=lambda line: line.number)
     json_runs = parts.pop("runs", [])
     add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
@@ -126,10 +114,19 @@ def _parse_log(log: Log) -> Results:
         lines=log.line_count,
         unread=len(unread),
         examples=tuple(text[:_LONGEST_EXAMPLE] for text in unread[:_MOST_EXAMPLES]),
-        damage=log.damage,
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
     )
     return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})
+
+
+def _without_end(parsed: Parsed[Any]) -> Parsed[Any]:
+    """Return what was read of a JSON document that breaks off: its last result may not be whole."""
+    for at in range(len(parsed) - 1, -1, -1):
+        if isinstance(last := parsed[at], Result):
+            reason = "; ".join(filter(None, (last.reason, "the JSON document has no end")))
+            verdict = "truncated" if last.verdict == "ok" else last.verdict
+            return [*parsed[:at], last.model_copy(update={"verdict": verdict, "reason": reason}), *parsed[at + 1 :]]
+    return parsed
 
 
 def _printed_in(value: object) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from imagebuild.bench import logs
 from imagebuild.bench.logs import excerpt, parse_number
-from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, TableVerdict
+from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, Verdict
 
 
 @dataclass
@@ -23,8 +23,6 @@ class TableBuilder:
     rows: list[TableRow] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     compared: bool = False
-    waits: bool = False
-    """Whether it is a server that waits for its client."""
     has_unread_row: bool = False
     not_measured: list[int] = field(default_factory=list)
     """Sizes of rows with a figure that is no number."""
@@ -32,6 +30,8 @@ class TableBuilder:
     """Sizes of rows with a figure below zero."""
     is_closed: bool = False
     """Whether the line came that ends the table."""
+    last_word: re.Pattern[str] | None = None
+    """What the last word of a row looks like if it is not cut."""
 
     def add_row(self, size: int, values: Mapping[str, float | None]) -> None:
         """Add a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, latencies such as `lat min`, and others."""
@@ -49,14 +49,14 @@ class TableBuilder:
             compared=self.compared, verdict=verdict, reason=reason,
         )  # fmt: skip
 
-    def _verdicts(self) -> Iterator[tuple[TableVerdict, str]]:
+    def _verdicts(self) -> Iterator[tuple[Verdict, str]]:
         """Yield the verdicts that the table deserves, the worst first, `ok` last."""
         if self.errors:
-            yield "failed", "; ".join(dict.fromkeys(self.errors))[: logs.LONGEST_REASON]
+            yield "failed", "; ".join(dict.fromkeys(self.errors))[:1000]
         if self.has_unread_row:
             yield "truncated", "a row could not be read"
         if not self.columns:
-            yield "no-data", "the server waits for its client" if self.waits else "no result was printed"
+            yield "no-data", "no result was printed"
         if not self.rows:
             yield "truncated", "the output ends before the first row"
         if self.negative:
@@ -89,6 +89,13 @@ _FIGURES = {"bw_average": "bw_average", "msg_rate": "msg_rate", "messages": "mes
 """Group of `_COLUMN` → name of its figure; other columns are passed over."""
 
 
+_LAST_WORDS = {
+    "valid": re.compile("pass|fail", re.IGNORECASE), "osu": re.compile(r".*\.\d{2}"),
+    "nvshmem": re.compile(r".*\.\d{6}"), "": None,
+}  # fmt: skip
+"""Kind of the last column of a row → what its word looks like if nothing was cut."""
+
+
 def parse_osu_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables of OSU micro-benchmarks in cleaned lines; a row whose data were wrong makes a table fail."""
     return _read_tables("osu", source, lines, _OSU_TITLE, _OSU_HEADER)
@@ -117,13 +124,19 @@ def _read_tables(
                 builders.append(table := TableBuilder(table.test, tool))
             names = [match.lastgroup or "" for match in _COLUMN.finditer(text) if match[0] != "#"]
             table.columns, table.compared = tuple(_FIGURES.get(name, "") for name in names), "valid" in names
+            table.last_word = _LAST_WORDS[
+                "valid" if names[-1:] == ["valid"] else tool if table.columns[-1:] != ("",) else ""
+            ]
             table.unit = "usec" if "bw_average" not in names else "GB/s" if tool == "nvshmem" else "MB/s"
         elif table.columns and (match := _NVSHMEM_WRONG.fullmatch(text)):
             table.compared = True
             table.errors += [text.removeprefix("# ")] if int(match["wrong"]) else []
         elif table.columns and words and (size := logs.parse_integer(words[0])) is not None:
+            if len(words) > len(table.columns) or (table.rows and size <= (table.rows[-1].size_bytes or 0)):
+                continue  # another program's
             values = {name: parse_number(word) for name, word in zip(table.columns, words, strict=False) if name}
-            if len(words) != len(table.columns) or not values or None in values.values():
+            is_cut = table.last_word and not table.last_word.fullmatch(words[-1])
+            if len(words) != len(table.columns) or not values or None in values.values() or is_cut:
                 table.has_unread_row = True
                 unread.append(excerpt(text))
                 continue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +14,7 @@ from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import ConfigError, plural
 
 if TYPE_CHECKING:
-    from imagebuild.bench.ceilings import LimitRow, LimitTable
-    from imagebuild.bench.profiles import Measured, Profiles
+    from imagebuild.bench.profiles import Profile
 
 MOST = 1_000_000
 """Highest number of ranks or hosts that is accepted."""
@@ -59,7 +59,7 @@ def report(
     """
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
-    from imagebuild.report.report import ReportRequest, make_report
+    from imagebuild.report.report import make_report
     from imagebuild.report.text import print_report, report_markdown
 
     expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
@@ -70,8 +70,10 @@ def report(
     printed = Path(options.STDOUT) in outputs
     if markdown and printed:
         raise ConfigError("--markdown: --json, --junit or --html has the standard output; name a file there")
-    request = ReportRequest(tuple(files), profile, folders, baseline, expected, tuple(allow or ()), *outputs)
-    result = make_report(request)
+    result = make_report(
+        files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow or (),
+        json_file=outputs[0], junit=junit, html=html,
+    )  # fmt: skip
 
     def show() -> None:
         if markdown:
@@ -106,79 +108,62 @@ def limits(
     json_file: options.JsonOption = None,
 ) -> None:
     """Show what hardware can do at best, and what was measured on it."""
-    from imagebuild.bench.ceilings import limit_table
+    from imagebuild.bench.ceilings import limit_rows, lint_profile
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import out, print_table
-
-    known = load_profiles(*options.data_folders(profiles, "profiles"))
-    if check and nodes is not None:
-        raise ConfigError("--nodes: is not for --check, which looks at all references")
-    if check:
-        checked = {profile: find_profile(known, profile)} if profile is not None else known
-        mistakes = _mistakes_in(checked)
-        verdict = f"{plural(len(checked), 'profile')}: every reference is below its ceiling."
-        shown = "\n".join(mistakes) or verdict
-        options.print_result(json_file, mistakes, lambda: out.print(shown, markup=False))
-        if mistakes:
-            raise typer.Exit(1)
-    elif profile is not None:
-        table = limit_table(find_profile(known, profile).model, nodes)
-        options.print_result(json_file, table, lambda: _show(table))
-    elif nodes is not None:
-        raise ConfigError("--nodes: name a profile, too")
-    else:
-        titles = {name: document.model.title for name, document in known.items()}
-        options.print_result(
-            json_file,
-            lambda: json.dumps([{"profile": name, "title": title} for name, title in titles.items()], indent=1),
-            lambda: print_table(("profile", "what it is"), list(titles.items())),
-        )
-
-
-def _mistakes_in(profiles: Profiles) -> list[str]:
-    """Return the mistakes in references, such as one above its ceiling; each once."""
-    from imagebuild.bench.ceilings import lint_profile
     from imagebuild.core.errors import Mistakes
 
-    mistakes = Mistakes()
-    for document in profiles.values():
-        lint_profile(document, mistakes)
-    return list(dict.fromkeys(mistakes.texts))
+    known = load_profiles(*options.data_folders(profiles, "profiles"))
+    chosen = known if profile is None else {profile: find_profile(known, profile)}
+    if nodes is not None and (check or profile is None):
+        raise ConfigError("--nodes: name a profile, too; --check looks at all references")
+    if check:
+        mistakes = Mistakes()
+        for document in chosen.values():
+            lint_profile(document, mistakes)
+        found = list(dict.fromkeys(mistakes.texts))
+        verdict = f"{plural(len(chosen), 'profile')}: every reference is below its ceiling."
+        options.print_result(json_file, found, lambda: out.print("\n".join(found) or verdict, markup=False))
+        if found:
+            raise typer.Exit(1)
+    elif profile is None:
+        titles = [{"profile": name, "title": document.model.title} for name, document in known.items()]
+        rows = [tuple(row.values()) for row in titles]
+        options.print_result(json_file, lambda: _json(titles), lambda: print_table(("profile", "what it is"), rows))
+    else:
+        table = limit_rows(chosen[profile].model, nodes)
+        options.print_result(json_file, lambda: _json(table), lambda: _show(chosen[profile].model, nodes, table))
 
 
-def _show(table: LimitTable) -> None:
+def _json(rows: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps(rows, indent=1)
+
+
+def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows of limits, the head of each ceiling once."""
+    from imagebuild.bench.ceilings import rank_layout
     from imagebuild.core.console import out, print_table
 
-    network = f"; W = {table.network_gb_s:g} GB/s for the network of one domain" if table.network_gb_s else ""
-    out.print(f"{table.title}: {plural(table.ranks, 'rank')} on {plural(table.nodes, 'node')}", markup=False)
+    nodes = nodes or profile.hosts_per_domain
+    ranks = nodes * profile.node.gpus
+    layout = rank_layout(profile, ranks, nodes)
+    network = f"; W = {layout.network:g} GB/s for the network of one domain" if layout.network else ""
     out.print(
-        f"n = {table.ranks} ranks, k = {plural(table.domains, 'NVLink domain')}, g = {table.ranks // table.domains} "
-        f"ranks each; link = {table.link_gb_s:g} GB/s one way{network}\n",
+        f"{profile.title}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}\n"
+        f"n = {ranks} ranks, k = {plural(layout.domains, 'NVLink domain')}, g = {ranks // layout.domains} ranks each; "
+        f"link = {layout.link:g} GB/s one way{network}\n",
         markup=False,
     )
-    columns = ("collective", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source")
-    print_table(columns, [line for row in table.rows for line in _lines(row)])
-    if table.domains > 1 and not table.rows:
+    lines, shown = [], None
+    for row in rows:
+        ceiling, rate = row["ceiling"], row["rate"]
+        least = f"{ceiling:.1f}{' *' * row['hardest']}" if ceiling else ""
+        head = (row["test"], row["algorithm"], least, row["formula"])
+        share = f"{rate / ceiling:.0%}" if rate and ceiling else ""
+        measured = (f"{rate:g}", share, f"{row['source']}, {row['date']}") if rate else ("", "", "")
+        lines.append((*(("",) * 4 if head == shown else head), *measured))
+        shown = head
+    print_table(("test", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source"), lines)
+    if layout.domains > 1 and layout.network is None:
         out.print("Nothing is known about the network between these nodes.")
-    out.print("\n* the hard ceiling of the collective: what is measured above it is a mistake", markup=False)
-    copies = [(", ".join(c.tests), f"{c.rate:g} GB/s", f"{c.tolerance:.0%}", _cite(c)) for c in table.copies]
-    wires = [
-        (f"{', '.join(w.tests)}, {w.memory} memory", f"{w.rate * 8:g} Gb/s", f"{w.tolerance:.0%}", _cite(w))
-        for w in table.wires
-    ]
-    if copies or wires:
-        out.print()
-        print_table(("one copy or card", "measured", "passes from", "source"), [*copies, *wires])
-
-
-def _lines(row: LimitRow) -> list[tuple[str, ...]]:
-    """Return the lines of a ceiling: one for each measurement below it, or one alone."""
-    head = (row.collective, row.algorithm, f"{row.ceiling_gb_s:.1f}{' *' if row.hardest else ''}", row.formula)
-    if not row.references:
-        return [(*head, "", "", "")]
-    first, *rest = [(f"{r.rate:g}", f"{r.rate / row.ceiling_gb_s:.0%}", _cite(r)) for r in row.references]
-    return [(*head, *first), *(("", "", "", "", *more) for more in rest)]
-
-
-def _cite(measured: Measured) -> str:
-    return f"{measured.source}, {measured.date}"
+    out.print("\n* the hard ceiling of the test: what is measured above it is a mistake", markup=False)

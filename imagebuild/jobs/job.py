@@ -372,7 +372,7 @@ class Job:
         except NotComparable:
             return least
         for collective in collectives:
-            ceilings = class_ceilings(collective, self.run_ranks, layout.domains, layout.hardware)
+            ceilings = class_ceilings(collective, self.run_ranks, layout)
             references = profile.references_at(collective, self.run_ranks, self.run_nodes)
             known = [reference for reference in references if not reference.forced]
             if known:

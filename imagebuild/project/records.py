@@ -60,6 +60,8 @@ class BuildResult(Model):
 
 
 Outcome = Literal["passed", "failed", "skipped"]
+SPEED = "-speed"
+"""End of the name of the result about a check's speed."""
 
 
 class CheckResult(Model):

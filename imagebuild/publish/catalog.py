@@ -41,7 +41,7 @@ from imagebuild.project.records import (
 )
 from imagebuild.publish.evidence import read_predicate
 from imagebuild.publish.sbom import SpdxDocument
-from imagebuild.report.document import NONE, Report
+from imagebuild.report.document import NONE, Report, judged_checks
 
 WORKERS = 8
 """Images that are read at a time, each with a few requests."""
@@ -318,20 +318,16 @@ def checks_summary(digest: str, result: VerifyResult) -> Checks:
 
 def bandwidths_of(digest: str, result: VerifyResult | Report) -> Iterator[Bandwidth]:
     """Yield the best bus bandwidth of each run whose data were right; `digest` is that of the attachment."""
-    if isinstance(result, Report):
-        runs, judgements = list(result.runs), list(result.judgements)
-    else:
-        runs = [run for check in result.checks if check.results for run in check.results.runs]
-        judgements = [judgement for check in result.checks for judgement in check.judgements]
-    for run in (run for run in runs if run.verdict == "ok"):
-        same = [judgement for judgement in judgements if judgement.source == run.source]
-        judgement = next((j for j in same if j.subject == run.subject), same[0] if len(same) == 1 else None)
-        ceiling = judgement.speed.ceiling if judgement else None
-        if rates := [rate for row in run.rows if (rate := row.busbw_gb_s)]:
-            yield Bandwidth(
-                evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, gb_s=max(rates),
-                ceiling_gb_s=ceiling.value if ceiling else None,
-            )  # fmt: skip
+    judged = [(result, result.judgements)] if isinstance(result, Report) else judged_checks(result)
+    for results, judgements in judged:
+        for run, judgement in zip(results.runs, judgements, strict=False):
+            ceiling = judgement.speed.ceiling
+            rates = [rate for row in run.rows if (rate := row.busbw_gb_s)]
+            if run.verdict == "ok" and rates:
+                yield Bandwidth(
+                    evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, gb_s=max(rates),
+                    ceiling_gb_s=ceiling.value if ceiling else None,
+                )  # fmt: skip
 
 
 def best_bandwidth(found: Iterable[Bandwidth]) -> Bandwidth | None:

@@ -14,11 +14,11 @@ from imagebuild.project.component import parse_need
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.matrix import Publish, Target, axes_of, components_of
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Project
-from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
+from imagebuild.project.records import SPEED, BuildResult, CheckResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
 from imagebuild.publish.provenance import DIRTY
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify.checks import IMAGE, SAME_FILES, SPEED
+from imagebuild.verify.checks import IMAGE, SAME_FILES
 from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_rules
 from imagebuild.verify.runner import EXEC
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from imagebuild.bench.models import State
 from imagebuild.core import files
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import plural
 from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, Scan, Severity
 from imagebuild.publish.catalog import best_bandwidth, natural_order
-from imagebuild.report.document import NONE, State
+from imagebuild.report.document import NONE
 from imagebuild.report.page import STATE_MARKS, render_page, template_text
 
 Badge = tuple[State, str]

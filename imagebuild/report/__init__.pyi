@@ -2,8 +2,8 @@ from .document import Report as Report
 from .document import ReportOrigin as ReportOrigin
 from .document import format_bytes as format_bytes
 from .document import format_number as format_number
-from .document import judge_rest as judge_rest
 from .document import one_line as one_line
+from .document import rows_of as rows_of
 from .document import visible as visible
 from .page import LogText as LogText
 from .page import lay_out as lay_out

@@ -1,4 +1,4 @@
-"""Define what a report says: what was read, the verdicts on it, and an assertion for each thing that can fail.
+"""Define what a report says: what was read, the claims about it, and an assertion for each thing that can fail.
 
 The terminal, JSON, Markdown, JUnit and the page show this model. Pure, except that `gather_files` reads files.
 """
@@ -8,104 +8,79 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
-from itertools import accumulate
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, Literal, Self, get_args
 
+from pydantic import model_validator
+
 from imagebuild import __version__
-from imagebuild.bench.judge import best_row, device_pairs, judge_results
-from imagebuild.bench.logs import DAMAGED, open_log
+from imagebuild.bench.judge import best_row, judge_results
+from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import (
-    STANDINGS,
+    STATES,
     BandwidthTest,
-    Claim,
-    Diagnostic,
     Judgement,
+    Measurement,
     Openness,
-    PerftestTable,
     Results,
     Run,
     Source,
-    SpeedClaim,
-    UcxResult,
+    State,
+    TableRow,
 )
 from imagebuild.bench.read import read_files
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.project.records import VerifyResult
+from imagebuild.project.records import SPEED, CheckResult, VerifyResult
 from imagebuild.report.sweeps import Sweep, find_sweeps, host_label
 
-Result = Run | BandwidthTest | PerftestTable | UcxResult
 ClaimKind = Literal["data", "participation", "speed"]
-Kind = Literal["sweep", "data", "participation", "speed", "check", "diagnostic", "reading"]
-State = Literal["passed", "failed", "open", "skipped"]
-"""`open` is what was asked for and is not known: no success."""
+Kind = Literal["sweep", "data", "participation", "speed", "check", "reading"]
 Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
 """`ok`: all three claims hold for every result. `limited`: nothing failed and nothing that was asked for is open, but
 something was not asked for, or was accepted by name."""
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
-STATES: tuple[State, ...] = get_args(State)
-OUTCOMES: tuple[State, ...] = ("passed", "failed", "skipped")
-"""States that checks of images can have."""
 EXIT_STATUS: dict[Overall, int] = {"ok": 0, "limited": 0, "open": 1, "failed": 1, "nothing-read": 5}
-
-DIAGNOSTIC_STATES: dict[str, State] = {"pass": "passed", **dict.fromkeys(("warn", "skip", "not-run"), "skipped")}
-"""Words of dcgmi. Every other word is a failure; what was skipped is judged with all of the file's tests."""
+NONE = "\u2013"
+"""Shown for a value that is unknown or absent."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """Hold a result in words, with the claims about it."""
 
-    result: Result
+    result: Measurement
+    judgement: Judgement
     name: str
     """The subject, with file (in a sweep: hosts) and number where several results of a kind have the same."""
-    best: str
-    judgements: tuple[Judgement, ...]
-    """That of the result itself, then comparisons with a baseline."""
-    state: State
-    """What the worst claim counts as."""
     sweep: Sweep | None = None
     """The sweep that it belongs to."""
 
-    @property
-    def data(self) -> Claim:
-        """Return the claim about its data."""
-        return self.judgements[0].data
+
+@dataclass(frozen=True)
+class ReportRow:
+    """Hold a row of the table of results: a result, a sweep, a diagnosis or a comparison with the baseline."""
+
+    state: State
+    """What the worst claim counts as."""
+    name: str
+    words: tuple[str, str, str]
+    """What is claimed about data, participation and speed; a dash for nothing."""
+    best: str = NONE
+    reason: str = ""
+    """Of the claim about speed."""
+    source: str = ""
 
     @property
-    def participation(self) -> Claim:
-        """Return the claim about who took part."""
-        return self.judgements[0].participation
-
-    @property
-    def speed(self) -> tuple[SpeedClaim, ...]:
-        """Return the claims about its speed."""
-        return tuple(judgement.speed for judgement in self.judgements)
-
-    @property
-    def words(self) -> tuple[str, str, str]:
-        """Return what is claimed about data, participation and speed, without reasons; a dash for nothing."""
-        speeds = dict.fromkeys(claim.words for claim in self.speed if not_void(claim))
-        data, participation = (claim.state if not_void(claim) else NONE for claim in self.judgements[0].claims[:2])
-        return data, participation, "; ".join(speeds) or NONE
-
-    @property
-    def judged(self) -> SpeedClaim | None:
-        """Return the first claim that compares it with a ceiling."""
-        return next((v for v in self.speed if v.ceiling and v.measured is not None), None)
-
-    @property
-    def share_of_ceiling(self) -> float | None:
-        """Return the measured part of the ceiling, None without one."""
-        verdict = self.judged
-        return verdict.measured / verdict.ceiling.value if verdict and verdict.ceiling and verdict.measured else None
+    def cells(self) -> tuple[str, ...]:
+        """Return what all forms of the report show of it."""
+        return self.name, *self.words, self.best
 
 
 @dataclass(frozen=True)
@@ -118,7 +93,7 @@ class Assertion:
     subject: str
     state: State
     word: str
-    """The result as the benchmark, judge or check words it: `wrong`, `too slow`, `skip`."""
+    """The result as the judge or check words it: `wrong`, `too slow`, `skipped`."""
     reason: str = ""
     seconds: float = 0.0
     output: str = ""
@@ -146,11 +121,13 @@ class ReportOrigin(Model):
 
 
 class Report(Results):
-    """Hold the results that were read and the verdicts on them; the file that `imagebuild report --json` writes."""
+    """Hold the results that were read and the claims about them; the file that `imagebuild report --json` writes."""
 
     about: ReportOrigin
     judgements: tuple[Judgement, ...] = ()
-    """Claims about each result, and about each comparison with a baseline."""
+    """Claims about each result that was measured, in their order, then about each dcgmi diag."""
+    comparisons: tuple[Judgement, ...] = ()
+    """Claims about each comparison with a baseline."""
     verifications: tuple[VerifyResult, ...] = ()
     """Results of `imagebuild verify`."""
     sweeps: tuple[Sweep, ...] = ()
@@ -158,58 +135,44 @@ class Report(Results):
     nothing_in: tuple[str, ...] = ()
     """Files without a result that were named, or that look like logs of the folder that they are in."""
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with these fields changed, which computes everything anew."""
-        copy = super().model_copy(update=update, deep=deep)
-        for name in copy.__dict__.keys() - type(self).model_fields.keys():
-            del copy.__dict__[name]
-        return copy
+    @model_validator(mode="after")
+    def _has_a_judgement_on_each_result(self) -> Self:
+        others = len(self.judgements) - len(self.measured)
+        if others < 0 or bool(others) != bool(self.diagnostics):
+            raise ValueError("judgements: there must be one for each result")
+        return self
 
     @property
-    def measured(self) -> tuple[Result, ...]:
-        """Return all results that have bandwidths or times."""
-        return (*self.runs, *self.tests, *self.tables, *self.ucx)
-
-    @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """Return everything that was measured: collectives, matrices, tables of perftest, results of ucx_perftest."""
-        judgements, allowed, entries = _judgements_of(self), self.about.allowed, []
+        """Return everything that was measured: collectives, matrices, tables."""
         sweeps = [next((s for s in self.sweeps if s.holds(result)), None) for result in self.measured]
         places = [
             host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
             for result, sweep in zip(self.measured, sweeps, strict=True)
         ]
         names = unique_names([(result.subject, place) for result, place in zip(self.measured, places, strict=True)])
-        for result, name, sweep in zip(self.measured, names, sweeps, strict=True):
-            own = tuple(judgements[id(result)])
-            claims = (judgement.worst(allowed) for judgement in own)
-            worst = min(claims, key=lambda claim: STANDINGS.index(claim.standing(allowed)))
-            entries.append(Entry(result, name, best_value(result), own, claim_state(worst, allowed), sweep))
-        return tuple(entries)
+        return tuple(map(Entry, self.measured, self.judgements, names, sweeps))
 
-    @cached_property
+    @property
     def assertions(self) -> tuple[Assertion, ...]:
         """Return all assertions, failed and open ones first, otherwise in the order of the files.
 
         The three claims about a result are separate assertions.
         """
-        assertions = [*assertions_on_sweeps(self.sweeps), *assertions_on_diagnostics(self.diagnostics)]
-        for judgement in self.judgements:
+        assertions = assertions_on_sweeps(self.sweeps)
+        for judgement in (*self.judgements, *self.comparisons):
             assertions += assertions_on_claims(judgement, self.about.allowed)
         for verification in self.verifications:
             assertions += assertions_of_checks(verification)
         reason = "it has no output of a known benchmark, no result of verify and no report"
         assertions += [Assertion("reading", file, file, "failed", "no-result", reason) for file in self.nothing_in]
         for source in self.sources:
-            if source.damage:
-                assertions.append(Assertion("reading", source.path, source.path, "failed", "damaged", source.damage))
-            elif not source.tools and source.path not in self.nothing_in:
-                note = "it does not look like a log of this folder"
+            if not source.tools and source.path not in self.nothing_in:
+                note = source.note or "it does not look like a log of this folder"
                 assertions.append(Assertion("reading", source.path, source.path, "skipped", "no-result", note))
-        order = {"failed": 0, "open": 1}
-        return tuple(sorted(assertions, key=lambda assertion: order.get(assertion.state, 2)))
+        return tuple(sorted(assertions, key=lambda assertion: min(STATES.index(assertion.state), 2)))
 
-    @cached_property
+    @property
     def problems(self) -> tuple[Assertion, ...]:
         """Return the assertions that do not hold, then those that are open."""
         return tuple(assertion for assertion in self.assertions if assertion.state in ("failed", "open"))
@@ -219,29 +182,30 @@ class Report(Results):
         """Return the assertions that were skipped."""
         return tuple(assertion for assertion in self.assertions if assertion.state == "skipped")
 
-    @cached_property
+    @property
     def overall(self) -> Overall:
         """Return the verdict on everything."""
         if not (self.measured or self.diagnostics or self.verifications):
             return "nothing-read"
-        states = {assertion.state for assertion in self.assertions}
+        assertions = self.assertions
+        states = {assertion.state for assertion in assertions}
         if "failed" in states:
             return "failed"
-        is_measured = "passed" in states or any(entry.best != NONE for entry in self.entries)
+        is_measured = "passed" in states or any(best_value(result) != NONE for result in self.measured)
         if "open" in states or not is_measured:
             return "open"
-        return "limited" if any(skip.kind in CLAIMS for skip in self.skips) else "ok"
+        return "limited" if any(a.state == "skipped" and a.kind in CLAIMS for a in assertions) else "ok"
 
     @property
     def exit_status(self) -> int:
-        """Return 5 if nothing could be read or a file is damaged, 1 if something failed or is open, else 0."""
-        return EXIT_STATUS["nothing-read" if any(source.damage for source in self.sources) else self.overall]
+        """Return 5 if nothing could be read, 1 if something failed or is open, else 0."""
+        return EXIT_STATUS[self.overall]
 
     @property
     def counts(self) -> str:
-        """Return the numbers of assertions: `12 passed, 1 failed, 3 skipped`."""
+        """Return the numbers of assertions: `12 passed, 1 failed, 0 open, 3 skipped`."""
         numbers = Counter(assertion.state for assertion in self.assertions)
-        return ", ".join(f"{numbers[state]} {state}" for state in STATES)
+        return ", ".join(f"{numbers[state]} {state}" for state in SHOWN_STATES)
 
     @property
     def headline(self) -> str:
@@ -257,15 +221,9 @@ class Report(Results):
             known = _headline_of_claims(assertions)
             accepted = f" (accepted: {', '.join(self.about.allowed)})" if self.about.allowed else ""
             return {"open": f"Not a pass: {known}", "limited": known[:1].upper() + known[1:] + accepted}[overall]
-        failures = [assertion for assertion in assertions if assertion.state == "failed"]
-        first = f"{one_line(failures[0].subject)}: {failures[0].word.replace('-', ' ')}"
-        if len(failures) == 1:
-            return first
-        if failures[0].kind == "sweep":
-            return f"{first}, and {len(failures) - 1} more of {len(assertions)} assertions failed"
-        words = Counter(failure.word.replace("-", " ") for failure in failures)
-        numbers = ", ".join(f"{count} {word}" for word, count in words.most_common(4))
-        return f"{len(failures)} of {len(assertions)} assertions failed: {numbers}{' …' if len(words) > 4 else ''}"
+        failed = sum(assertion.state == "failed" for assertion in assertions)
+        first = f"{one_line(assertions[0].subject)}: {assertions[0].word.replace('-', ' ')}"
+        return first if failed == 1 else f"{failed} of {len(assertions)} failed: {first}"
 
     @property
     def unread_lines(self) -> int:
@@ -273,7 +231,10 @@ class Report(Results):
         return sum(source.unread for source in self.sources)
 
 
-# Assertions
+SHOWN_STATES: tuple[State, ...] = ("passed", "failed", "open", "skipped")
+
+
+# Assertions, and the table of results
 
 
 def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
@@ -286,53 +247,80 @@ def assertions_on_sweeps(sweeps: Sequence[Sweep]) -> list[Assertion]:
             reason = f"no run is below {sweep.limit_gb_s:.4g} GB/s"
             found.append(Assertion("sweep", sweep.subject, sweep.scope, "passed", "even", reason))
         elif not sweep.outliers:
-            reason = (
-                f"{sweep.subject}: {sweep.range}; no host stands out: many may be slow, or the network between them"
-            )
+            many = "no host stands out: many may be slow, or the network between them"
+            reason = f"{sweep.subject}: {sweep.range}; {many}"
             found.append(Assertion("sweep", sweep.subject, sweep.scope, "open", "uneven", reason))
     return found
 
 
-def summary_of(sweep: Sweep, entries: Sequence[Entry]) -> tuple[State, tuple[str, ...]]:
-    """Return the state of a sweep, and how many of its runs have each claim: `134 right, 2 wrong`."""
-    members = [entry for entry in entries if entry.sweep is sweep]
-    counts = [Counter(entry.words[place] for entry in members) for place in range(len(CLAIMS))]
-    words = [", ".join(w if n == len(members) else f"{n} {w}" for w, n in c.most_common()) for c in counts]
-    words[-1] += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even" if sweep.is_even else "; uneven"
-    own: State = "failed" if sweep.outliers else "passed" if sweep.is_even else "open"
-    states = {own, *(entry.state for entry in members)}
-    order: tuple[State, ...] = ("failed", "open", "skipped")
-    return next((state for state in order if state in states), "passed"), tuple(words)
-
-
 def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> list[Assertion]:
     """Assert each claim that is applicable; if none is, skip the one about data."""
-    claims = [(kind, claim) for kind, claim in zip(CLAIMS, judgement.claims, strict=True) if not_void(claim)]
+    standings = [(kind, c, c.standing(allowed)) for kind, c in zip(CLAIMS, judgement.claims, strict=True)]
     assertions = []
-    for kind, claim in claims or [("data", judgement.data)]:
-        state, reason = claim_state(claim, allowed), claim.reason
+    for kind, claim, standing in [item for item in standings if item[2]] or standings[:1]:
+        reason = claim.reason
         if claim.allow:
             hint = "accepted by" if claim.allow in allowed else "to accept it:"
             reason += f" ({hint} --allow {claim.allow})"
-        # Each diagnosis has an assertion of its own, which says whether it passed.
-        if judgement.subject != DIAGNOSIS or kind != "data" or state == "open":
-            assertions.append(Assertion(kind, judgement.source, judgement.subject, state, claim.state, reason))
+        assertions.append(
+            Assertion(kind, judgement.source, judgement.subject, standing or "skipped", claim.state, reason)
+        )
     return assertions
 
 
-DIAGNOSIS = "dcgmi diag"
-"""Subject of judgements on all diagnostics of a file."""
+def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
+    """Assert that the checks of an image pass, except those of speed: their claims are in `judgements`."""
+    assertions = []
+    for check in set_aside_speed(verification.checks):
+        subject, state = f"{check.component} {check.check}", check.outcome
+        facts = check.reason, check.seconds, check.output if state == "failed" else ""
+        assertions.append(Assertion("check", verification.image, subject, state, state, *facts))
+    return assertions
 
 
-def not_void(claim: Claim) -> bool:
-    """Return whether a claim says anything."""
-    return claim.state != "not applicable"
+def rows_of(report: Report) -> list[ReportRow]:
+    """Return the table of results: sweeps, results that are part of none, diagnoses, comparisons with the baseline."""
+    entries = report.entries
+    allowed, rows = report.about.allowed, [_row_of_sweep(sweep, report) for sweep in report.sweeps]
+    rows += [
+        _row_of(entry.judgement, allowed, entry.name, best_value(entry.result)) for entry in entries if not entry.sweep
+    ]
+    rows += [_row_of(judgement, allowed, judgement.subject) for judgement in report.judgements[len(entries) :]]
+    for judgement in report.comparisons:
+        speed = judgement.speed
+        now = NONE if speed.measured is None else f"{format_number(speed.measured)} {speed.unit}"
+        rows.append(_row_of(judgement, allowed, f"{judgement.subject}, since the baseline", now))
+    return rows
 
 
-def claim_state(claim: Claim, allowed: Sequence[Openness] = ()) -> State:
-    """Return what a claim counts as."""
-    standing = claim.standing(allowed)
-    return standing if standing in ("passed", "failed", "open") else "skipped"
+def words_of(judgement: Judgement) -> tuple[str, str, str]:
+    """Return what is claimed about data, participation and speed, without reasons; a dash for nothing."""
+    words = (judgement.data.state, judgement.participation.state, judgement.speed.words)
+    data, participation, speed = (
+        NONE if claim.standing() is None else word for claim, word in zip(judgement.claims, words, strict=True)
+    )
+    return data, participation, speed
+
+
+def _row_of(judgement: Judgement, allowed: Sequence[Openness], name: str, best: str = NONE) -> ReportRow:
+    state = judgement.worst(allowed).standing(allowed) or "skipped"
+    return ReportRow(state, name, words_of(judgement), best, judgement.speed.reason, judgement.source)
+
+
+def _row_of_sweep(sweep: Sweep, report: Report) -> ReportRow:
+    """Return a sweep, and how many of its runs have each claim: `134 right, 2 wrong`."""
+    judgements = [entry.judgement for entry in report.entries if entry.sweep is sweep]
+    counts = [Counter(words) for words in zip(*map(words_of, judgements), strict=True)]
+    data, participation, speed = (
+        ", ".join(w if n == len(judgements) else f"{n} {w}" for w, n in count.most_common()) for count in counts
+    )
+    speed += f"; {len(sweep.outliers)} slow" if sweep.outliers else "; even" if sweep.is_even else "; uneven"
+    own: State = "failed" if sweep.outliers else "passed" if sweep.is_even else "open"
+    allowed = report.about.allowed
+    states = {own, *(judgement.worst(allowed).standing(allowed) or "skipped" for judgement in judgements)}
+    return ReportRow(
+        min(states, key=STATES.index), f"{sweep.subject}: {sweep.scope}", (data, participation, speed), sweep.range
+    )
 
 
 def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
@@ -346,29 +334,6 @@ def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
         if words and not weak and kind != "sweep":
             parts.append(f"{kind} {next(iter(words))[1]}")
     return ", ".join(parts) or "nothing says whether it is right and fast enough"
-
-
-def assertions_on_diagnostics(diagnostics: Sequence[Diagnostic]) -> list[Assertion]:
-    """Assert that the hardware passes its tests; a subject names what the test was about, if not everything."""
-    assertions = []
-    for diagnostic in diagnostics:
-        subject = f"{diagnostic.test}, {diagnostic.entity}" if diagnostic.entity else diagnostic.test
-        state = DIAGNOSTIC_STATES.get(diagnostic.status, "failed")
-        reason = "; ".join(diagnostic.messages)
-        assertions.append(Assertion("diagnostic", diagnostic.source, subject, state, diagnostic.status, reason))
-    return assertions
-
-
-def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
-    """Assert that the checks of an image pass, except checks of speed: their verdicts are in `judgements`."""
-    assertions = []
-    for check in verification.checks:
-        if not check.judgements:
-            subject, state = f"{check.component} {check.check}", check.outcome
-            output = check.output if state == "failed" else ""
-            facts = check.reason, check.seconds, output
-            assertions.append(Assertion("check", verification.image, subject, state, state, *facts))
-    return assertions
 
 
 def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
@@ -398,7 +363,7 @@ class Gathered:
     """Hold what some files contain."""
 
     report: Report
-    """With the verdicts on speed that the files have."""
+    """With the claims that the files have; results without any are judged without a profile."""
     logs: tuple[Path, ...]
     """Files with output of benchmarks, including those that verify kept."""
     read: frozenset[Path]
@@ -408,8 +373,8 @@ class Gathered:
 def gather_files(named: Iterable[Path]) -> Gathered:
     """Read files, and all files of folders whose names do not begin with a dot.
 
-    A report in a folder is left out if it says only what files beside it say. Raises ConfigError if a file cannot be
-    opened, ResultError if a file that imagebuild wrote cannot be read.
+    A report in a folder with logs or results of verify is left out, as it may say the same. Raises ConfigError if a
+    file cannot be opened, ResultError if a file that imagebuild wrote, or compressed data, cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
@@ -425,22 +390,18 @@ def gather_files(named: Iterable[Path]) -> Gathered:
             kept |= {folder / name: False for name in verification.surroundings.reports.values()}
     unread = [file for file in others if file.resolve() not in kept]
     results = read_files(unread)
-    checks = [check for verification in verified.values() for check in verification.checks]
-    parts = [results, *(check.results for check in checks if check.results)]
-    fresh = Counter(_texts_of(*parts, *verified.values()))
     reports = {file: content for file, content in contents.items() if isinstance(content, Report)}
-    beside = [file for file in reports if file not in named]
-    repeated = {f for f in beside if Counter(_texts_of(reports[f], *reports[f].verifications)) <= fresh}
-    earlier = [report for file, report in reports.items() if file not in repeated]
-    parts += earlier
-    read = {Path(source.path) for source in results.sources if source.tools or source.damage}
+    has_results = bool(verified) or any(source.tools for source in results.sources)
+    left_out = [file for file in reports if has_results and file not in named]
+    earlier = [report for file, report in reports.items() if file not in left_out]
+    judged = [(results, judge_results(results)), *(one for v in verified.values() for one in judged_checks(v))]
+    merged = _merged([*judged, *((report, report.judgements) for report in earlier)])
+    note = "a report beside logs, which may say the same; name it to read it"
+    merged["sources"] += tuple(Source(path=str(file), tools=(), lines=0, unread=0, note=note) for file in left_out)
+    read = {Path(source.path) for source in results.sources if source.tools}
     known = set(contents) - set(unread) | read
     empty = [path for path in named if path not in known and not any(path in file.parents for file in known)]
     lost = _lost_logs(results.sources) if read else []
-    verdicts = [verdict for check in checks for verdict in check.judgements]
-    merged: dict[str, Any] = {
-        kind: tuple(result for part in parts for result in getattr(part, kind)) for kind in Results.model_fields
-    }
     first, *more = named
     title = visible(first.resolve().name or str(first))
     report = Report(
@@ -453,12 +414,48 @@ def gather_files(named: Iterable[Path]) -> Gathered:
         ),
         **merged,
         sweeps=find_sweeps(merged["runs"]),
-        judgements=(*verdicts, *(verdict for written in earlier for verdict in written.judgements)),
+        comparisons=tuple(comparison for written in earlier for comparison in written.comparisons),
         verifications=(*verified.values(), *(result for written in earlier for result in written.verifications)),
         nothing_in=tuple(dict.fromkeys(map(str, (*empty, *lost)))),
     )
     logs = tuple(file for file in others if kept.get(file.resolve(), True))
-    return Gathered(judge_rest(report), logs, frozenset(file.resolve() for file in contents.keys() - repeated))
+    return Gathered(report, logs, frozenset(file.resolve() for file in contents.keys() - left_out))
+
+
+Judged = tuple[Results, Sequence[Judgement]]
+"""Results, and the claims about each of them."""
+
+
+def judged_checks(verification: VerifyResult) -> Iterator[Judged]:
+    """Yield the results of checks with their claims: those of the check of their speed, if there is one.
+
+    Raises ResultError if these are not about the results.
+    """
+    judged = {(check.component, check.check): check.judgements for check in verification.checks if check.judgements}
+    for check in verification.checks:
+        if check.results:
+            own = judge_results(check.results)
+            judgements = judged.get((check.component, f"{check.check}{SPEED}"), own)
+            if len(judgements) != len(own):
+                raise ResultError(f"{check.component} {check.check}: its judgements are not about its results")
+            yield check.results, judgements
+
+
+def set_aside_speed(checks: Sequence[CheckResult]) -> list[CheckResult]:
+    """Return the checks without those of speed whose claims are about another check's results."""
+    measured = {(check.component, f"{check.check}{SPEED}") for check in checks if check.results}
+    return [check for check in checks if not check.judgements or (check.component, check.check) not in measured]
+
+
+def _merged(parts: Sequence[Judged]) -> dict[str, Any]:
+    """Return the results of several files by kind, and the claims about them in the same order."""
+    merged: dict[str, Any] = {
+        kind: tuple(result for part, _ in parts for result in getattr(part, kind)) for kind in Results.model_fields
+    }
+    queues = [(part, iter(judgements)) for part, judgements in parts]
+    by_kind = [islice(own, len(getattr(part, kind))) for kind in ("runs", "tests", "tables") for part, own in queues]
+    merged["judgements"] = tuple(judgement for own in (*by_kind, *(own for _, own in queues)) for judgement in own)
+    return merged
 
 
 def _lost_logs(sources: Iterable[Source]) -> list[str]:
@@ -479,18 +476,8 @@ def _lost_logs(sources: Iterable[Source]) -> list[str]:
         is_beside = not source.lines and path.with_suffix("") in stems
         return kind(path) in kinds or (source.is_lost and len(logs) > 1 and not is_beside)
 
-    silent = [(path, source) for path, source in paths.items() if not (source.tools or source.damage)]
+    silent = [(path, source) for path, source in paths.items() if not source.tools]
     return [source.path for path, source in silent if is_lost(path, source)]
-
-
-def _texts_of(*parts: Results | VerifyResult) -> Iterator[str]:
-    """Yield each result without the name of its file, and each result of verify, as text."""
-    for part in parts:
-        if isinstance(part, VerifyResult):
-            yield part.model_dump_json()
-        else:
-            for result in (*part.runs, *part.tests, *part.tables, *part.ucx, *part.diagnostics):
-                yield result.model_dump_json(exclude={"source"})
 
 
 def _files_in(path: Path) -> list[Path]:
@@ -517,7 +504,7 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
                 return None
             opened.seek(0)
             data = json.loads(opened.read())
-    except (OSError, *DAMAGED, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
@@ -529,43 +516,6 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
 
 
 # Results in words
-
-GIB = 1 << 30
-NONE = "\u2013"
-"""Shown for a value that is unknown or absent."""
-
-
-def judge_rest(report: Report) -> Report:
-    """Return the report with a judgement on every result: those without one are judged without a profile."""
-    judged = _judgements_of(report)
-    diagnosed = {judgement.source for judgement in report.judgements if judgement.subject == DIAGNOSIS}
-    rest = {
-        kind: tuple(result for result in getattr(report, kind) if id(result) not in judged)
-        for kind in ("runs", "tests", "tables", "ucx")
-    }
-    rest["diagnostics"] = tuple(diagnostic for diagnostic in report.diagnostics if diagnostic.source not in diagnosed)
-    return report.model_copy(update={"judgements": (*report.judgements, *judge_results(Results(**rest)))})
-
-
-def _judgements_of(report: Report) -> dict[int, list[Judgement]]:
-    """Return id of a result → its judgements: of the same file, with a subject that is or begins with the result's.
-
-    A judgement's subject may go on after the result's, with ranks that were asserted or the type that was compared.
-    Results with equal subjects get their judgements in order, since judges keep it.
-    """
-    equal: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for result in report.measured:
-        equal[result.source, result.subject].append(id(result))
-    judgements: dict[int, list[Judgement]] = {}
-    given: Counter[tuple[str, str]] = Counter()
-    for judgement in report.judgements:
-        subjects = accumulate(judgement.subject.split(", "), lambda head, part: f"{head}, {part}")
-        keys = [key for subject in subjects if (key := (judgement.source, subject)) in equal]
-        if keys:
-            fitting = equal[keys[-1]]
-            judgements.setdefault(fitting[given[keys[-1]] % len(fitting)], []).append(judgement)
-            given[keys[-1]] += 1
-    return judgements
 
 
 def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:
@@ -579,47 +529,34 @@ def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:
     return unique
 
 
-def best_value(result: Result) -> str:
+def best_value(result: Measurement) -> str:
     """Return the best value of a result.
 
     * a run of nccl-tests: the bus bandwidth that is judged, `482.3 GB/s at 8 GiB`
     * a matrix: the least and the highest value of its pairs, `374.0 to 395.2 GB/s`
-    * a table of perftest: the highest average bandwidth, or the least latency, `1.92 µs at 2 B`
-    * ucx_perftest: `10531.2 MiB/s, 0.09 µs, 11.00 million messages/s at 1 MiB`, average bandwidth and typical latency
+    * a table: the highest average bandwidth, or the least latency, `1.92 µs at 2 B`
     """
-    match result:
-        case Run():
-            value, size = best_row(result)
-            if value is not None and size is not None:
-                return f"{format_number(value)} GB/s at {format_bytes(size)}"
-        case BandwidthTest():
-            if pairs := device_pairs(result):
-                least, most = format_number(min(pairs)), format_number(max(pairs))
-                return f"{least if least == most else f'{least} to {most}'} {result.unit or '(unit unknown)'}"
-        case PerftestTable():
-            averages = [(row.bw_average, row.size_bytes) for row in result.rows if row.bw_average is not None]
-            if averages:
-                value, size = max(averages)
-                return f"{format_number(value)} {result.unit or '(unit unknown)'} at {format_bytes(size)}"
-            times = [(time, row.size_bytes) for row in result.rows if (time := latency(row.latency_us)) is not None]
-            if times:
-                value, size = min(times)
-                return f"{format_number(value)} µs at {format_bytes(size)}"
-        case UcxResult():
-            speed, time = result.bandwidth_mib_s.get("average"), latency(result.latency_us)
-            parts = [f"{format_number(speed)} MiB/s"] if speed is not None else []
-            parts += [f"{format_number(time)} µs"] if time is not None else []
-            rate = result.rate_msg_s.get("average")
-            parts += [f"{format_number(rate / 1e6)} million messages/s"] if rate is not None else []
-            size_text = f" at {format_bytes(result.size_bytes)}" if result.size_bytes is not None else ""
-            return (", ".join(parts) or NONE) + size_text
-    return NONE
+    value, size = None, None
+    unit: str | None = "GB/s"
+    if isinstance(result, BandwidthTest):
+        least, most = (format_number(choose(result.pairs, default=None)) for choose in (min, max))
+        shown = least if least == most else f"{least} to {most}"
+        return f"{shown} {result.unit or '(unit unknown)'}" if result.pairs else NONE
+    if isinstance(result, Run):
+        value, size = best_row(result)
+    elif result.best:
+        value, size, unit = result.best.bw_average, result.best.size_bytes, result.unit
+    elif times := [(latency_of(row), row.size_bytes) for row in result.rows if row.latency_us]:
+        (value, size), unit = min(times), "µs"
+    if value is None:
+        return NONE
+    return f"{format_number(value)} {unit or '(unit unknown)'}" + ("" if size is None else f" at {format_bytes(size)}")
 
 
-def latency(values: Mapping[str, float | None] | None) -> float | None:
-    """Return the typical latency, else the average, in µs."""
-    known = values or {}
-    return next((known[name] for name in ("typical", "average") if known.get(name) is not None), None)
+def latency_of(row: TableRow) -> float:
+    """Return the typical latency of a row, else the average, else the first that was printed, in µs."""
+    known = row.latency_us or {}
+    return next(known[name] for name in ("typical", "average", *known) if name in known)
 
 
 # Numbers and texts

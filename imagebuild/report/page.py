@@ -11,45 +11,43 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from hashlib import sha256
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from imagebuild.bench.judge import best_row as judged_row
-from imagebuild.bench.logs import DAMAGED, open_log
-from imagebuild.bench.models import BandwidthTest, PerftestTable, Run, UcxResult
+from imagebuild.bench.logs import open_log
+from imagebuild.bench.models import BandwidthTest, Run, State
 from imagebuild.core.console import format_size
-from imagebuild.core.errors import ConfigError, plural
+from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.project.records import CheckResult, VerifyResult
-from imagebuild.report.charts import DASHES, Drawing, Line, NumberTable, Point, bar_chart, heat_map, line_chart
+from imagebuild.report.charts import Drawing, Line, NumberTable, Point, bar_chart, heat_map, line_chart
 from imagebuild.report.document import (
     CLAIMS,
-    GIB,
     NONE,
-    STATES,
+    SHOWN_STATES,
     Entry,
     Overall,
     Report,
-    State,
-    claim_state,
+    best_value,
     format_bytes,
     format_number,
     group_alike,
-    not_void,
     one_line,
-    unique_names,
-    visible,
+    rows_of,
+    words_of,
 )
 from imagebuild.report.sweeps import Sweep, host_label, host_order
+from imagebuild.report.text import template_of
 
 STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": NONE}
 OVERALL_MARKS: dict[Overall, str] = {"ok": "✓", "limited": NONE, "open": "?", "failed": "✗", "nothing-read": "✗"}
+DIAGNOSES: dict[str, State] = {"ok": "passed", "warned": "skipped", "waived": "skipped"}
+"""Verdict of a diagnostic → its state; every other is a failure."""
 MOST_PROBLEMS = 8
 """Problems that are listed at the top of the page."""
 
@@ -59,24 +57,24 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
 
     Raises ConfigError if a chart is needed and plotly is not installed.
     """
-    page = lay_out(report)
-    numbers = Counter(assertion.state for assertion in report.assertions)
+    page, numbers = lay_out(report), Counter(assertion.state for assertion in report.assertions)
     return render_page(
         "report.html.j2",
         page.drawings,
-        program=template_text(__package__, "tables.js") if report.entries else "",
+        program=template_text(__package__, "tables.js") if report.measured else "",
         report=report,
         about=report.about,
         created=datetime.fromisoformat(report.about.created).strftime("%-d %B %Y, %H:%M UTC"),
         mark=OVERALL_MARKS[report.overall],
-        counts=[(state, numbers[state]) for state in STATES],
+        counts=[(state, numbers[state]) for state in SHOWN_STATES],
         problems=report.problems[:MOST_PROBLEMS],
         more_problems=max(0, len(report.problems) - MOST_PROBLEMS),
-        claim_state=partial(claim_state, allowed=report.about.allowed),
         page=page,
-        diagnostics=[assertion for assertion in report.assertions if assertion.kind == "diagnostic"],
+        rows=rows_of(report),
+        diagnoses=DIAGNOSES,
         skipped=group_alike(report.skips),
         versions=list(versions_of(report)),
+        files=[(s.path, ", ".join(s.tools) or "no known tool", s.lines, s.unread) for s in report.sources],
         logs=logs,
         more_logs=max(0, log_count - len(logs)),
     )
@@ -100,35 +98,6 @@ def render_page(
     tables sortable.
     Raises ConfigError if there are charts and plotly is not installed.
     """
-
-    def without_control_characters(value: Any) -> Any:
-        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in dict.fromkeys((package, __package__))]),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=without_control_characters,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    environment.globals |= {
-        "NONE": NONE,
-        "STATES": STATES,
-        "marks": STATE_MARKS,
-        "dashes": DASHES,
-        "checks_by_component": checks_by_component,
-        "shell": shlex.join,
-        "CLAIMS": CLAIMS,
-        "claim_state": claim_state,
-        "number": format_number,
-        "bytes": format_bytes,
-        "line": one_line,
-        "host_label": host_label,
-        "judged_row": judged_row,
-        "file_size": format_size,
-    }
     if program:
         program = template_text(__package__, "sorting.js") + program
     charts_program = template_text(__package__, "charts.js")
@@ -137,7 +106,11 @@ def render_page(
     scripts = [text for text in (program, *((plotly, charts_program) if figures else ())) if text]
     # The browser runs the scripts with these digests, and no other.
     policy = " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in scripts)
-    return environment.get_template(template).render(
+    page = template_of(
+        template, package, NONE=NONE, marks=STATE_MARKS, checks_by_component=checks_by_component, shell=shlex.join,
+        CLAIMS=CLAIMS, number=format_number, bytes=format_bytes, line=one_line, file_size=format_size,
+    )  # fmt: skip
+    return page.render(
         css=Markup(template_text(__package__, "page.css")),  # noqa: S704 - ours
         policy=Markup(policy or "'none'"),  # noqa: S704 - digests
         program=Markup(program),  # noqa: S704 - ours
@@ -191,7 +164,7 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
                 total = file.seek(0, 2)
                 file.seek(max(0, total - kept))
                 data = file.read(kept)
-        except (OSError, *DAMAGED):
+        except (OSError, ResultError):
             continue
         if total > kept:
             data = data[data.find(b"\n", 0, 4096) + 1 :]  # without the rest of a line, which could mislead
@@ -207,70 +180,17 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
 
 @dataclass(frozen=True)
 class Page:
-    """Hold the results of a report, as its page shows them."""
+    """Hold the results of a report, as its page draws them."""
 
-    sweeps: Sequence[tuple[Sweep, Drawing, Sequence[Entry]]]
-    """Each sweep with its picture and its runs, the slowest first."""
-    runs: Sequence[Entry]
-    """Runs that are no part of a sweep."""
+    sweeps: Sequence[tuple[Sweep, Drawing, NumberTable]]
+    """Each sweep with its picture and a table of its runs, the slowest first."""
     charts: Sequence[Drawing]
     matrices: Sequence[Drawing]
-    copies: Sequence[Sequence[str]]
-    """Rows of the tests of nvbandwidth with one value for each device."""
-    transfers: Sequence[Drawing]
-    messages: Sequence[Sequence[str]]
-    """Rows of what perftest and ucx_perftest measured."""
 
     @property
     def drawings(self) -> tuple[Drawing, ...]:
         """Return everything that plotly draws."""
-        return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices, *self.transfers)
-
-
-def lay_out(report: Report) -> Page:
-    """Return the parts of the page that show results."""
-    entries = report.entries
-    runs = [(entry, entry.result) for entry in entries if isinstance(entry.result, Run)]
-    alone = [(entry, run) for entry, run in runs if not entry.sweep]
-    sweeps, curves = [], alone
-    for number, sweep in enumerate(report.sweeps, 1):
-        members = sorted(
-            ((entry, run) for entry, run in runs if entry.sweep is sweep), key=lambda item: judged_row(item[1])[0] or 0
-        )
-        sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), [entry for entry, _ in members]))
-        # The slowest, and a typical one beside them.
-        curves = [*curves, *members[:MOST_CURVES], members[len(members) // 2]]
-    messages = [entry for entry in entries if isinstance(entry.result, PerftestTable | UcxResult)]
-    matrices: list[Drawing] = []
-    copies: list[tuple[str, ...]] = []
-    for entry, test in zip(entries[len(runs) :], report.tests, strict=False):
-        matrix = test.matrix or ()
-        if len(matrix) > 1 and max(map(len, matrix)) > 1:
-            columns = ("", *map(str, range(max(map(len, matrix)))))
-            rows = [(str(i), *(format_number(cell, 1) for cell in row)) for i, row in enumerate(matrix)]
-            numbers = NumberTable(f"{entry.result.subject}, {test.unit or 'unit unknown'}", columns, rows)
-            note = [claim_note(entry), entry.best, test.tool]
-            note += [f"sum {format_number(test.sum)}"] if test.sum is not None else []
-            text = " · ".join(filter(None, note))
-            id_ = f"matrix-{len(matrices) + 1}"
-            claims = [claim for claim in (entry.data, entry.participation, *entry.speed) if not_void(claim)]
-            picture = heat_map(matrix, test.unit or "")
-            matrices.append(Drawing(id_, entry.result.subject, picture, [numbers], claims=claims, note=text))
-        else:
-            cells = [format_number(cell, 1) for row in matrix for cell in row]
-            values = ", ".join(cells[:16]) + (" …" if len(cells) > 16 else "")
-            copies.append(
-                (entry.result.subject, values or NONE, format_number(test.sum), test.unit or NONE, *entry.words)
-            )
-    return Page(
-        sweeps=sweeps,
-        runs=[entry for entry, _ in alone],
-        charts=list(_bandwidth_charts(curves)),
-        matrices=matrices,
-        copies=copies,
-        transfers=list(_transfer_charts(report.tables)),
-        messages=[(entry.result.subject, entry.best, *entry.words, entry.result.source) for entry in messages],
-    )
+        return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices)
 
 
 MOST_CURVES = 3
@@ -279,26 +199,54 @@ MOST_HOSTS = 150
 """Hosts up to which a sweep of pairs is a matrix; a larger one is a bar for each host."""
 
 
+def lay_out(report: Report) -> Page:
+    """Return the parts of the page that are drawn."""
+    runs = [(entry, entry.result) for entry in report.entries if isinstance(entry.result, Run)]
+    curves, sweeps = [item for item in runs if not item[0].sweep], []
+    for number, sweep in enumerate(report.sweeps, 1):
+        members = [item for item in runs if item[0].sweep is sweep]
+        members.sort(key=lambda item: judged_row(item[1])[0] or 0)
+        sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), _sweep_runs(sweep, members)))
+        # The slowest, and a typical one beside them.
+        curves = [*curves, *members[:MOST_CURVES], members[len(members) // 2]]
+    wide = [test for test in report.tests if test.matrix and min(len(test.matrix), max(map(len, test.matrix))) > 1]
+    matrices = [_matrix_picture(f"matrix-{number}", test) for number, test in enumerate(wide, 1)]
+    return Page(sweeps=sweeps, charts=list(_bandwidth_charts(curves)), matrices=matrices)
+
+
+def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:
+    matrix = test.matrix or ()
+    columns = ("", *map(str, range(max(map(len, matrix)))))
+    rows = [(str(i), *(format_number(cell, 1) for cell in row)) for i, row in enumerate(matrix)]
+    numbers = NumberTable(f"{test.subject}, {test.unit or 'unit unknown'}", columns, rows)
+    notes = ["" if test.verdict == "ok" else test.verdict, best_value(test), f"sum {format_number(test.sum)}"]
+    picture = heat_map(matrix, test.unit or "")
+    return Drawing(id_, test.subject, picture, [numbers], [" · ".join(filter(None, notes))])
+
+
 def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
     """Draw pairs as a matrix of hosts, single hosts and larger groups as bars, the slowest first."""
-    title = f"{sweep.subject}: {sweep.scope}"
     hosts = [(host.label, f"{host.gb_s:.4g}", str(host.runs), str(host.slow_runs)) for host in sweep.hosts]
-    numbers = NumberTable("Hosts", ("host", "median GB/s", "runs", "slow runs"), hosts)
+    numbers = NumberTable("Hosts", ("host", "best GB/s", "runs", "slow runs"), hosts)
     if sweep.nodes == 2 and len(sweep.hosts) <= MOST_HOSTS:
         names = sorted((host.hosts[0] for host in sweep.hosts), key=host_order)
-        speeds = {hosts: group.gb_s for group in sweep.groups for hosts in (group.hosts, group.hosts[::-1])}
+        speeds = {hosts: group.least_gb_s for group in sweep.groups for hosts in (group.hosts, group.hosts[::-1])}
         figure = heat_map([[speeds.get((row, column)) for column in names] for row in names], "GB/s", names)
     else:
         shown = sweep.hosts if sweep.nodes == 2 else sweep.groups
-        values = [group.gb_s for group in shown]
+        values = [group.gb_s if sweep.nodes == 2 else group.least_gb_s for group in shown]
         figure = bar_chart([group.label for group in shown], values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
     note = f"median {sweep.range}; slow below {sweep.limit_gb_s:.4g} GB/s"
-    return Drawing(id_, title, figure, [numbers], note=note)
+    return Drawing(id_, f"{sweep.subject}: {sweep.scope}", figure, [numbers], [note])
 
 
-def claim_note(entry: Entry) -> str:
-    """Return the state of a result's data if it is a failure; else nothing."""
-    return entry.data.state if entry.data.standing() == "failed" else ""
+def _sweep_runs(sweep: Sweep, members: Sequence[tuple[Entry, Run]]) -> NumberTable:
+    rows = []
+    for entry, run in members:
+        value = judged_row(run)[0] or 0
+        share = f"{value / sweep.centre_gb_s:.0%}"
+        rows.append((host_label(run.hosts), format_number(value), share, *words_of(entry.judgement), run.source))
+    return NumberTable(f"Runs of {sweep.subject}", ("hosts", "GB/s", "of the median", *CLAIMS, "file"), rows)
 
 
 RUN_COLUMNS = (
@@ -321,16 +269,9 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
         for entry, run in group:
             # Without the scale, which the title has.
             name = (run.collective or "unknown collective") + entry.name.removeprefix(run.subject)
-            large = [verdict for verdict in entry.speed if (verdict.size_bytes or GIB) > GIB // 2]
-            lines.append(
-                Line(
-                    name,
-                    _run_points(run),
-                    claim_note(entry),
-                    ceilings=[verdict.ceiling for verdict in entry.speed if verdict.ceiling],
-                    references=[verdict.reference for verdict in large if verdict.reference],
-                )
-            )
+            name += "" if run.verdict == "ok" else f", {run.verdict}"
+            speed = entry.judgement.speed
+            lines.append(Line(name, _run_points(run), speed.ceiling, speed.reference))
             tables.append(_run_table(name, run))
         yield line_chart(f"bandwidth-{number}", title, "bus bandwidth, GB/s", lines, tables)
 
@@ -339,14 +280,11 @@ def _run_points(run: Run) -> list[Point]:
     """Return the better placement of each row; details show both."""
     points = []
     for row in run.rows:
-        details = []
-        for name, half in (("out of place", row.out_of_place), ("in place", row.in_place)):
-            if half is not None:
-                wrong = "" if half.wrong is None else f", {half.wrong} wrong"
-                rate, time = format_number(half.busbw_gb_s), format_number(half.time_us)
-                details.append(f"{name} {rate} GB/s, {time} µs{wrong}")
-        details.append(" ".join(filter(None, (row.dtype, row.redop))))
-        points.append(Point(row.size_bytes, row.busbw_gb_s or 0, tuple(details)))
+        details = [" ".join(filter(None, (row.dtype, row.redop)))]
+        for name, half in zip(("out of place", "in place"), row.halves, strict=False):
+            wrong = "" if half.wrong is None else f", {half.wrong} wrong"
+            details.append(f"{name} {format_number(half.busbw_gb_s)} GB/s, {format_number(half.time_us)} µs{wrong}")
+        points.append(Point(row.size_bytes, row.busbw_gb_s or 0, "; ".join(details)))
     return points
 
 
@@ -364,26 +302,6 @@ def _run_table(name: str, run: Run) -> NumberTable:
             cells.append(text(half.wrong if half else None))
         rows.append(cells)
     return NumberTable(name, RUN_COLUMNS, rows)
-
-
-def _transfer_charts(tables: Sequence[PerftestTable]) -> Iterator[Drawing]:
-    """Yield a chart of average bandwidth over message size for each unit in which perftest measured several sizes."""
-    several = [table for table in tables if len([row for row in table.rows if row.bw_average and row.size_bytes]) > 1]
-    for number, unit in enumerate(dict.fromkeys(table.unit for table in several), 1):
-        same_unit = [table for table in several if table.unit == unit]
-        names = unique_names([(table.test or "perftest", table.source) for table in same_unit])
-        lines, numbers = [], []
-        for name, table in zip(names, same_unit, strict=True):
-            points, rows = [], []
-            for row in table.rows:
-                details = () if row.msg_rate is None else (f"{row.msg_rate:g} million messages/s",)
-                points.append(Point(row.size_bytes, row.bw_average or 0, details))
-                values = map(format_number, (row.bw_peak, row.bw_average, row.msg_rate))
-                rows.append((format_bytes(row.size_bytes), *values))
-            lines.append(Line(name, points))
-            numbers.append(NumberTable(name, ("size", "peak", "average", "million messages/s"), rows))
-        shown = unit or "unit unknown"
-        yield line_chart(f"transfer-{number}", f"perftest, {shown}", f"average bandwidth, {shown}", lines, numbers)
 
 
 def checks_by_component(verification: VerifyResult) -> dict[str, list[CheckResult]]:

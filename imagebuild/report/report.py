@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -22,63 +21,53 @@ STDOUT = Path("-")
 """As the name of a file: the standard output."""
 
 
-@dataclass(frozen=True)
-class ReportRequest:
-    """Hold the arguments of `imagebuild report`."""
+def make_report(
+    named: Sequence[Path],
+    *,
+    profile: str | None = None,
+    profiles: Sequence[Path] = (Path("profiles"),),
+    baseline: Path | None = None,
+    expected: Expected | None = None,
+    allowed: Sequence[str] = (),
+    json_file: Path | None = None,
+    junit: Path | None = None,
+    html: Path | None = None,
+) -> Report:
+    """Make the report on files and folders, and write it as JUnit XML and as a page if that was asked for.
 
-    files: tuple[Path, ...]
-    """Files and folders to read."""
-    profile: str | None = None
-    profiles: tuple[Path, ...] = (Path("profiles"),)
-    """Folders of profiles; of one name, the last one's counts."""
-    baseline: Path | None = None
-    expected: Expected = field(default_factory=Expected)
-    """Ranks, nodes and classes of algorithms that runs should have."""
-    allowed: tuple[str, ...] = ()
-    """Kinds of claims that are accepted though they are open."""
-    json_file: Path | None = None
-    junit: Path | None = None
-    html: Path | None = None
-    """Files to write; `-` is the standard output. The JSON is written by the caller."""
-
-
-def make_report(request: ReportRequest) -> Report:
-    """Make the report, and write it as JUnit XML and as a page if that was asked for.
-
-    Speed is judged by the profile and by the baseline, if there are any. Raises ConfigError if an argument is wrong, a
-    file to write is one that was read, or plotly is missing for a page.
+    Speed is judged by the profile (of folders of `profiles`; of one name, the last one's counts) and by the baseline,
+    if there are any. `-` is the standard output; the JSON is written by the caller. Raises ConfigError if an argument
+    is wrong, a file to write is one that was read, or plotly is missing for a page.
     """
-    for kind in set(request.allowed) - set(get_args(Openness)):
+    for kind in set(allowed) - set(get_args(Openness)):
         raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
-    if request.html:
+    if html:
         page.plotly_js()  # raises before anything is read or written
-    baseline = gather_files([request.baseline]).report if request.baseline else None
-    if baseline and (damaged := [source for source in baseline.sources if source.damage]):
-        raise ConfigError(f"--baseline {damaged[0].path}: {damaged[0].damage}; name a file that is whole")
-    if baseline and baseline.overall == "nothing-read":
+    before = gather_files([baseline]).report if baseline else None
+    if before and before.overall == "nothing-read":
         problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
-        raise ConfigError(f"--baseline {request.baseline}: {problem}")
-    gathered = gather_files(request.files)
-    check_outputs({"--json": request.json_file, "--junit": request.junit, "--html": request.html}, gathered.read)
+        raise ConfigError(f"--baseline {baseline}: {problem}")
+    gathered = gather_files(named)
+    check_outputs({"--json": json_file, "--junit": junit, "--html": html}, gathered.read)
     report = gathered.report
-    judgements, about = report.judgements, report.about.model_dump()
-    if request.profile is not None or request.expected != Expected():
-        name = request.profile if request.profile is not None else report.about.profile
-        if name is None and request.expected.algorithms:
+    update, about = {}, report.about.model_dump()
+    about["allowed"] = tuple(dict.fromkeys((*about["allowed"], *allowed)))
+    if profile is not None or expected not in (None, Expected()):
+        name = about["profile"] = profile if profile is not None else report.about.profile
+        if name is None and expected and expected.algorithms:
             raise ConfigError("--algorithm: has no effect without a profile; name a profile with --profile")
-        profile = None if name is None else find_profile(load_profiles(*request.profiles), name).model
-        judgements, about["profile"] = judge_results(report, profile, request.expected), name
-    if baseline is not None:
-        judgements, about["baseline"] = judgements + compare_with_baseline(report, baseline), str(request.baseline)
-    about["allowed"] = tuple(dict.fromkeys((*about["allowed"], *request.allowed)))
-    report = report.model_copy(update={"judgements": judgements, "about": ReportOrigin(**about)})
+        known = None if name is None else find_profile(load_profiles(*profiles), name).model
+        update["judgements"] = judge_results(report, known, expected)
+    if before is not None:
+        update["comparisons"], about["baseline"] = compare_with_baseline(report, before), str(baseline)
+    report = report.model_copy(update={**update, "about": ReportOrigin(**about)})
     report = report.model_copy(update={"about": ReportOrigin(**about | {"verdict": report.overall})})
-    if request.junit:
-        _write(request.junit, text.report_junit(report))
-    if request.html:
+    if junit:
+        _write(junit, text.report_junit(report))
+    if html:
         failed = {failure.source for failure in report.problems}
         logs = sorted(gathered.logs, key=lambda log: str(log) not in failed)
-        _write(request.html, page.report_html(report, page.read_logs(logs), len(logs)))
+        _write(html, page.report_html(report, page.read_logs(logs), len(logs)))
     return report
 
 

@@ -1,24 +1,20 @@
 """Find slow hosts and pairs among runs of the same benchmark on many groups of hosts: a sweep of a cluster. Pure.
 
-A run counts with the bandwidth that is judged. Since a slow host spoils the runs of its partners too, statistics are
-robust, and are made so that slow runs do not move them:
+A run counts with the bandwidth that is judged. A slow host spoils the runs of its partners too, so a host counts with
+its best run: only a slow host has none that is fast. The centre is the median of the hosts.
 
-* The centre is the median of the hosts' medians. In a sweep of pairs one slow host of four has half of all runs. One of
-  three has two of the three: there the centre is the fastest pair.
-* The spread is 1.4826 * the median deviation of the runs at or above the centre: the upper half of a double median
-  absolute deviation (Rosenmai 2013), which slow runs cannot widen.
-* A run is slow below min((1 - LEAST) * centre, centre - CUTOFF * spread).
-* A host is slow if more than half of its runs are, two at least. Its runs are then left out, and the next one is
-  looked for. A sweep of single hosts has no partners: each is its own group. Slow groups of which no host is slow are
-  named themselves, and so is a group or host that is slow now and then: in some of its runs, though not in the median.
-* A sweep is even if no run is slow and the slowest is at most EVEN below the fastest. One in which many hosts are slow
-  has no centre by which to find them: it is uneven.
+* A run is slow below (1 - LEAST) * centre.
+* A host is slow if its best run is, of two different groups at least. A sweep of single hosts has no partners: each
+  host is a group.
+* A group without a slow host is named itself if it is slow, also in some of its runs only.
+* A sweep is even if no run is slow and the slowest is at most EVEN below the fastest. Where many hosts are slow, there
+  is no centre by which to find them: it is uneven.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import median
 
@@ -30,10 +26,6 @@ LEAST = 0.10
 """A run that is off by less is never called slow."""
 EVEN = 0.20
 """The largest difference between the runs of an even sweep."""
-CUTOFF = 3.5
-"""Of Iglewicz and Hoaglin (1993), in standard deviations."""
-MAD_SCALE = 1.4826
-"""Standard deviation of a normal distribution / its median absolute deviation."""
 LEAST_GROUPS = 4
 """Different groups of hosts that make a sweep; the three pairs of three hosts do as well."""
 
@@ -43,11 +35,9 @@ class GroupSpeed(Model):
 
     hosts: tuple[str, ...]
     gb_s: float
-    """Median of its runs."""
-    least_gb_s: float = 0.0
-    """Its slowest run. Reports of earlier versions do not have it; their sweeps are found anew."""
-    most_gb_s: float = 0.0
     """Its fastest run."""
+    least_gb_s: float
+    """Its slowest run."""
     runs: int
     """Number of runs that it took part in."""
     slow_runs: int
@@ -86,18 +76,18 @@ class Sweep(Model):
     @property
     def scope(self) -> str:
         """Return how large it is: `136 runs of 17 hosts`."""
-        return f"{self.runs} runs of {len(self.hosts)} hosts"
+        return f"{sum(group.runs for group in self.groups)} runs of {len(self.hosts)} hosts"
+
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """Return what the slowest and the fastest run reached, in GB/s."""
+        return min(group.least_gb_s for group in self.groups), max(group.gb_s for group in self.groups)
 
     @property
     def range(self) -> str:
         """Return its centre, and what the slowest and the fastest run reached."""
         slowest, fastest = self.extremes
         return f"{self.centre_gb_s:.4g} GB/s, {slowest:.4g} to {fastest:.4g}"
-
-    @property
-    def extremes(self) -> tuple[float, float]:
-        """Return what the slowest and the fastest run reached, in GB/s."""
-        return min(group.least_gb_s for group in self.groups), max(group.most_gb_s for group in self.groups)
 
     @property
     def is_even(self) -> bool:
@@ -111,27 +101,18 @@ class Sweep(Model):
             self.collective, self.ranks, self.nodes, self.device, self.dtype, self.size_bytes
         )  # fmt: skip
 
-    @property
-    def runs(self) -> int:
-        """Return the number of runs."""
-        return sum(group.runs for group in self.groups)
-
-    def shortfall(self, group: GroupSpeed) -> float:
-        """Return how far a group is below the centre, as a fraction of that."""
-        slowest = group.gb_s if group.gb_s < self.limit_gb_s else group.least_gb_s
-        return 1 - slowest / self.centre_gb_s
+    def shortfall(self, outlier: GroupSpeed) -> float:
+        """Return how far an outlier is below the centre, as a fraction of that: its best run if that is slow."""
+        slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
+        return 1 - slow / self.centre_gb_s
 
     def reason(self, outlier: GroupSpeed) -> str:
-        """Return how far off an outlier is, and in how many runs it and its hosts took part."""
-        centre = "the fastest" if self.nodes == 2 and len(self.groups) == 3 else "the median"
-        off = f"{self.shortfall(outlier):.0%} below {centre} of {self.scope}, {self.subject}"
-        if outlier.gb_s >= self.limit_gb_s:
-            return f"{outlier.least_gb_s:.4g} GB/s in {outlier.slow_runs} of its {outlier.runs} runs, {off}"
-        off = f"{outlier.gb_s:.4g} GB/s, {off}"
-        if self.nodes == 1:
-            return off
-        members = [host for host in self.hosts if host.label in outlier.hosts][:2]
-        return "; ".join([off, *(f"{host.label} slow in {host.slow_runs} of its {host.runs} runs" for host in members)])
+        """Return how far off an outlier is, and in how many runs it took part."""
+        off = self.shortfall(outlier)
+        return (
+            f"{self.centre_gb_s * (1 - off):.4g} GB/s, {off:.0%} below the median of {self.scope}, {self.subject}; "
+            f"slow in {outlier.slow_runs} of its {outlier.runs} runs"
+        )
 
 
 def host_label(hosts: tuple[str, ...]) -> str:
@@ -165,50 +146,39 @@ def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
 
 def _sweep_of(runs: list[Run]) -> Sweep | None:
     """Return the sweep of runs that are alike, None if they are too few or measured no bandwidth."""
-    speeds: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    by_group: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+    by_host: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:
         if value := best_row(run)[0]:
-            speeds[tuple(sorted(run.hosts, key=host_order))].append(value)
-    of_host: defaultdict[str, list[float]] = defaultdict(list)
-    for names, values in speeds.items():
-        for name in names:
-            of_host[name] += values
-    of_three = len(speeds) == len(of_host) == 3 and len(runs[0].hosts) == 2
-    if len(speeds) < LEAST_GROUPS and not of_three:
+            by_group[tuple(sorted(run.hosts, key=host_order))].append(value)
+            for host in run.hosts:
+                by_host[host].append(value)
+    if len(by_group) < LEAST_GROUPS and not len(by_group) == len(by_host) == 3:
         return None
-    centre = max(map(median, speeds.values())) if of_three else median(map(median, of_host.values()))
-    spread = MAD_SCALE * median(value - centre for values in speeds.values() for value in values if value >= centre)
-    limit = min((1 - LEAST) * centre, centre - CUTOFF * spread)
+    centre = median(map(max, by_host.values()))
+    limit = (1 - LEAST) * centre
 
     def speed_of(names: tuple[str, ...], values: list[float]) -> GroupSpeed:
+        fastest, slowest = round(max(values), 3), round(min(values), 3)
         slow = sum(value < limit for value in values)
-        middle, least, most = (round(value, 3) for value in (median(values), min(values), max(values)))
-        return GroupSpeed(hosts=names, gb_s=middle, least_gb_s=least, most_gb_s=most, runs=len(values), slow_runs=slow)
+        return GroupSpeed(hosts=names, gb_s=fastest, least_gb_s=slowest, runs=len(values), slow_runs=slow)
 
-    groups = sorted((speed_of(*item) for item in speeds.items()), key=lambda group: group.gb_s)
-    hosts = sorted((speed_of((name,), values) for name, values in of_host.items()), key=lambda host: host.gb_s)
-    slow_hosts, left = [], groups
-    while len(runs[0].hosts) > 1:
-        # Share of a host's groups that are slow → the host; a group alone does not tell whose fault it is.
-        shares = {}
-        for host in reversed(hosts):
-            own = [group.gb_s < limit for group in left if host.label in group.hosts]
-            if len(own) > 1:
-                shares[sum(own) / len(own)] = host
-        if max(shares, default=0) <= 0.5:
-            break
-        slow_hosts.append(shares[max(shares)])
-        left = [group for group in left if slow_hosts[-1].label not in group.hosts]
+    groups = sorted((speed_of(*item) for item in by_group.items()), key=lambda group: (group.gb_s, group.least_gb_s))
+    hosts = sorted((speed_of((name,), values) for name, values in by_host.items()), key=lambda host: host.gb_s)
+    several = Counter(host for group in by_group for host in group if len(group) > 1)
+    slow_hosts = [host for host in hosts if host.gb_s < limit and several[host.label] > 1]
+    named = {host.label for host in slow_hosts}
+    first = runs[0]
     return Sweep(
-        collective=runs[0].collective,
-        ranks=runs[0].ranks,
-        nodes=len(runs[0].hosts),
-        device=runs[0].device,
-        dtype=runs[0].rows[-1].dtype,
-        size_bytes=runs[0].rows[-1].size_bytes,
+        collective=first.collective,
+        ranks=first.ranks,
+        nodes=len(first.hosts),
+        device=first.device,
+        dtype=first.rows[-1].dtype,
+        size_bytes=first.rows[-1].size_bytes,
         centre_gb_s=round(centre, 3),
         limit_gb_s=round(limit, 3),
         groups=tuple(groups),
         hosts=tuple(hosts),
-        outliers=(*slow_hosts, *(group for group in left if group.slow_runs)),
+        outliers=(*slow_hosts, *(group for group in groups if group.slow_runs and named.isdisjoint(group.hosts))),
     )

@@ -6,17 +6,16 @@ import mmap
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from imagebuild.bench import judge, read
 from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.judge import Expected
-from imagebuild.bench.models import Results
+from imagebuild.bench.models import Diagnostic, Measurement, Results
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
@@ -24,7 +23,7 @@ from imagebuild.core.fields import axis_facts, matches
 from imagebuild.project.component import Check, missing_needs, nodes_needed
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.plan import Project
-from imagebuild.project.records import CheckResult, Outcome
+from imagebuild.project.records import SPEED, CheckResult, Outcome
 from imagebuild.verify.files import FileEntry, Tree
 from imagebuild.verify.runner import Command, Execution, Session
 
@@ -39,8 +38,6 @@ OUTPUT_LIMIT = 20_000
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
 """Pattern of `{version}` where nothing says which version the image has."""
 UNCOMPARED = "any version accepted: the image does not say which it has"
-SPEED = "-speed"
-"""End of the name of the result about a check's speed."""
 
 
 @dataclass(frozen=True)
@@ -252,29 +249,16 @@ def read_results(log: Path, name: str) -> Results:
 
 def correctness_problem(results: Results, tool: str) -> str:
     """Return why a benchmark's results are not a success; empty if they are."""
-
-    def verdict(item: Any) -> str:
-        return "" if item.verdict == "ok" else judge.verdict_text(item.verdict, item.reason)
-
-    # A test that does not fit the machine is waived or skipped; alone it proves nothing.
-    items_and_problem: Mapping[str, tuple[Sequence[Any], Callable[[Any], str]]] = {
-        "nccl-tests": (results.runs, verdict),
-        "perftest": (results.tables, verdict),
-        "nvshmem": (results.tables, verdict),
-        "nvbandwidth": (
-            [test for test in results.tests if test.status != "waived"],
-            lambda test: "" if test.status == "passed" else f"{test.name or 'a test'}: {test.status}",
-        ),
-        "ucx_perftest": (results.ucx, lambda line: "" if line.final else "progress only, no final result"),
-        "dcgmi": (
-            [test for test in results.diagnostics if test.status not in {"skip", "not-run"}],
-            lambda test: "" if test.status in {"pass", "warn"} else f"{test.test}: {test.status}",
-        ),
-    }
-    items, problem = items_and_problem[tool]
-    if not items:
+    tables = tuple(table for table in results.tables if table.tool == tool)
+    of_tool: Mapping[str, Sequence[Measurement | Diagnostic]] = {
+        "nccl-tests": results.runs, "nvbandwidth": results.tests, "dcgmi": results.diagnostics,
+    }  # fmt: skip
+    found = of_tool.get(tool, tables)
+    # A test that does not fit the machine is waived; alone it proves nothing.
+    claims = [(item.subject, judge.data_claim(item)) for item in found if item.verdict != "waived"]
+    if not claims:
         return f"no result of {tool} in the output"
-    return next(filter(None, map(problem, items)), "")
+    return next((f"{subject}: {claim.reason}" for subject, claim in claims if claim.standing() == "failed"), "")
 
 
 def judged_speed(

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from imagebuild.project import Catalog
 from imagebuild.publish import write_site
-from imagebuild.report import LogText, find_sweeps, report_html
+from imagebuild.report import LogText, report_html
 from tests import catalog_samples
 from tests.report_samples import BAD, HOSTILE, pairs
 from tests.report_samples import report as made
@@ -100,7 +100,7 @@ def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dic
     report.write_text(report_html(BAD, (LogText("logs/hung.log", log, 50_000_000, 49_900_000),)), encoding="utf-8")
     sweep = folder / "sweep.html"
     runs = pairs({("n2",): 8.0}, hosts=8)
-    sweep.write_text(report_html(made(runs=runs, sweeps=find_sweeps(runs))), encoding="utf-8")
+    sweep.write_text(report_html(made(runs=runs)), encoding="utf-8")
     index = write_site(catalog, folder).as_uri()
     measured = next(image for image in catalog.images if any(p.bandwidth for p in image.platforms))
     return {
@@ -131,7 +131,7 @@ def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
         page, _, fragment = name.partition("#")
         opened.page.goto(addresses[page] + (f"#{fragment}" if fragment else ""))
         if options.get("java_script_enabled", True):
-            drawn = {"report": 5, "sweep": 2}.get(page, 0)
+            drawn = {"report": 4, "sweep": 2}.get(page, 0)
             until(opened.page, f"document.querySelectorAll('.chart .main-svg').length >= {drawn}")
         return opened
 

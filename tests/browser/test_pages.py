@@ -33,10 +33,10 @@ def test_text_and_lines_can_be_seen(visit: Visit, name: str, scheme: str) -> Non
     assert lightness > 0.8 if scheme == "light" else lightness < 0.02
     faint = []
     if name == "report":  # whose charts axe-core leaves out, as it does all that is drawn
-        for part in (".xtick text", ".ytick text", ".shape-label text"):
+        for part in (".xtick text", ".ytick text", ".legendtext", ".textpoint text"):
             faint += [part] if contrast(page, f".chart {part}", "fill", ".panel") < 4.5 else []
-        for number in range(page.locator(".chart").first.locator(".js-line").count()):
-            line = f".chart .trace:nth-child({number + 1}) .js-line"
+        for number in range(page.locator(".chart").first.locator(".scatterlayer .js-line").count()):
+            line = f".chart .scatterlayer .trace:nth-child({number + 1}) .js-line"
             faint += [line] if contrast(page, line, "stroke", ".panel") < 3 else []
     assert faint == []
     axe_finds_nothing(page)
@@ -95,7 +95,7 @@ def test_without_scripts_the_verdict_and_the_numbers_are_there(visit: Visit) -> 
 
 def test_every_chart_has_its_numbers_in_a_table(visit: Visit) -> None:
     charts = visit("report").page.locator("figure:visible")
-    assert charts.count() == 5
+    assert charts.count() == 4
     for chart in charts.all():
         assert chart.locator("[role=group][aria-label] .main-svg").count() >= 1
         chart.locator("details.data > summary").click()

@@ -1,19 +1,20 @@
 """Formulas against the figures of public measurements, their limits, and their own texts."""
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from imagebuild.bench import ALGORITHMS, AlgorithmName, Collective, Hardware, class_ceilings, hard_ceiling
+from imagebuild.bench import ALGORITHMS, AlgorithmName, Collective, RankLayout, class_ceilings, hard_ceiling
 
 COLLECTIVES = get_args(Collective)
-HGX = Hardware(450, 400, nvls=True, sharp=True)
+HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
 SCALES = [(2, 1), (8, 1), (16, 2), (32, 4), (72, 1), (144, 2), (4, 4), (2, 2), (128, 16)]
 
 
-def value(collective: str, ranks: int, nodes: int, hardware: Hardware, algorithm: str | None = None) -> float:
-    ceiling = hard_ceiling(collective, ranks, nodes, hardware, algorithm)
+def value(collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None = None) -> float:
+    ceiling = hard_ceiling(collective, ranks, replace(hardware, domains=nodes), algorithm)
     assert ceiling, (collective, ranks, nodes, algorithm)
     return ceiling.value
 
@@ -36,14 +37,14 @@ def value(collective: str, ranks: int, nodes: int, hardware: Hardware, algorithm
 def test_public_measurements(
     measured: float, ranks: int, nodes: int, network: float, of_flat: float, of_hierarchical: float
 ) -> None:
-    endless = Hardware(1e9, network)  # so that the network alone limits
+    endless = RankLayout(1, 1e9, network)  # so that the network alone limits
     assert 100 * measured / value("all_reduce", ranks, nodes, endless, "ring") == pytest.approx(of_flat, abs=0.51)
     share = 100 * measured / value("all_reduce", ranks, nodes, endless, "hierarchical")
     assert share == pytest.approx(of_hierarchical, abs=0.51)
 
 
-ENDLESS, PLAIN = Hardware(1e9, 100), Hardware(450, 400)
-WIDE = Hardware(1e9, 400, nvls=True, sharp=True)
+ENDLESS, PLAIN = RankLayout(1, 1e9, 100), RankLayout(1, 450, 400)
+WIDE = RankLayout(1, 1e9, 400, nvls=True, sharp=True)
 
 
 @pytest.mark.parametrize(
@@ -75,38 +76,35 @@ WIDE = Hardware(1e9, 400, nvls=True, sharp=True)
     ],
 )  # fmt: skip
 def test_ceilings_of_classes(
-    collective: str, ranks: int, nodes: int, hardware: Hardware, algorithm: str | None, expected: float | None
+    collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None, expected: float | None
 ) -> None:
-    ceiling = hard_ceiling(collective, ranks, nodes, hardware, algorithm)
+    ceiling = hard_ceiling(collective, ranks, replace(hardware, domains=nodes), algorithm)
     assert (ceiling and ceiling.value) == (expected and pytest.approx(expected))
 
 
 def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
     for collective in COLLECTIVES:
-        assert class_ceilings(collective, 1, 1, HGX) == ()
-        assert class_ceilings(collective, 16, 2, Hardware(450)) == ()
-        assert class_ceilings(collective, 7, 2, HGX) == ()
-    assert class_ceilings("unheard-of", 8, 1, HGX) == ()
+        assert class_ceilings(collective, 1, HGX) == ()
+        assert class_ceilings(collective, 16, RankLayout(2, 450)) == ()
+        assert class_ceilings(collective, 7, replace(HGX, domains=2)) == ()
+    assert class_ceilings("unheard-of", 8, HGX) == ()
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("ranks", "nodes"), SCALES)
 def test_faster_hardware_is_never_slower(collective: str, ranks: int, nodes: int) -> None:
-    slow = {c.algorithm: c for c in class_ceilings(collective, ranks, nodes, HGX)}
-    fast = {c.algorithm: c for c in class_ceilings(collective, ranks, nodes, Hardware(900, 800, nvls=True, sharp=True))}
+    single, double = replace(HGX, domains=nodes), RankLayout(nodes, 900, 800, nvls=True, sharp=True)
+    slow, fast = ({c.algorithm: c.value for c in class_ceilings(collective, ranks, one)} for one in (single, double))
     assert slow
-    assert slow.keys() == fast.keys()
     for name, ceiling in slow.items():
-        assert 0 < ceiling.value < math.inf
-        assert ceiling.value == min(ceiling.link, ceiling.network)
-        assert fast[name].value == pytest.approx(2 * ceiling.value)
-        wider = Hardware(450, 800, nvls=True, sharp=True)
-        assert value(collective, ranks, nodes, wider, name) >= ceiling.value
+        assert 0 < ceiling < math.inf
+        assert fast[name] == pytest.approx(2 * ceiling)
+        assert value(collective, ranks, nodes, replace(HGX, network=800), name) >= ceiling
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_limits_for_many_nodes(collective: str) -> None:
-    endless = Hardware(1e9, 400, sharp=True)
+    endless = RankLayout(1, 1e9, 400, sharp=True)
     ceiling = [value(collective, 8 * nodes, nodes, endless, "hierarchical") for nodes in range(2, 200)]
     assert ceiling == sorted(ceiling, reverse=True)
     assert ceiling[-1] == pytest.approx(400, rel=0.01)
@@ -118,14 +116,14 @@ def test_limits_for_many_nodes(collective: str) -> None:
 def test_rank_counts_of_one_node_never_pass_twice_the_link(collective: str) -> None:
     for ranks in range(2, 200):
         assert value(collective, ranks, 1, HGX) <= 2 * 450
-        assert value(collective, ranks, 1, Hardware(450)) <= 450
+        assert value(collective, ranks, 1, RankLayout(1, 450)) <= 450
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("ranks", "nodes"), SCALES)
 def test_the_formula_says_what_is_computed(collective: str, ranks: int, nodes: int) -> None:
     scope = {"link": 450.0, "W": 400.0, "n": ranks, "k": nodes, "g": ranks // nodes, "min": min}
-    for ceiling in class_ceilings(collective, ranks, nodes, HGX):
+    for ceiling in class_ceilings(collective, ranks, replace(HGX, domains=nodes)):
         text = ceiling.formula
         for juxtaposed in ("2g(", "2(n", "k(g", "k(n", "g(n", "n(g", "n(k"):
             text = text.replace(juxtaposed, _products(juxtaposed))

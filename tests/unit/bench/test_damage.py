@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 import pytest
 
-from imagebuild.bench import Expected, Results, Standing, judge_results, read_text
+from imagebuild.bench import Expected, Results, State, judge_results, read_text
 from tests.unit.bench.nccl_tables import Table
 from tests.unit.bench.speed_fakes import shipped
 from tests.unit.bench.strict_reader import package_rows, strict_rows
 
 H100 = "NVIDIA H100 80GB HBM3"
 PEAKS = {"all_reduce": 482.0, "all_gather": 365.0, "reduce_scatter": 365.0, "alltoall": 348.0, "sendrecv": 367.0}
-LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
 
 
 def log(collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, **options: Any) -> str:
@@ -29,12 +27,12 @@ def log(collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, **opt
     ).text()  # fmt: skip
 
 
-def standing(text: str, profile: str | None = "h100", **expected: object) -> tuple[Standing, str]:
+def standing(text: str, profile: str | None = "h100", **expected: object) -> tuple[State | None, str]:
     """The worst claim of everything that was read of a text: what it counts as, and why."""
     judged = judge_results(
         read_text("log", text), shipped(profile) if profile else None, Expected(**expected)  # type: ignore[arg-type]
     )  # fmt: skip
-    claim = min((j.worst() for j in judged), key=lambda claim: get_args(Standing).index(claim.standing()))
+    claim = min((j.worst() for j in judged), key=lambda claim: (*get_args(State), None).index(claim.standing()))
     return claim.standing(), f"{claim.state}: {claim.reason}"
 
 
@@ -75,11 +73,8 @@ ROWS = log().count(" float ")
         (log().replace(log().split()[-28], "nan"), "h100", {}, "failed", "figures that are not numbers"),
         (log(peak=366), "h100", {}, "failed", "too slow"),
         ("+ mpirun -x NCCL_ALGO=Ring all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "passed", "right"),
-        ("export NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "passed", "right"),
-        ("export NCCL_ALGO=Ring\nunset NCCL_ALGO\n" + log(peak=366), "h100", {}, "failed", "too slow"),
-        ("export NCCL_ALGO=Ring\nenv -u NCCL_ALGO all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "failed", "too slow"),
-        ("# TODO try NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "failed", "too slow"),
-        ("0: ## export NCCL_NVLS_ENABLE=0\n" + log(peak=366), "h100", {}, "failed", "too slow"),
+        ("export NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "failed", "was NCCL made to use it?"),
+        ("0: ## NCCL_ALGO=Ring all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "failed", "too slow"),
         ("n1:1:1 [0] NCCL INFO NCCL_ALGO set by environment to RING\n" + log(peak=366), "h100", {}, "passed", "right"),
         (log(peak=366).replace("# Out", "n1:1:1 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo RING proto 2\n# Out"),
          "h100", {}, "passed", "right"),
@@ -110,9 +105,6 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
     "text",
     [
         in_pieces(log()),
-        "".join(f"launcher-7x mpi {line}\n" for line in log().splitlines()),
-        "".join(f"worker-0  | {line}\n" for line in log().splitlines()),
-        "".join(f"Nov 22 10:00:00 node7 nccl[8]: {line}\n" for line in log().splitlines()),
         "".join(f"<unheard-of@7> {line}\n" for line in log().splitlines()),
         json.dumps({"plays": [{"tasks": [{"hosts": {"n1": {"stdout": log()}}}]}]}),
         'n1 | CHANGED => {\n  "stdout_lines": [\n' + "".join(f'    "{line}",\n' for line in log().splitlines()) + "  ]\n}\n",
@@ -120,7 +112,7 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
         log("all_gather").split("# nThread")[0] + "# nThread 1 nGpus 1 minBytes 8 maxBytes 16384 step: 1024(bytes) warmup iters: 1 "
         "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + "\n".join(Table().header()) + "\n" + BYTE_STEPS + "# Out of bounds values : 0 OK\n# Avg bus bandwidth : 0.04\n",
     ],
-    ids=["pieces", "stern", "compose", "journald", "unknown", "ansible", "ansible-lines", "trace", "byte-steps"],
+    ids=["pieces", "unknown", "ansible", "ansible-lines", "trace", "byte-steps"],
 )  # fmt: skip
 def test_healthy_logs_are_read_whole(text: str) -> None:
     (run,) = read_text("log", text).runs
@@ -132,13 +124,6 @@ def test_a_trace_of_a_command_that_failed_is_one_run() -> None:
     cut = "".join(f"0: {line}\n" for line in log().splitlines()[:20])
     (run,) = read_text("log", TRACE + cut + "srun: error: n1: task 0: Exited with exit code 1\n").runs
     assert (run.verdict, bool(run.rows)) == ("failed", True)
-
-
-@pytest.mark.parametrize("file", ["001.txt", "029.txt", "030.txt"])
-def test_an_independent_reader_reads_the_same(file: str) -> None:
-    text = (LOGS / file).read_text()
-    assert strict_rows(text)
-    assert sorted(strict_rows(text)) == sorted(package_rows(read_text(file, text)))
 
 
 # Damages to healthy output.
@@ -169,146 +154,124 @@ def wires() -> str:
     ])  # fmt: skip
 
 
-def rows_of(lines: list[str]) -> list[int]:
-    return [at for at, line in enumerate(lines) if strict_rows(line)]
+Lines = list[str]
+Damage = Callable[[Lines, random.Random], object]
 
 
-def ranks_of(lines: list[str]) -> list[int]:
-    return [at for at, line in enumerate(lines) if line.startswith("#  Rank")]
+def at(lines: Lines, begin: str) -> int:
+    return next(number for number, line in enumerate(lines) if line.startswith(begin))
 
 
-def drop_rows(lines: list[str], source: random.Random) -> None:
-    for at in sorted(source.sample(rows_of(lines), source.choice((1, 1, 2, 3))), reverse=True):
-        del lines[at]
+def rows(lines: Lines) -> list[int]:
+    return [number for number, line in enumerate(lines) if strict_rows(line)]
 
 
-def swap_numbers(lines: list[str], source: random.Random) -> None:
-    swap(lines, [source.choice(rows_of(lines))] * 2, source.sample(range(13), 2))
+def ranks(lines: Lines) -> list[int]:
+    return [number for number, line in enumerate(lines) if line.startswith("#  Rank")]
 
 
-def swap_rows_numbers(lines: list[str], source: random.Random) -> None:
-    swap(lines, source.sample(rows_of(lines), 2), [source.randrange(5, 13)] * 2)
-
-
-def swap(lines: list[str], rows: list[int], columns: list[int]) -> None:
-    words = {at: lines[at].split() for at in rows}
-    (entry, other), (here, there) = (words[at] for at in rows), columns
-    entry[here], other[there] = other[there], entry[here]
-    for at, changed in words.items():
-        lines[at] = "  ".join(changed)
-
-
-def replace_word(lines: list[str], at: int, column: int, word: str) -> None:
-    words = lines[at].split()
+def put(lines: Lines, row: int, column: int, word: str) -> None:
+    words = lines[row].split()
     words[column] = word
-    lines[at] = "  ".join(words)
+    lines[row] = "  ".join(words)
 
 
-def no_number(lines: list[str], source: random.Random) -> None:
-    at, column = source.choice(rows_of(lines)), source.choice((5, 6, 7, 9, 10, 11))
-    replace_word(lines, at, column, source.choice(("nan", "-nan", "inf")))
+def drop(lines: Lines, numbers: Iterable[int]) -> None:
+    for number in sorted(numbers, reverse=True):
+        del lines[number]
 
 
-def wrong_elements(lines: list[str], source: random.Random) -> None:
-    replace_word(lines, source.choice(rows_of(lines)), source.choice((8, 12)), str(source.randrange(1, 10**6)))
+def swap(lines: Lines, first: tuple[int, int], second: tuple[int, int]) -> None:
+    one, other = (lines[row].split()[column] for row, column in (first, second))
+    put(lines, *first, other)
+    put(lines, *second, one)
 
 
-def remove_ranks(lines: list[str], source: random.Random) -> None:
-    for at in sorted(source.sample(ranks_of(lines), source.choice((1, 1, 2, 4))), reverse=True):
-        del lines[at]
+def rename(lines: Lines, numbers: Iterable[int], device: str) -> None:
+    for number in numbers:
+        lines[number] = lines[number].replace(H100, device)
 
 
-def rename_devices(lines: list[str], source: random.Random) -> None:
-    ranks = ranks_of(lines)
-    for at in source.sample(ranks, source.choice((1, len(ranks)))):
-        lines[at] = lines[at].replace(H100, source.choice(("NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB")))
-
-
-def rename_devices_of_matrices(lines: list[str], source: random.Random) -> None:
-    at = source.randrange(1, 9)
-    lines[at] = lines[at].replace(H100, source.choice(("NVIDIA H20", "NVIDIA GeForce RTX 5090")))
-
-
-def cut(lines: list[str], source: random.Random) -> None:
+def cut(lines: Lines, source: random.Random) -> None:
     text = "\n".join(lines)
     lines[:] = text[: source.randrange(len(text) // 20, len(text) - 60)].split("\n")
 
 
-def interleave(lines: list[str], source: random.Random) -> None:
-    other = log(source.choice(sorted(PEAKS))).splitlines()
-    for line in other:
+def interleave(lines: Lines, source: random.Random) -> None:
+    for line in log(source.choice(sorted(PEAKS))).splitlines():
         lines.insert(source.randrange(len(lines) + 1), line)
 
 
-def share_gpus(lines: list[str], source: random.Random) -> None:
-    for at in source.sample(ranks_of(lines), source.choice((2, 4, 8))):
-        lines[at] = re.sub(r"device +\d \[0000:..", "device  0 [0000:10", lines[at])
+def share_gpus(lines: Lines, source: random.Random) -> None:
+    for number in source.sample(ranks(lines), source.choice((2, 4, 8))):
+        lines[number] = re.sub(r"device +\d \[0000:..", "device  0 [0000:10", lines[number])
 
 
-def lose_footer(lines: list[str], source: random.Random) -> None:
-    del lines[find(lines, source.choice(("# Out of bounds", "# Avg bus")))]
+def change_average(lines: Lines, source: random.Random) -> None:
+    value = source.choice((source.uniform(0, 200), "nan", "N/A"))
+    lines[at(lines, "# Avg bus")] = f"# Avg bus bandwidth    : {value}"
 
 
-def change_average(lines: list[str], source: random.Random) -> None:
-    lines[find(lines, "# Avg bus")] = (
-        f"# Avg bus bandwidth    : {source.choice((source.uniform(0, 200), 'nan', 'N/A'))}"
-    )
-
-
-def repeat_rows(lines: list[str], source: random.Random) -> None:
-    first, second = source.sample(rows_of(lines), 2)
+def repeat_rows(lines: Lines, source: random.Random) -> None:
+    first, second = source.sample(rows(lines), 2)
     lines.insert(first, lines[first])
     if source.random() < 0.5:
         del lines[second + (second > first)]
 
 
-def change_cells(lines: list[str], source: random.Random) -> None:
+def change_cells(lines: Lines, source: random.Random) -> None:
     """Change a cell, and the sum with it, as a bad link would."""
-    at = find(lines, "SUM") - 2 - source.randrange(8)
-    words = lines[at].split()
+    row = at(lines, "SUM") - 2 - source.randrange(8)
+    words = lines[row].split()
     column = source.choice([n for n, word in enumerate(words) if n and word != "N/A"])
-    cell, name = source.choice(("N/A", "0.00", "nan", f"{source.uniform(1, 200):.2f}")), lines[-1].split()[1]
+    cell, total = source.choice(("N/A", "0.00", "nan", f"{source.uniform(1, 200):.2f}")), lines[-1].split()
     after = float(cell) if cell[-1].isdigit() else 0.0
-    lines[-1] = f"SUM {name} {float(lines[-1].split()[2]) - float(words[column]) + after:.2f}"
-    words[column] = cell
-    lines[at] = "  ".join(words)
+    lines[-1] = f"SUM {total[1]} {float(total[2]) - float(words[column]) + after:.2f}"
+    put(lines, row, column, cell)
 
 
-def drop_matrix_rows(lines: list[str], source: random.Random) -> None:
-    del lines[find(lines, "SUM") - 2 - source.randrange(8)]
-
-
-def lose_gpus(lines: list[str], source: random.Random) -> None:
+def lose_gpus(lines: Lines, source: random.Random) -> None:
     """Leave out the last GPUs, as where one fell off the bus."""
     left = source.choice((7, 6, 4))
     lines[:] = [line for line in lines if not any(line.startswith((f"Device {n}:", f" {n} ")) for n in range(left, 8))]
-    begin, end = find(lines, "   "), find(lines, "SUM")
+    begin, end = at(lines, "   "), at(lines, "SUM")
     lines[begin : end - 1] = [" ".join(line.split()[: left + (n > 0)]) for n, line in enumerate(lines[begin : end - 1])]
     cells = [word for line in lines[begin + 1 : end - 1] for word in line.split()[1:] if word != "N/A"]
     lines[-1] = f"SUM {lines[-1].split()[1]} {sum(map(float, cells)):.2f}"
 
 
-def change_wire(lines: list[str], source: random.Random) -> None:
-    figures = [source.choice(("nan", "N/A", "-1.00", f"{source.uniform(1, 250):.2f}")) for _ in range(3)]
-    for at, figure in zip(range(4, 7), figures, strict=True):
-        replace_word(lines, at, 3, figure)
+def change_wire(lines: Lines, source: random.Random) -> None:
+    for row in range(4, 7):
+        put(lines, row, 3, source.choice(("nan", "N/A", "-1.00", f"{source.uniform(1, 250):.2f}")))
 
 
-def find(lines: list[str], begin: str) -> int:
-    return next(at for at, line in enumerate(lines) if line.startswith(begin))
-
-
-Damage = Callable[[list[str], random.Random], None]
-DAMAGES: tuple[tuple[Callable[[random.Random], str], tuple[Damage, ...]], ...] = (
-    (
-        lambda source: log(source.choice(sorted(PEAKS))),
-        (drop_rows, swap_numbers, swap_rows_numbers, no_number, remove_ranks, rename_devices, cut, interleave,
-         wrong_elements, share_gpus, lose_footer, change_average, repeat_rows),
-    ),
-    (lambda source: matrices(), (change_cells, drop_matrix_rows, lose_gpus, rename_devices_of_matrices)),
-    (lambda source: wires(), (change_wire,)),
-)  # fmt: skip
-KINDS = [(make, damage) for make, damages in DAMAGES for damage in damages]
+OTHERS = ("NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 5090")
+TABLES: dict[str, Damage] = {
+    "drop rows": lambda lines, r: drop(lines, r.sample(rows(lines), r.choice((1, 1, 2, 3)))),
+    "swap numbers": lambda lines, r: swap(
+        lines, *zip([r.choice(rows(lines))] * 2, r.sample(range(13), 2), strict=True)),
+    "swap numbers of rows": lambda lines, r: swap(
+        lines, *((row, r.randrange(5, 13)) for row in r.sample(rows(lines), 2))),
+    "no number": lambda lines, r: put(
+        lines, r.choice(rows(lines)), r.choice((5, 6, 7, 9, 10, 11)), r.choice(("nan", "-nan", "inf"))),
+    "wrong elements": lambda lines, r: put(lines, r.choice(rows(lines)), r.choice((8, 12)), str(r.randrange(1, 10**6))),
+    "remove ranks": lambda lines, r: drop(lines, r.sample(ranks(lines), r.choice((1, 1, 2, 4)))),
+    "rename devices": lambda lines, r: rename(
+        lines, r.sample(ranks(lines), r.choice((1, len(ranks(lines))))), r.choice(OTHERS)),
+    "cut": cut, "interleave": interleave, "share GPUs": share_gpus,
+    "lose a footer": lambda lines, r: drop(lines, [at(lines, r.choice(("# Out of bounds", "# Avg bus")))]),
+    "change the average": change_average, "repeat rows": repeat_rows,
+}  # fmt: skip
+MATRICES: dict[str, Damage] = {
+    "change cells": change_cells, "lose GPUs": lose_gpus,
+    "drop a row": lambda lines, r: drop(lines, [at(lines, "SUM") - 2 - r.randrange(8)]),
+    "rename a device": lambda lines, r: rename(lines, [r.randrange(1, 9)], r.choice(OTHERS)),
+}  # fmt: skip
+KINDS = [
+    *((lambda r: log(r.choice(sorted(PEAKS))), damage) for damage in TABLES.values()),
+    *((lambda r: matrices(), damage) for damage in MATRICES.values()),
+    (lambda r: wires(), change_wire),
+]
 
 
 def passes(text: str) -> bool:
@@ -317,7 +280,7 @@ def passes(text: str) -> bool:
     return bool(judged) and not {"failed", "open"} & {j.worst().standing() for j in judged}
 
 
-@pytest.mark.parametrize(("make", "damage"), KINDS, ids=[damage.__name__ for _, damage in KINDS])
+@pytest.mark.parametrize(("make", "damage"), KINDS, ids=[*TABLES, *MATRICES, "wires"])
 def test_no_damage_passes_that_matters(make: Callable[[random.Random], str], damage: Damage) -> None:
     """What survives changed nothing that anybody reads: equal numbers were swapped, or a line of text was cut."""
     survivors = []

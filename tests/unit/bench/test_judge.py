@@ -10,7 +10,6 @@ from imagebuild.bench import (
     Results,
     Run,
     TableRow,
-    UcxResult,
     forced_classes,
     judge_results,
 )
@@ -57,12 +56,12 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"ranks": 7, "device": H100}, {}, "h100", "incomplete", "7 of 8 GPUs took part", "partial"),
         ({"ranks": 1}, {}, "h200", "incomplete", "1 of 8 GPUs took part", "partial"),
         ({"ranks": 12, "nodes": 2}, {}, "h200", "incomplete", "12 of 16 GPUs took part", "partial"),
-        ({"ranks": 16}, {}, "h200", "incomplete", "16 ranks on 8 GPUs", None),
+        ({"ranks": 16}, {}, "h200", "incomplete", "16 of 8 GPUs took part", None),
         # What the caller asserts.
         ({"ranks": 4}, {"ranks": 4}, "h200", "complete", "4 ranks", None),
         ({"ranks": 4}, {"ranks": 8, "nodes": 1}, "h200", "incomplete", "4 of 8 ranks took part", None),
         ({}, {"ranks": 16, "nodes": 2}, None, "incomplete", "8 of 16 ranks took part; 1 of 2 nodes took part", None),
-        ({"ranks": 16, "nodes": 2}, {"nodes": 1}, "h200", "incomplete", "2 nodes took part, 1 was asked for", None),
+        ({"ranks": 16, "nodes": 2}, {"nodes": 1}, "h200", "incomplete", "2 of 1 node took part", None),
         # The figures are of 8 ranks, whatever the caller says.
         ({"ranks": None, "nodes": None}, {"ranks": 4, "nodes": 1}, "h200", "incomplete", "busbw is 1.7500 * algbw, which does not fit 4 ranks", None),
         ({"ranks": None, "nodes": None}, {"ranks": 1, "nodes": 1}, None, "incomplete", "which does not fit 1 rank", None),
@@ -112,7 +111,7 @@ def test_the_figures_tell_how_many_ranks_there_were() -> None:
         (1, "h200", None, "failed", "8 tables of one rank each: the ranks were not joined"),
         (8, "h200", None, "failed", "8 files with a table of one rank each: the ranks were not joined"),
         (8, None, 8, "failed", "8 files with a table of one rank each: the ranks were not joined"),
-        (8, None, None, "unasked", "1 rank, 1 node; 8 files with a table of one rank each: the ranks were not joined"),
+        (8, None, None, "skipped", "1 rank, 1 node; 8 files with a table of one rank each: the ranks were not joined"),
         (8, None, 1, "passed", "1 rank, 1 node"),
     ],
 )
@@ -132,7 +131,7 @@ def test_ranks_that_were_not_joined(
         ({}, "right", "complete", "passed"),
         ({"compared": False}, "not compared", "complete", "open"),
         ({"verdict": "wrong-data", "reason": "4 wrong"}, "wrong", "wrong-data: 4 wrong", "failed"),
-        ({"verdict": "truncated", "reason": "truncated: no footer"}, "unfinished", "truncated: no footer", "failed"),
+        ({"verdict": "truncated", "reason": "no footer"}, "unfinished", "truncated: no footer", "failed"),
         ({"verdict": "timeout", "reason": "line 3: x"}, "unfinished", "timeout: line 3: x", "failed"),
         ({"verdict": "damaged", "reason": "x"}, "unfinished", "damaged: x", "failed"),
     ],
@@ -292,8 +291,8 @@ def test_speed_of_matrices(
     assert (claim.state, claim.measured) == (state, measured)
     if state == "too slow" and len(cells) > 1:
         assert "the worst pair" in claim.reason
-    assert claim.standing() == {"too slow": "failed", "impossible": "failed", "not judged": "open", "fast enough":
-                                "passed"}.get(state, state)  # fmt: skip
+    standings = {"too slow": "failed", "impossible": "failed", "not judged": "open", "fast enough": "passed"}
+    assert claim.standing() == standings.get(state)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +302,8 @@ def test_speed_of_matrices(
         ({"devices": ("NVIDIA H200",) * 8}, ("right", "complete", "fast enough")),
         ({"devices": ("NVIDIA H200",) * 16}, ("right", "incomplete", "fast enough")),
         ({"devices": ("NVIDIA GeForce RTX 5090",) * 2}, ("right", "incomplete", "not judged")),
-        ({"status": "error"}, ("unfinished", "incomplete", "not judged")),
-        ({"status": "waived", "matrix": None, "unit": None}, ("not applicable", "not applicable", "not applicable")),
+        ({"verdict": "failed"}, ("unfinished", "incomplete", "not judged")),
+        ({"verdict": "waived", "matrix": None, "unit": None}, ("not applicable", "not applicable", "not applicable")),
         ({"unit": "ns"}, ("right", "incomplete", "not applicable")),
     ],
 )
@@ -363,9 +362,9 @@ def test_perftest_in_every_unit(
 def test_perftest_that_failed_and_latencies() -> None:
     failed = judged(tables=(table(390.0, "Gb/sec", verdict="failed", reason="no route"),))
     assert (failed.data.state, failed.data.reason) == ("unfinished", "failed: no route")
-    assert failed.speed.standing() == "unasked"  # what failed is said once
+    assert failed.speed.standing() == "skipped"  # what failed is said once
     times = table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, latency_us={"min": 1.0}),)})
-    assert judged(tables=(times,)).worst().standing() == "unasked"
+    assert judged(tables=(times,)).worst().standing() == "skipped"
     small = judged(
         tables=(table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, bw_average=9.0),)}),)
     )
@@ -376,34 +375,36 @@ def test_perftest_that_failed_and_latencies() -> None:
 def test_tools_that_never_compare_data_say_so() -> None:
     """It is no failure, as nobody can ask them to, and no pass of data."""
     never = Results(
-        tables=(table(390.0, "Gb/sec"), table(390.0, "MB/s", "OSU Bandwidth", tool="osu")),
-        ucx=(UcxResult(source="u", title="put"), UcxResult(source="u", title="put", rate_msg_s={"overall": None})),
+        tables=(
+            table(390.0, "Gb/sec"),
+            table(390.0, "MB/s", "OSU Bandwidth", tool="osu"),
+            table(390.0, "MiB/sec", "put", tool="ucx_perftest"),
+        ),
         runs=(run((GIB, 480.0, 480.0), tool="all_reduce_bench", compared=False),),
     )
-    *claims, broken = [(j.data.state, j.data.standing()) for j in judge_results(never, shipped("h200"))]
-    assert set(claims) == {("not compared", "unasked")}
-    assert broken == ("unfinished", "failed")
+    claims = {(j.data.state, j.data.standing()) for j in judge_results(never, shipped("h200"))}
+    assert claims == {("not compared", "skipped")}
     validated = table(390.0, "MB/s", "OSU Bandwidth", tool="osu", compared=True)
     assert judged(tables=(validated,)).data.state == "right"
 
 
 @pytest.mark.parametrize(
-    ("statuses", "state", "standing"),
+    ("verdicts", "state", "standing"),
     [
-        (("pass", "pass"), "right", "passed"),
-        (("pass", "fail"), "wrong", "failed"),
-        (("pass", "warn"), "not compared", "open"),
-        (("skip", "not-run"), "not compared", "open"),
+        (("ok", "ok"), "right", "passed"),
+        (("ok", "failed"), "wrong", "failed"),
+        (("ok", "warned"), "not compared", "open"),
+        (("waived", "waived"), "not compared", "open"),
     ],
 )
-def test_diagnostics(statuses: tuple[str, ...], state: str, standing: str) -> None:
+def test_diagnostics(verdicts: tuple[str, ...], state: str, standing: str) -> None:
     """The software alone, which passes in all of these, is no test of the hardware."""
-    software = Diagnostic(source="d", category="Deployment", test="software", status="pass")
+    software = Diagnostic(source="d", category="Deployment", test="software")
     found = [
         Diagnostic.model_validate(
-            {"source": "d", "category": "Hardware", "test": f"t{n}", "entity": f"GPU {n}", "status": status}
+            {"source": "d", "category": "Hardware", "test": f"t{n}", "entity": f"GPU {n}", "verdict": verdict}
         )
-        for n, status in enumerate(statuses)
+        for n, verdict in enumerate(verdicts)
     ]
     judgement = judged(None, diagnostics=(software, *found))
     assert (judgement.data.state, judgement.worst().standing()) == (state, standing)
@@ -416,7 +417,7 @@ def test_what_is_accepted_by_name() -> None:
     assert part.worst() is part.participation
     assert part.worst(("partial",)) is part.data
     allowed = ("partial", "unvalidated")
-    assert part.worst(allowed).standing(allowed) == "accepted"
+    assert part.worst(allowed).standing(allowed) == "skipped"
 
 
 @pytest.mark.parametrize("profile", ["h100", "h200", None])

@@ -151,14 +151,13 @@ def test_the_best_bandwidth_has_its_ceiling(registry: FakeRegistry, ours: Projec
     """As it was judged; of the same measurement twice, the one with a ceiling. What nobody judged has none."""
     amd64, arm64 = publish(registry)
     report = report_samples.GOOD
-    for document in (report, report.model_copy(update={"judgements": ()})):
+    for document in (report, report_samples.report(runs=report.runs)):
         attach(registry, amd64, "benchmark", document.model_dump())
     wrong = tuple(
         run.model_copy(update={"verdict": "wrong-data"}) for run in report.runs if run.collective == "all_reduce"
     )
     rest = tuple(run for run in report.runs if run.collective != "all_reduce")
-    unjudged = report.model_copy(update={"judgements": (), "runs": (*wrong, *rest)})
-    attach(registry, arm64, "benchmark", unjudged.model_dump())
+    attach(registry, arm64, "benchmark", report_samples.report(runs=(*wrong, *rest)).model_dump())
     first, second = (platform.bandwidth for platform in one(registry, ours).platforms)
     rates = {run.collective: max(row.busbw_gb_s or 0 for row in run.rows) for run in report.runs}
     assert first

@@ -40,7 +40,7 @@ def read(name: str) -> dict[str, Any]:
 
 def results_in(name: str) -> dict[str, Any]:
     """What a check keeps of the report in a file."""
-    return {kind: read(name)[kind] for kind in ("runs", "tests", "tables", "ucx", "diagnostics", "sources")}
+    return {kind: read(name)[kind] for kind in ("runs", "tests", "tables", "diagnostics", "sources")}
 
 
 PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
@@ -50,7 +50,7 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
     ("log", "options", "status", "words"),
     [
         (nccl_log(480), PROFILE, 0, "\nAll is well: data right, all took part, fast enough (3 passed, 0 failed, 0 open, 0 skipped; unread lines: 0)\n"),
-        ("export NCCL_ALGO=Ring\n" + nccl_log(366), PROFILE, 0, "  fast enough as ring  "),
+        ("+ NCCL_ALGO=Ring ./all_reduce_perf -b 1M\n" + nccl_log(366), PROFILE, 0, "  fast enough as ring  "),
         (nccl_log(420, ranks=5), (*PROFILE, "--ranks", "5"), 0, "All is well: data right, all took part, above the floor ("),
         (nccl_log(480, wrong=3), PROFILE, 1, ": wrong: "),
         (nccl_log(240), PROFILE, 1, ": too slow: "),
@@ -107,18 +107,13 @@ def test_small_sizes_do_not_show_the_speed_that_is_asked_for() -> None:
 def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(nccl_log(480).encode())
     Path("a.log.gz").write_bytes(packed)
-    Path("cut.log.gz").write_bytes(packed[: len(packed) // 2])
     assert call("a.log.gz")[0] == 0
-    Path("bad.log.gz").write_bytes(packed[:-8] + bytes(8))
-    Path("short.log.gz").write_bytes(packed[:-12])
-    for name, problem in (("cut", "break off"), ("short", "break off"), ("bad", "are damaged (CRC check failed")):
-        file = f"{name}.log.gz"
-        status, out, _ = call(file, "a.log.gz", "--json", "o.json", "--junit", "o.xml")
-        assert (status, f"{file}: damaged: its compressed data {problem}" in out) == (5, True)
-        assert "a.log.gz" in [run["source"] for run in read("o.json")["runs"]]
-        assert ET.parse("o.xml").getroot().attrib["failures"] != "0"
-        status, _, err = call("a.log.gz", "--baseline", file)
-        assert (status, f"--baseline {file}: its compressed data {problem}" in err) == (2, True)
+    for damaged in (packed[: len(packed) // 2], packed[:-8] + bytes(8), packed[:-12], packed[:9]):
+        Path("bad.log.gz").write_bytes(damaged)
+        for arguments in (("bad.log.gz", "a.log.gz"), ("a.log.gz", "--baseline", "bad.log.gz")):
+            status, out, err = call(*arguments, "--json", "o.json")
+            assert (status, out, Path("o.json").exists()) == (5, "", False)
+            assert "bad.log.gz: its compressed data are cut or damaged: " in err
     for content in (packed, nccl_log(480).encode()):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         status, out, _ = call("-", "--json", "-", "--html", "o.html")
@@ -210,10 +205,12 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     write("c.log", nccl_log(361, collective="all_gather"))
     call("one.json", "c.log", "--json", "three.json")
     assert [run["collective"] for run in read("three.json")["runs"]] == ["all_gather", "all_reduce", "all_reduce"]
-    # Beside the logs that it is about, in a folder, a report says nothing new, and can be written again.
+    # In a folder with logs, a report is left out and said to be, and can be written again.
     for _ in range(2):
-        assert call("logs", "--json", "logs/own.json")[0] == 0
-        assert len(read("logs/own.json")["runs"]) == 2
+        status, out, _ = call("logs", "--json", "logs/own.json")
+        assert (status, len(read("logs/own.json")["runs"])) == (0, 2)
+    assert "logs/own.json: a report beside logs, which may say the same; name it to read it" in out
+    assert len(read("logs/own.json")["sources"]) == 3
     write("all.json", BAD.model_dump_json())
     assert call("all.json", "--json", "again.json")[0] == 1
     assert read("again.json")["judgements"] == read("all.json")["judgements"]
@@ -268,6 +265,24 @@ def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: C
     assert "3 passed, 1 failed" in out
     status, out, _ = call("v.json", "--profile", "a100-sxm", "--profiles", ROOT / "profiles")
     assert (status, "it ran on" in out) == (1, True)
+
+
+def test_results_of_verify_on_two_machines_are_told_apart(call: Call) -> None:
+    """Both have the same checks, of which one failed on one of them."""
+    for name, verdict in (("a", "ok"), ("b", "failed")):
+        memory = {
+            "source": "dcgm/diag",
+            "category": "Hardware",
+            "test": "memory",
+            "entity": "GPU 0",
+            "verdict": verdict,
+        }
+        found = Results.model_validate({"diagnostics": [memory], "runs": [run(source="nccl-tests/all-reduce")]})
+        check = {"component": "dcgm", "check": "diag", "outcome": "passed", "results": found.model_dump(mode="json")}
+        write(f"{name}.json", json.dumps(verification().model_dump(mode="json") | {"checks": [check]}))
+    status, out, _ = call("a.json", "b.json", "--json", "o.json")
+    assert (status, len(read("o.json")["judgements"])) == (1, 4)
+    assert "✗ dcgmi diag (dcgm/diag): wrong: memory, GPU 0\n" in out
 
 
 @pytest.mark.parametrize(

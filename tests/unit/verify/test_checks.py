@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench import Results, Run, UcxResult
+from imagebuild.bench import PerftestTable, Results, Run
 from imagebuild.core import ConfigError, NothingSelected
 from imagebuild.project import Check, CheckResult, Project, Surroundings
 from imagebuild.verify import (
@@ -228,15 +228,18 @@ def test_a_missing_script_is_an_error(project: Project, tiny: Files, tmp_path: P
 # Benchmarks
 
 
-def copy(status: str) -> Results:
-    test = {"source": "s", "name": "copy", "unit": "GB/s", "status": status, "matrix": None, "sum": 1}
+def copy(verdict: str) -> Results:
+    test = {"source": "s", "name": "copy", "unit": "GB/s", "verdict": verdict, "matrix": None, "sum": 1}
     return Results.model_validate({"tests": [test]})
 
 
-def memory(status: str) -> Results:
+def memory(verdict: str) -> Results:
     return Results.model_validate(
-        {"diagnostics": [{"source": "s", "category": None, "test": "memory", "status": status}]}
+        {"diagnostics": [{"source": "s", "category": None, "test": "memory", "verdict": verdict}]}
     )
+
+
+PUT = PerftestTable(source="s", tool="ucx_perftest", test="put", unit="MiB/sec")
 
 
 CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
@@ -258,13 +261,16 @@ def result(*runs: Run, outcome: str = "passed") -> CheckResult:
         ("nccl-tests", Results(runs=(run(),)), ""),
         ("nccl-tests", Results(runs=(run(), run(verdict="wrong-data", reason="3 wrong"))), "wrong-data: 3 wrong"),
         ("nccl-tests", Results(), "no result of nccl-tests in the output"),
-        ("nvbandwidth", copy("passed"), ""),
-        ("nvbandwidth", copy("error"), "copy: error"),
+        ("nvbandwidth", copy("ok"), ""),
+        ("nvbandwidth", copy("failed"), "copy: failed"),
         ("nvbandwidth", copy("waived"), "no result of nvbandwidth"),
-        ("dcgmi", memory("pass"), ""),
-        ("dcgmi", memory("fail"), "memory: fail"),
-        ("dcgmi", memory("skip"), "no result of dcgmi"),
-        ("ucx_perftest", Results(ucx=(UcxResult(source="s", title="t", final=False),)), "no final result"),
+        ("dcgmi", memory("ok"), ""),
+        ("dcgmi", memory("warned"), ""),
+        ("dcgmi", memory("failed"), "memory: failed"),
+        ("dcgmi", memory("waived"), "no result of dcgmi"),
+        ("ucx_perftest", Results(tables=(PUT,)), ""),
+        ("ucx_perftest", Results(tables=(PUT.model_copy(update={"verdict": "truncated"}),)), "put: truncated"),
+        ("perftest", Results(tables=(PUT,)), "no result of perftest"),
     ],
 )
 def test_what_makes_results_bad(tool: str, results: Results, message: str) -> None:

@@ -1,0 +1,177 @@
+"""Output of every tool in tests/data/bench: what is read of it, and what holds however it is changed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from imagebuild.bench import BandwidthTest, PerftestTable, Results, Run, TableRow, read_text
+from tests.unit.bench.fuzz import broken, spoiled
+from tests.unit.bench.nccl_tables import Table
+
+DATA = Path(__file__).parents[2] / "data"
+TOOLS = ("nccl", "nvbandwidth", "perftest", "ucx", "dcgm", "tables")
+PREFIXES = (
+    "[1,0]<stdout>:", "  0: ", "[0] ", "[pod/launcher-x7/mpi] 2026-11-21T07:26:09.12Z ",
+    "Nov 22 10:00:00 node7 bench[8]: ", "worker-0  | ", "2026-11-21T07:26:50.1+01:00 stdout F ", "> ",
+)  # fmt: skip
+
+
+def entries() -> list[tuple[str, dict[str, Any]]]:
+    files = ((tool, yaml.safe_load((DATA / f"bench/{tool}.yaml").read_text())) for tool in TOOLS)
+    return [(tool, entry) for tool, listed in files for entry in listed]
+
+
+ENTRIES = entries()
+FIRST = dict(reversed(ENTRIES))
+every_entry = pytest.mark.parametrize("entry", [e for _, e in ENTRIES], ids=[f"{t}: {e['name']}" for t, e in ENTRIES])
+
+
+def log_of(entry: dict[str, Any]) -> str:
+    return str(entry["log"]) if "log" in entry else (DATA / entry["file"]).read_text()
+
+
+@cache
+def read(text: str) -> Results:
+    return read_text("log", text)
+
+
+def items_of(results: Results) -> list[Any]:
+    return [*results.measured, *results.diagnostics]
+
+
+def main_figure(row: TableRow) -> float | None:
+    times = row.latency_us or {}
+    return row.bw_average if not times else times.get("typical", times.get("average"))
+
+
+def fact(item: Any, name: str) -> object:
+    """What an entry names, as YAML has it."""
+    value = getattr(item, name, None)
+    if isinstance(item, PerftestTable) and name == "rows":
+        return [[row.size_bytes, main_figure(row)] for row in item.rows]
+    if isinstance(item, Run) and name in ("rows", "busbw"):
+        return len(item.rows) if name == "rows" else max(row.busbw_gb_s or 0 for row in item.rows)
+    if isinstance(value, tuple):
+        return [list(part) if isinstance(part, tuple) else part for part in value]
+    return value
+
+
+@every_entry
+def test_what_is_read(entry: dict[str, Any]) -> None:
+    results, expected = read(log_of(entry)), entry["expect"]
+    for kind in ("runs", "tests", "tables", "diagnostics"):
+        found = getattr(results, kind)
+        assert len(found) == len(expected.get(kind, ())), found
+        for item, named in zip(found, expected.get(kind, ()), strict=True):
+            facts = {"verdict": "ok", **named}
+            assert facts.pop("reason", "") in item.reason
+            assert {name: fact(item, name) for name in facts} == facts
+    assert results.sources[0].unread == expected.get("unread", 0)
+
+
+def is_part(item: Any, whole: Any) -> bool:
+    """Whether a result has only what the other one has: the same matrix, or its first rows."""
+    if isinstance(item, BandwidthTest):
+        item = item.model_copy(update={"sum": item.sum if item.sum is not None else whole.sum, "name": whole.name})
+    if isinstance(item, PerftestTable):
+        return bool(item == whole.model_copy(update={"rows": whole.rows[: len(item.rows)], "compared": item.compared}))
+    if isinstance(item, Run) and item.tool == "all_reduce_bench":  # which ends its table with nothing
+        return bool(item.rows and item.rows == whole.rows[: len(item.rows)])
+    return bool(item == whole)
+
+
+@every_entry
+def test_what_is_cut_is_no_pass(entry: dict[str, Any]) -> None:
+    """Of the beginning of an output, nothing counts but results that the whole has, too."""
+    text = log_of(entry)
+    whole = [item.model_copy(update={"verdict": "ok", "reason": ""}) for item in items_of(read(text))]
+    for at in sorted({*range(0, len(text), max(1, len(text) // 30)), *range(len(text) - 12, len(text))}):
+        for item in items_of(read_text("log", text[: max(0, at)])):
+            like = (other for other in whole if type(other) is type(item))
+            assert item.verdict != "ok" or any(is_part(item.model_copy(update={"reason": ""}), o) for o in like), text[
+                :at
+            ]
+
+
+@every_entry
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_prefixes_of_launchers_change_nothing(entry: dict[str, Any], prefix: str) -> None:
+    text = log_of(entry)
+    prefixed = read_text("log", "".join(f"{prefix}{line}\n" for line in text.splitlines()))
+    assert items_of(prefixed) == items_of(read(text))
+    assert prefixed.sources[0].unread == read(text).sources[0].unread
+
+
+@pytest.mark.parametrize(
+    ("other", "entry"), [(other, entry) for tool, entry in ENTRIES for other in (*TOOLS, "text") if other != tool]
+)
+def test_a_tool_after_another(entry: dict[str, Any], other: str) -> None:
+    texts = Table().text() if other == "text" else log_of(FIRST[other]), log_of(entry)
+    both = items_of(read_text("log", "\n\n".join(texts)))
+    alone = [item for text in texts for item in items_of(read(text))]
+    found, expected = (sorted(re.sub(r"line \d+: ", "", repr(item)) for item in items) for items in (both, alone))
+    assert found == expected
+
+
+@every_entry
+def test_spoiled_output_is_no_error(entry: dict[str, Any]) -> None:
+    texts, chance = list(broken(log_of(entry), count=15)), random.Random(1)
+    with suppress(ValueError):
+        texts += [json.dumps(spoiled(json.loads(log_of(entry)), chance)) for _ in range(60)]
+    for text in texts:
+        for item in items_of(read_text("log", text)):
+            item.model_dump_json()
+
+
+NOTHING = (
+    "Running tests\n# SUM 3\n 0 1 2\nError: no\nWaived\nmemcpy failed\n",
+    "srun: error: node1: task 0: Exited with exit code 1\n",
+    " 8388608    20000            24056.74            24056.72\t\t   0.003007\nFailed to do it\n# bytes\n",
+    "Finally: 1 2 3 4\n| Test | x |\n[thread 0] 1 2 3\n",
+    "hello\n1 2 3 4 5 6 7\n[1,0]<stdout>: # size 5\nGPU 0: NVIDIA H100\n",
+    "", "\udc80\ud800 x", "{", "[", "{}", "{ x }", '{"a": 1}', '{"results": {}}', '{"version": 1', "{" * 5000,
+    '{"results":[' * 5000, '{"results": [{"size": 1}]}', '{"results": {"size": 1}}', '{"test_info": {}}',
+    '{"nvbandwidth": 1}', '{"iterations": [1]}',
+    "P2P Connectivity Matrix\n     D\\D     0     1\n     0       1     1\n", "| Diagnostic     | Result        |\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOTHING)
+def test_what_others_print_is_nothing(text: str) -> None:
+    results = read_text("log", text)
+    assert (items_of(results), results.sources[0].unread, results.sources[0].tools) == ([], 0, ())
+
+
+HARD = (
+    "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n",
+    "12 a:1:1 [0] NCCL INFO\n", "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n",
+    '{"results":\n', '{"results":[1,2],\n',
+    "# Rank 0 Pid 1 on a device 0 [0x00] x\n",
+    "# Out of bounds values : 0 OK\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n",
+    "+ all_reduce_perf -b\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", HARD)
+def test_time_grows_with_size_only(piece: str) -> None:
+    """Eight times the input may take about that, not sixty-four times, with room for other work of the machine."""
+
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece))
+        begin = time.process_time()
+        read_text("log", text)
+        return time.process_time() - begin
+
+    seconds(2_000)
+    small, large = min(seconds(40_000) for _ in range(2)), seconds(320_000)
+    assert large < 24 * small + 0.5
