@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ import typer
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError, NothingSelected, plural, suggestion
+from imagebuild.core.errors import NothingSelected, plural
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
@@ -206,63 +205,50 @@ def run_for_each(
 )
 def prune(
     project: options.ProjectFiles,
-    images: Annotated[list[str] | None, argument("IMAGE", "Globs of images' names; by default all.")] = None,
+    select: options.SelectArgument = None,
     registry: options.RegistryOption = None,
     older_than: Annotated[str, option("--older-than AGE", "Keep what was pushed more recently: 36h, 14d, 2w.")] = "14d",
     yes: Annotated[bool, option("--yes", "Delete; without it, only list.")] = False,
     json_file: options.JsonOption = None,
 ) -> None:
-    """List what builds pushed and is not needed any more; delete it with --yes."""
+    """List what builds pushed and is not needed any more; delete it with --yes.
+
+    It looks into the staging repositories of the targets' images.
+    """
+    from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.publish.prune import Pruning, decide_pruning, parse_age, repositories_of
+    from imagebuild.project.plan import repository_name, select_targets
+    from imagebuild.publish.prune import delete_staged, judge_staged, parse_age
 
     limit = parse_age(older_than)
     workspace = project.open(options.PlanChanges().parse(registry))
-    connect = cache(connect_registry)
-    now = datetime.now(UTC)
-    surveyed = []
-    for image in _matching(list(workspace.project.matrix.model.images), images or ()):
-        pruning = Pruning(*repositories_of(workspace.project, workspace.plan, image, connect), limit, now)
-        surveyed.append((pruning, decide_pruning(pruning.survey(), now, limit)))
-    listed = [{"repository": str(p.staging), **asdict(verdict)} for p, verdicts in surveyed for verdict in verdicts]
-    options.print_result(json_file, listed, lambda: _show({str(p.staging): verdicts for p, verdicts in surveyed}))
+    targets = select_targets(workspace.plan, select or ())
+    names = dict.fromkeys(repository_name(workspace.project, target.image) for target in targets)
+    connect, now = cache(connect_registry), datetime.now(UTC)
+    places = [connect(name.host).at(name.repository) for name in map(parse_reference, names)]
+    judged = {place: judge_staged(place, now, limit) for place in places}
+    listed = [{"repository": str(place), **asdict(verdict)} for place in places for verdict in judged[place]]
+    options.print_result(json_file, listed, lambda: _show({str(place): judged[place] for place in places}))
 
     console = err if json_file == options.STDOUT else out
-    deletable = [(pruning, [v for v in verdicts if not v.kept]) for pruning, verdicts in surveyed]
-    if not any(able for _, able in deletable):
+    number = sum(not verdict.kept for verdicts in judged.values() for verdict in verdicts)
+    if not number:
         console.print("Nothing to delete.")
     elif not yes:
-        console.print(f"{sum(len(able) for _, able in deletable)} would be deleted; add --yes to delete them.")
-    for pruning, able in deletable if yes else ():
-        if able:
-            deleted, spared = pruning.delete(able)
-            for verdict in spared:
-                err.print(f"kept after all: {verdict.staged.digest} {verdict.kept}", markup=False)
-            done = plural(len(able) - len(spared), "image")
-            console.print(f"Deleted {done}, {plural(deleted, 'manifest')} of {pruning.staging}.", markup=False)
+        console.print(f"{number} would be deleted; add --yes to delete them.")
+    else:
+        deleted = sum(delete_staged(place, verdicts) for place, verdicts in judged.items())
+        console.print(f"Deleted {plural(number, 'image')}, {plural(deleted, 'manifest')}.")
 
 
-def _matching(known: Sequence[str], globs: Iterable[str]) -> list[str]:
-    """Return the known names that match a glob, or all if there is none. Raises ConfigError if one matches nothing."""
-    globs = tuple(globs)
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in known):
-            raise ConfigError(f"{glob}: no such image{suggestion(glob, list(known))}")
-    return [name for name in known if not globs or any(fnmatchcase(name, glob) for glob in globs)]
-
-
-def _show(surveyed: Mapping[str, Sequence[PruneVerdict]]) -> None:
+def _show(judged: Mapping[str, Sequence[PruneVerdict]]) -> None:
     from imagebuild.publish.prune import short_digest
 
-    for staging, verdicts in surveyed.items():
-        if not verdicts:
-            out.print(f"{staging}: nothing was pushed.", markup=False)
-            continue
-        out.print(f"{staging}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
-        rows = []
-        for verdict in verdicts:
-            parts = (("platform", verdict.parts), ("attachment", verdict.attachments))
-            taken = " and ".join(plural(len(digests), name) for name, digests in parts if digests)
-            text = f"kept: {verdict.kept}" if verdict.kept else f"delete, with {taken}" if taken else "delete"
-            rows.append((short_digest(verdict.staged.digest), f"{verdict.staged.pushed:%Y-%m-%d %H:%M}", text))
-        print_table(("digest", "pushed", "verdict"), rows)
+    for repository, verdicts in judged.items():
+        out.print(f"{repository}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
+        rows = [
+            (short_digest(v.digest), f"{v.pushed:%Y-%m-%d %H:%M}", f"kept: {v.kept}" if v.kept else "delete")
+            for v in verdicts
+        ]
+        if rows:
+            print_table(("digest", "pushed", "verdict"), rows)

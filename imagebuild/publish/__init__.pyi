@@ -40,8 +40,8 @@ from .provenance import package_url as package_url
 from .provenance import provenance_of as provenance_of
 from .provenance import resolved_dependencies as resolved_dependencies
 from .prune import PruneVerdict as PruneVerdict
-from .prune import Pruning as Pruning
-from .prune import decide_pruning as decide_pruning
+from .prune import delete_staged as delete_staged
+from .prune import judge_staged as judge_staged
 from .prune import parse_age as parse_age
 from .prune import short_digest as short_digest
 from .publish import PublishRequest as PublishRequest
