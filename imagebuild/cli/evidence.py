@@ -254,7 +254,7 @@ def diff(
     offline: options.OfflineOption = False,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Say what differs between two images: components, packages, settings and layers."""
+    """Say what differs between two images: components, packages, environment and layers."""
     from imagebuild.publish.diff import compare_images, print_comparison
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 

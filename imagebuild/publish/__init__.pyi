@@ -27,10 +27,7 @@ from .decide import rules_of as rules_of
 from .diff import Comparison as Comparison
 from .diff import compare_images as compare_images
 from .diff import dpkg_status as dpkg_status
-from .diff import instructions_of as instructions_of
 from .diff import print_comparison as print_comparison
-from .diff import settings_of as settings_of
-from .diff import summarise as summarise
 from .evidence import PREDICATES as PREDICATES
 from .evidence import read_evidence as read_evidence
 from .evidence import read_predicate as read_predicate

@@ -12,7 +12,6 @@ from docker import DockerClient
 
 from imagebuild.oci import (
     MANIFEST,
-    STATEMENT_MEDIA,
     Attachment,
     DeletionDisabled,
     Descriptor,
