@@ -37,11 +37,9 @@ def sbom(
     from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
     workspace = project.open_if_there()
-    plan = workspace.plan if workspace else NO_PLAN
-    with ImageFinder(plan, folder).built(image) as found:
-        document = make_sbom(found.image(platform), plan, workspace.renderer if workspace else None)
-    if "comment" in document:
-        err.print(document["comment"], markup=False)
+    known = workspace.project.components if workspace else {}
+    with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).built(image) as found:
+        document = make_sbom(found.image(platform), {name: file.model for name, file in known.items()})
     options.print_or_write(encode_predicate(document).decode(), output)
 
 

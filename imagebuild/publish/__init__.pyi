@@ -48,9 +48,6 @@ from .publish import unpublished_targets as unpublished_targets
 from .sbom import SpdxDocument as SpdxDocument
 from .sbom import complete_document as complete_document
 from .sbom import creation_time as creation_time
-from .sbom import image_parts as image_parts
-from .sbom import purl_of as purl_of
-from .sbom import relationship as relationship
 from .sbom import run_syft as run_syft
 from .scan import SEVERITIES as SEVERITIES
 from .scan import Freshness as Freshness

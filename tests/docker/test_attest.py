@@ -134,11 +134,7 @@ def test_published_and_verified(
     assert validate_full_spdx_document(parse_file(str(first))) == []
     document = json.loads(first.read_text())
     assert SpdxDocument.model_validate(document).digests == {digest}
-    packages = {p["name"]: p for p in document["packages"]}
-    assert {"libc6", "openmpi-bin", "nccl-wheel", "sshd"} <= packages.keys()
-    (reference,) = packages["nccl-wheel"]["externalRefs"]
-    assert reference["referenceLocator"].startswith("pkg:pypi/nvidia-nccl-cu13@"), "what scanners know it by"
-    assert "comment" not in document, "the checkout has the lock that the image was built with"
+    assert {"libc6", "openmpi-bin", "nccl-wheel", "sshd"} <= {package["name"] for package in document["packages"]}
 
     imagebuild("verify", quickstart.tag, "--only", "pmix/*", "--json", verified)
     assert json.loads(verified.read_text())["digest"] == digest
