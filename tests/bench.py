@@ -1,10 +1,9 @@
 """Measure what docs/evidence/benchmarks.md shows. Prints a Markdown table; takes the numbers from this machine.
 
-    python tests/bench.py [--engine] [--publish] [--weights IMAGE]
+    python tests/bench.py [--engine] [--weights IMAGE]
 
 With `--engine`, targets are built too: warm through imagebuild and through plain docker buildx bake. With `--weights`, only the
-compressed size of each layer of an image is shown; the engine's image store must be containerd. With `--publish`, only
-publishing of 20 targets is measured, through a registry on this machine.
+compressed size of each layer of an image is shown; the engine's image store must be containerd.
 """
 
 from __future__ import annotations
@@ -190,12 +189,6 @@ def measure_jobs() -> list[tuple[str, str, str]]:
 def main() -> None:
     if "--weights" in sys.argv:
         show(weights(sys.argv[sys.argv.index("--weights") + 1]))
-        return
-    if "--publish" in sys.argv:
-        sys.path[0] = str(ROOT)  # this file's own folder has a `docker` too
-        from tests.bench_publish import measure_publish  # noqa: PLC0415 - needs a registry
-
-        show(measure_publish())
         return
     rows = measure_light() + measure_github() + measure_jobs() + (measure_engine() if "--engine" in sys.argv else [])
     show(rows)

@@ -8,12 +8,10 @@ from itertools import count, islice, product
 
 from imagebuild.project import (
     AttachedFile,
-    Bandwidth,
     Catalog,
     Checks,
     PublishedImage,
     PublishedPlatform,
-    Sbom,
     Scan,
 )
 from imagebuild.publish import newest_first
@@ -42,7 +40,7 @@ def platform(name: str, key: object, dice: random.Random, labels: dict[str, str]
         layers=14,
         created=created,
         labels=labels,
-        sbom=Sbom(evidence=refs[0].digest, packages=dice.randrange(150, 600)),
+        packages=dice.randrange(150, 600),
         scan=Scan(
             evidence=refs[4].digest, verdict="passed", counts={"medium": dice.randrange(1, 9), "low": 31}, waived=2,
             scanner="debsecan 0.4.20.1", database="security tracker of 2026-11-20", started=created,
@@ -50,9 +48,6 @@ def platform(name: str, key: object, dice: random.Random, labels: dict[str, str]
         if dice.random() < 0.9
         else None,
         checks=(found.model_copy(update={"gpus": 8, "device": "NVIDIA H100 80GB HBM3"}), found) if measured else (found,),
-        bandwidth=Bandwidth(
-            evidence=refs[3].digest, collective="all_reduce", ranks=8, gb_s=474.7, ceiling_gb_s=700.0
-        ) if measured else None,
         evidence=tuple(refs),
         signed=dice.random() < 0.5,
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from imagebuild.oci import Registry
 from imagebuild.project import (
     BuildResult,
+    Changes,
     CheckResult,
     Outcome,
     Plan,
@@ -22,8 +24,10 @@ from imagebuild.project import (
     Target,
     VerifyResult,
     make_plan,
+    versions_with,
 )
-from imagebuild.publish import PublishRequest, PublishTools, publish_targets, rules_of
+from imagebuild.publish import PublishRequest, publish_targets, rules_of
+from imagebuild.render import Renderer
 from imagebuild.verify import IMAGE_CHECKS
 from tests.attached import spdx
 from tests.conftest import LIBRARY, TOOL, Files
@@ -84,6 +88,7 @@ class Site:
         """Read the project as its files are now."""
         self.project: Project = self.files.load()
         self.plan: Plan = make_plan(self.project)
+        self.renderer = Renderer(self.project, versions_with(self.project, Changes()))
 
     def target(self, name: str = NEW) -> Target:
         return next(target for target in self.plan.targets if target.id == name)
@@ -107,8 +112,10 @@ class Site:
         return put_image(registry, repository, (*shared, content), platform, Labels=message).digest
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
-        """Leave a build's result."""
+        """Leave the result of a build of what this checkout renders."""
+        text = self.renderer.dockerfile(self.target(name)).text
         values = {
+            "dockerfile": hashlib.sha256(text.encode()).hexdigest(),
             "target": name, "digest": next(iter(manifests.values())), "tags": (), "platforms": tuple(manifests),
             "size_bytes": None, "seconds": 1.0, "steps": (), "manifests": dict(manifests), "revision": COMMIT,
             "repository": f"{self.host}/acme/tiny-staging", "started": "2026-11-21T10:00:00Z", "builder": "test",
@@ -143,12 +150,12 @@ class Site:
         self.leave(file or f"{digest[7:19]}/verify.json", result.model_dump_json())
         return result
 
-    def scanned(self, digest: str, verdict: str = "passed", file: str = "") -> None:
+    def scanned(self, digest: str, verdict: str = "passed", platform: str = AMD64) -> None:
         result = ScanResult.model_validate({
-            "image": "x", "digest": digest, "platform": AMD64, "scanner": "test 1", "database": "of today", "findings": (),
+            "image": "x", "digest": digest, "platform": platform, "scanner": "test 1", "database": "of today", "findings": (),
             "started": "2026-11-21T11:00:00Z", "verdict": verdict, "reason": "CVE-2026-1 in libc6 1",
         })  # fmt: skip
-        self.leave(file or f"{digest[7:19]}/scan.json", result.model_dump_json())
+        self.leave(f"{digest[7:19]}/scan.json", result.model_dump_json())
 
     def listed(self, digest: str) -> None:
         """Leave an SBOM."""
@@ -169,12 +176,9 @@ class Site:
                 self.built(name, {platform: digest})
                 self.verified(digest, platform, name=name)
 
-    def publish(
-        self, *select: str, registry: Registry | None = None, tools: PublishTools | None = None, **more: Any
-    ) -> Done:
+    def publish(self, *select: str, connect: Callable[[str], Registry] | None = None, **more: Any) -> Done:
         request = PublishRequest(select=select, folders=[self.evidence], **more)
-        reached = tools or PublishTools(lambda _: registry or self.fake)
-        return Done(publish_targets(self.project, self.plan, request, reached))
+        return Done(publish_targets(self.renderer, self.plan, request, connect or (lambda _: self.fake)))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
         """What people can pull."""

@@ -120,7 +120,7 @@ def freshness(
 
     result = security_updates(targets, cache(connect_registry), newest, newer)
     options.print_result(json_file, result, lambda: print_freshness(result))
-    if result.rebuild or result.problems:
+    if result.rebuild or any(image.problem for image in result.images):
         raise typer.Exit(1)
 
 
@@ -215,6 +215,8 @@ def add_attachment_to(
     )  # fmt: skip
     for digest in digests:
         out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
+    if not digests:
+        out.print("it is attached already")
 
 
 def _show(result: AttestResult, *, signed: bool) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,10 +42,6 @@ def publish(
             "Folder with results of build, verify, scan and benchmarks; by default build. Repeat for several.",
         ),
     ] = None,
-    platform: options.PlatformsOption = None,
-    allow_dirty: Annotated[
-        bool, option("--allow-dirty", "Publish builds of files that are not committed; their tags say so.")
-    ] = False,
     sign: options.SignOption = False,
     key: options.SigningKeyOption = None,
     identity: options.IdentityOption = None,
@@ -61,33 +57,17 @@ def publish(
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.revision import current_revision, origin_of_build
     from imagebuild.publish.attest import GITHUB_ISSUER, signer_of
-    from imagebuild.publish.decide import key_of_target
-    from imagebuild.publish.publish import (
-        PublishRequest,
-        PublishTools,
-        print_published,
-        provenance_maker,
-        publish_targets,
-    )
+    from imagebuild.publish.publish import PublishRequest, print_published, publish_targets
 
     signer = signer_of(key, sign=sign, log=not no_tlog, identity=identity, issuer=issuer)
     workspace = project.open(edits.parse(registry))
-    request = PublishRequest(
-        select=select or (), folders=results or (options.BUILDS,), platforms=options.parse_platforms(platform),
-        allow_dirty=allow_dirty, dry_run=dry_run,
-    )  # fmt: skip
-    workflow, origin = "", {}
+    origin = None
     if signer and signer.issuer == GITHUB_ISSUER:
         matrix = workspace.project.matrix.path
         revision = current_revision(matrix, workspace.project.roots[0]) or ""
-        workflow, origin = str(signer.identity), {**origin_of_build(matrix, os.environ), "revision": revision}
-    tools = PublishTools(
-        registry=cache(connect_registry),
-        provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty, workflow=workflow, origin=origin),
-        key=partial(key_of_target, workspace.renderer),
-        signer=None if dry_run else signer,
-    )
-    result = publish_targets(workspace.project, workspace.plan, request, tools)
+        origin = {**origin_of_build(matrix, os.environ), "revision": revision}
+    request = PublishRequest(select or (), results or (options.BUILDS,), dry_run, signer, origin)
+    result = publish_targets(workspace.renderer, workspace.plan, request, cache(connect_registry))
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
     if result.exit_status:
         raise typer.Exit(result.exit_status)
@@ -137,7 +117,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
             continue
         own = folder / f"{image.target}-{image.platform.rpartition('/')[2]}"
         own.mkdir(parents=True, exist_ok=True)
-        index = parse_reference(image.name)
+        index = parse_reference(image.index)
         yield _values(image.target, image.platform, index.name, image.digest, index.digest, own)
 
 
@@ -183,17 +163,14 @@ def run_for_each(
         for_ = f" for {', '.join(platforms)}" if platforms else ""
         problem = f"no {RESULT} below it names a pushed image{for_}; push one with `imagebuild build --push`"
         raise NothingSelected(f"{folder}: {problem}")
-    grouped = os.environ.get("GITHUB_ACTIONS") == "true"
     known = re.compile(rf"{{({'|'.join(chosen[0])})}}")  # other braces stay
     failed: dict[str, int] = {}
     for image in chosen:
         title = f"{image['target']} {image['platform']}"
-        err.print(f"::group::{title}" if grouped else f"{title}: {image['image']}", markup=False)
+        err.print(f"{title}: {image['image']}", markup=False)
         words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - called at once
         if status := call(words):
             failed[title] = status
-        if grouped:
-            err.print("::endgroup::", markup=False)
     for title, status in failed.items():
         err.print(f"{title}: exit status {status}", markup=False)
     err.print(f"{len(chosen) - len(failed)} of {len(chosen)} succeeded", markup=False)

@@ -3,9 +3,7 @@ from .attest import AttestFinding as AttestFinding
 from .attest import AttestRequest as AttestRequest
 from .attest import AttestResult as AttestResult
 from .attest import Cosign as Cosign
-from .attest import ManifestSubject as ManifestSubject
 from .attest import Signer as Signer
-from .attest import Trust as Trust
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
 from .attest import job_workflow as job_workflow
@@ -28,7 +26,7 @@ from .diff import Comparison as Comparison
 from .diff import compare_images as compare_images
 from .diff import dpkg_status as dpkg_status
 from .diff import print_comparison as print_comparison
-from .evidence import PREDICATES as PREDICATES
+from .evidence import NewAttachment as NewAttachment
 from .evidence import read_evidence as read_evidence
 from .evidence import read_predicate as read_predicate
 from .provenance import Provenance as Provenance
@@ -42,7 +40,6 @@ from .prune import judge_staged as judge_staged
 from .prune import parse_age as parse_age
 from .prune import short_digest as short_digest
 from .publish import PublishRequest as PublishRequest
-from .publish import PublishTools as PublishTools
 from .publish import publish_targets as publish_targets
 from .publish import unpublished_targets as unpublished_targets
 from .sbom import SpdxDocument as SpdxDocument
@@ -69,7 +66,6 @@ from .site import facets_of as facets_of
 from .site import facts_of as facts_of
 from .site import format_day as format_day
 from .site import format_minute as format_minute
-from .site import has_failures as has_failures
 from .site import newest_of_kind as newest_of_kind
 from .site import picker_rows as picker_rows
 from .site import pull_commands as pull_commands

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from imagebuild.core import ResultError
-from imagebuild.project import AttachedFile, Bandwidth, Catalog, Checks, PublishedImage, Scan, SecurityUpdates
+from imagebuild.project import AttachedFile, Catalog, Checks, PublishedImage, Scan, SecurityUpdates
 from imagebuild.publish import (
     ABSENT,
     catalog_page,
@@ -22,7 +22,6 @@ from imagebuild.publish import (
     facts_of,
     format_day,
     format_minute,
-    has_failures,
     image_tags,
     natural_order,
     newest_of_kind,
@@ -45,7 +44,6 @@ def spoiled(entry: PublishedImage) -> PublishedImage:
     platforms = tuple(
         p.model_copy(update={
             "platform": f"linux/{HOSTILE}", "labels": {HOSTILE: HOSTILE}, "created": HOSTILE,
-            "bandwidth": Bandwidth(evidence=HOSTILE, collective=HOSTILE, gb_s=2.0),
             "scan": Scan(evidence=HOSTILE, verdict="failed", reason=HOSTILE, counts={"high": 1}, scanner=HOSTILE,
                          database=HOSTILE, started=HOSTILE),
             "checks": (Checks(evidence=HOSTILE, passed=1, failed=1, skipped=0, started=HOSTILE, runner=HOSTILE,
@@ -101,7 +99,7 @@ def test_500_images_are_quick_and_the_page_is_small(tmp_path: Path) -> None:
     assert time.process_time() - began < 6  # 1 s; the bound is for a machine that does much else
     text = (tmp_path / "index.html").read_text()
     assert len(text) < 8_000_000
-    assert text.index('<section id="images"') < 100_000  # the picker is there soon
+    assert text.index('<section id="images"') < 250_000  # the picker is there soon
 
 
 def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
@@ -110,8 +108,7 @@ def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
     rows = [a["data-digest"] for a in found.named("tr") if "data-digest" in a]
     assert rows == [image.digest.removeprefix("sha256:") for image in few.images]
     assert [a["id"] for a in found.named("article")] == [f"{image.image}:{image.tag}" for image in few.images]
-    image = next(entry for entry in few.images if entry.platforms[0].bandwidth)
-    assert "475 GB/s, 68%" in text
+    image = few.images[0]
     article = text[text.index(f'id="{image.image}:{image.tag}"') :].partition("</article>")[0]
     platform = image.platforms[0]
     message = [
@@ -123,7 +120,7 @@ def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
 
 
 def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:
-    image = next(i for i in few.images if i.platforms[0].checks[0].gpus and not has_failures(i))
+    image = next(i for i in few.images if i.platforms[0].checks[0].gpus)
     facts = {title: text for title, _, text in facts_of(image)}
     assert list(facts) == ["Checks", "Scan", "Signature", "GPU", "CUDA", "Platforms", "Compressed", "Dated"]
     assert (facts["GPU"], facts["CUDA"]) == ("NVIDIA H100 80GB HBM3", image.axes["cuda"])
@@ -142,7 +139,6 @@ def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:
     for signer, wanted in signers.items():
         signed = image.model_copy(update={"signed": True, "verified_by": signer})
         assert facts_of(signed)[2] == ("Signature", *wanted)
-        assert has_failures(signed) == (wanted[0] == "failed")
     read = "2026-11-22T04:17:00Z"
     updates = [SecurityUpdates(pending=number, read=read) for number in (0, 3)]
     platforms = tuple(image.platforms[0].model_copy(update={"updates": entry}) for entry in updates)

@@ -59,12 +59,6 @@ def test_a_failure_does_not_stop_the_others_and_the_worst_status_counts(
     assert "a linux/amd64: exit status 1\nb linux/amd64: exit status 4\n1 of 3 succeeded" in message
 
 
-def test_groups_on_github(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    run_for_each(folder, ("linux/arm64",), ["x"], lambda _: 0)
-    assert "::group::b linux/arm64\n::endgroup::" in capsys.readouterr().err
-
-
 def test_nothing_pushed_and_what_is_no_result(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(NothingSelected, match="for linux/riscv64"):
         run_for_each(folder, ("linux/riscv64",), ["x"])

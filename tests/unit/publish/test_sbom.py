@@ -54,7 +54,8 @@ def test_an_image(found: dict[str, Any], project: Project, golden: Callable[[str
     document = completed(found, project, located())
     assert problems(document, tmp_path) == []
     read = SpdxDocument.model_validate(document)
-    assert (read.digests, len(read.contents)) == ({DIGEST}, 5)
+    assert read.digests == {DIGEST}
+    assert len(read.contents) == 5
     namespace = document.pop("documentNamespace")
     assert namespace.startswith(f"urn:imagebuild:sbom:{DIGEST}:")
     text = encode_predicate(document).decode().replace(f"imagebuild-{__version__}", "imagebuild-VERSION")

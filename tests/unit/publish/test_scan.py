@@ -227,7 +227,7 @@ def test_a_scan_that_fails_and_one_whose_finding_is_ignored(scan: Call) -> None:
     ("arguments", "status", "message"),
     [
         (["./image", "--report", "trivy.json"], 0, "does not exist, so critical fails and nothing is ignored"),
-        (["./image", "--report", "trivy.json"], 0, "and 1 more that fail nothing (1 low); --json has them"),
+        (["./image", "--report", "trivy.json"], 0, "and 2 more that fail nothing (1 high, 1 low); --json has them"),
         (["./image", "--report", "other.json"], 2, f"other.json: is about {DIGEST}, not about sha256:"),
         (
             ["./image", "--report", "nameless.json"],
