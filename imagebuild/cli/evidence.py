@@ -158,15 +158,12 @@ def verify_attachments_of(
     """
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.publish.attest import AttestRequest, trust_of, verify_attachments
+    from imagebuild.publish.attest import trust_of, verify_attachments
 
-    reference = parse_reference(image)
-    request = AttestRequest(
-        required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
-        trust=trust_of(key, identity, issuer, log=not no_tlog),
-    )
-    result = verify_attachments(reference, connect_registry(reference.host), request)
-    options.print_result(json_file, result, lambda: _show(result, signed=bool(request.trust)))
+    reference, trust = parse_reference(image), trust_of(key, identity, issuer, log=not no_tlog)
+    required = [kind.strip() for kind in require.split(",") if kind.strip()]
+    result = verify_attachments(reference, connect_registry(reference.host), required, trust)
+    options.print_result(json_file, result, lambda: _show(result, signed=bool(trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
 

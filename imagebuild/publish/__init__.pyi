@@ -1,6 +1,5 @@
 from .attest import DEFAULT_KINDS as DEFAULT_KINDS
 from .attest import AttestFinding as AttestFinding
-from .attest import AttestRequest as AttestRequest
 from .attest import AttestResult as AttestResult
 from .attest import Cosign as Cosign
 from .attest import Signer as Signer

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -344,84 +344,74 @@ class AttestResult(Model):
         return "failed" if any(finding.is_wrong for finding in self.findings) else "passed"
 
 
-@dataclass(frozen=True)
-class AttestRequest:
-    """Say which attachments an image must have, and who must have signed them."""
-
-    required: Sequence[str] = DEFAULT_KINDS
-    trust: Signer | None = None
-    """None: ask for no signature, so that nothing but damage and mix-ups is found."""
-
-    def check(self) -> None:
-        """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
-        known = (*PREDICATES, SIGNATURE)
-        for kind in self.required:
-            if kind not in known:
-                raise ConfigError(
-                    f"--require {kind}: unknown kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
-                )
-        if SIGNATURE in self.required and not self.trust:
+def check_required(kinds: Iterable[str], trust: Signer | None) -> None:
+    """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
+    known = (*PREDICATES, SIGNATURE)
+    for kind in kinds:
+        if kind not in known:
+            raise ConfigError(
+                f"--require {kind}: unknown kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
+            )
+        if kind == SIGNATURE and not trust:
             raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
 
 
-def verify_attachments(reference: ImageReference, registry: Registry, request: AttestRequest) -> AttestResult:
-    """Judge every attachment of an image, and name those that are required and missing.
+def verify_attachments(
+    reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None
+) -> AttestResult:
+    """Judge every attachment of an image, and name the required kinds that are missing.
 
-    A tag is looked up once; everything after that is about its digest. Raises ConfigError if there is no such image,
-    CommandError if the registry fails, and ResultError if it has something else by this name.
+    Without `trust`, no signature is asked for, so that nothing but damage and mix-ups is found. A tag is looked up
+    once; everything after that is about its digest. Raises ConfigError if there is no such image or it is unclear what
+    is required, CommandError if the registry fails, and ResultError if it has something else by this name.
     """
-    request.check()
+    check_required(required, trust)
     found = image_in_registry(str(reference), reference, registry, Path())
-    place, digest = registry.at(reference.repository), str(found.digest)
+    place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
-    findings: list[AttestFinding] = []
-    for name, manifest in {**({} if digest in platforms.values() else {INDEX: digest}), **platforms}.items():
-        findings += _verify_manifest(place, name, digest, platforms, request)
-        if request.trust:
-            problem = request.trust.image_problem(reference.at(manifest))
-            findings.append(
-                AttestFinding(
-                    subject=name, digest=manifest, kind=SIGNATURE, outcome="failed" if problem else "passed",
-                    detail=problem or "by the key or identity that was named", required=True,
-                )
-            )  # fmt: skip
-    return AttestResult(image=str(reference), digest=digest, findings=tuple(findings))
+    asked = {*required, *([SIGNATURE] if trust else [])}
+    findings = []
+    for name, digest in {**({} if index in platforms.values() else {INDEX: index}), **platforms}.items():
+        members = platforms if name == INDEX else {name: digest}
+        judged = list(_judge_attached(place, digest, members, index, trust))
+        if trust:
+            problem = trust.image_problem(reference.at(digest))
+            signed = problem or "by the key or identity that was named"
+            judged.append((SIGNATURE, "failed" if problem else "passed", signed, None))
+        none = f"the registry lists none{' that is signed' if trust else ''}"
+        counted = {kind for kind, outcome, *_ in judged if outcome != "skipped"}
+        absent = [kind for kind in PREDICATES if kind not in counted and name != INDEX]
+        judged += [(kind, "missing" if kind in asked else "skipped", none, None) for kind in absent]
+        findings += [
+            AttestFinding(
+                subject=name, digest=digest, kind=kind, outcome=outcome, detail=detail, attachment=attachment,
+                required=kind in asked and outcome != "skipped",
+            )
+            for kind, outcome, detail, attachment in judged
+        ]  # fmt: skip
+    return AttestResult(image=str(reference), digest=index, findings=tuple(findings))
 
 
-def _verify_manifest(
-    place: RepositoryAt, name: str, index: str, platforms: Mapping[str, str], request: AttestRequest
-) -> Iterator[AttestFinding]:
-    """Judge the attachments of a platform's image, or of the index, whose attachments are about its images."""
-    digest = platforms.get(name, index)
+def _judge_attached(
+    place: RepositoryAt, digest: str, members: Mapping[str, str], index: str, trust: Signer | None
+) -> Iterator[tuple[str, Outcome, str, str | None]]:
+    """Yield kind, outcome, detail and digest of what is attached to a manifest; what does not count is skipped.
+
+    It may be about any of the members, platform → digest: those of an index, or the image itself.
+    """
     manifest = place.manifest(digest).content
-    members = platforms if name == INDEX else {name: digest}
-
-    def finding(kind: str, outcome: Outcome, detail: str, attachment: str | None, *, required: bool) -> AttestFinding:
-        return AttestFinding(
-            subject=name, digest=digest, kind=kind, outcome=outcome, detail=detail, attachment=attachment,
-            required=required,
-        )  # fmt: skip
-
     believed: list[tuple[Attestation, BaseModel]] = []
-    trusted = set()
     for attestation in read_attestations(place.registry, place.repository, digest):
-        kind = attestation.kind
-        if kind not in PREDICATES and not attestation.problem:
-            continue
         # Whoever may push can attach, so an attachment without a trusted signature does not count.
-        unsigned = ""
-        if request.trust and not attestation.problem:
-            unsigned = request.trust.attestation_problem(attestation, manifest)
+        unsigned = trust.attestation_problem(attestation, manifest) if trust and attestation.content else ""
         if unsigned:
-            yield finding(kind, "skipped", f"not believed: {unsigned}", attestation.digest, required=False)
+            yield attestation.kind, "skipped", f"not believed: {unsigned}", attestation.digest
             continue
-        trusted.add(kind)
         try:
             if value := read_predicate(attestation):
                 believed.append((attestation, value))
         except ResultError as error:
-            detail = attestation.problem or str(error)
-            yield finding(kind, "broken", detail, attestation.digest, required=kind in request.required)
+            yield attestation.kind, "broken", attestation.problem or str(error), attestation.digest
 
     newest: dict[tuple[str, str], str] = {}
     for scan in (value for _, value in believed if isinstance(value, ScanResult)):
@@ -431,12 +421,7 @@ def _verify_manifest(
         outcome, detail = next((verdict for verdict in verdicts if verdict[0] != "broken"), verdicts[0])
         if isinstance(value, ScanResult) and outcome != "broken" and value.started < newest[_scanned(value)]:
             outcome, detail = "skipped", f"{detail}; a newer scan counts"
-        required = attestation.kind in request.required and outcome != "skipped"
-        yield finding(attestation.kind, outcome, detail, attestation.digest, required=required)
-    for kind in (k for k in PREDICATES if k not in trusted and name != INDEX):
-        required = kind in request.required
-        detail = "the registry lists none" + (" that is signed" if request.trust else "")
-        yield finding(kind, "missing" if required else "skipped", detail, None, required=required)
+        yield attestation.kind, outcome, detail, attestation.digest
 
 
 def _scanned(scan: ScanResult) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from imagebuild.core.console import err, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
@@ -30,7 +31,7 @@ from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult
-from imagebuild.publish.attest import AttestRequest, Signer, attach, missing_attachments, verify_attachments
+from imagebuild.publish.attest import Signer, attach, missing_attachments, verify_attachments
 from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, key_of_target, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
@@ -80,8 +81,8 @@ class Draft:
     aliases: tuple[ImageReference, ...]
     current: Mapping[ImageReference, str | None]
     """Tag or alias → the digest that it names now; None if it does not exist."""
-    attachments: Mapping[str, Sequence[NewAttachment]]
-    """Digest of a platform's image → what shall be attached to it."""
+    wanted: Sequence[tuple[Descriptor, Sequence[NewAttachment]]]
+    """Each image, and the index, with what shall be attached to it."""
 
     @property
     def missing(self) -> list[ImageReference]:
@@ -167,19 +168,20 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     builds = [build.value for choice in choices for build in choice.builds]
     names, untaggable = fill_tags(target.tags, builds)
     reasons = [untaggable] if builds and untaggable else []
-    attachments: dict[str, list[NewAttachment]] = {}
+    wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
     for choice in choices:
         indexes = {index.digest} if index else set[str]()
         indexes |= {str(build.value.digest) for build in choice.builds}
         own = evidence.of_image(choice.digest, choice.platform, indexes)
         against = objections(target, choice, own, policy, planned.rules)
         if choice.image:
-            attachments[choice.digest] = attachments_of(choice.digest, choice.platform, own)
+            attachments = attachments_of(choice.digest, choice.platform, own)
+            wanted.append((choice.image.descriptor, attachments))
             try:
-                attachments[choice.digest].append(_provenance(choice, planned, request))
+                attachments.append(_provenance(choice, planned, request))
             except ImagebuildError as error:
                 against.append(f"provenance: {error}")
-            kinds = {"provenance", *(attachment.kind for attachment in attachments[choice.digest])}
+            kinds = {"provenance", *(attachment.kind for attachment in attachments)}
             lacking = [kind for kind in policy.require_attachments if kind not in kinds]
             against += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in lacking]
         reasons += [f"{choice.platform}: {reason}" for reason in against]
@@ -198,7 +200,10 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
             target=target.id, state="refused", digest=index.digest if index else None, reasons=tuple(reasons),
             platforms={choice.platform: choice.digest for choice in choices if choice.digest},
         )  # fmt: skip
-    return Draft(target, choices, index, tags, aliases, current, attachments)
+    # A tag names the index, so the index gets the same statements as its platforms.
+    every = {(new.kind, new.content): new for _, attachments in wanted for new in attachments}
+    wanted.append((Descriptor(index.media_type, index.digest, len(index.content)), list(every.values())))
+    return Draft(target, choices, index, tags, aliases, current, wanted)
 
 
 def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
@@ -268,17 +273,16 @@ def make_index(choices: Sequence[Choice], key: str) -> Manifest:
 
 
 def _origin(choices: Sequence[Choice]) -> dict[str, str]:
-    """Return source, commit and date of images as annotations; what their builds do not agree on is left out.
+    """Return source, commit and date of images as annotations; all builds that are published are of one commit.
 
     `created` is the date of the files, not of the build, so that the same commit built again has the same index.
     """
     builds = [build.value for choice in choices for build in choice.builds]
-    sources, revisions = ({getattr(b, name) for b in builds} for name in ("source", "revision"))
-    source = sources.pop() if len(sources) == 1 else ""
-    created = max(str(choice.image.config.get("created") or "") for choice in choices if choice.image)
+    source, revision = (max(getattr(build, name) or "" for build in builds) for name in ("source", "revision"))
     named = {
         "source": source, "url": source, "vendor": source.rstrip("/").split("/")[-2] if source.count("/") > 3 else "",
-        "revision": revisions.pop() if len(revisions) == 1 else "", "created": created,
+        "created": max(str(choice.image.config.get("created") or "") for choice in choices if choice.image),
+        "revision": revision,
     }  # fmt: skip
     return {f"{INDEX_LABELS[0]}{name}": str(value) for name, value in named.items() if value}
 
@@ -299,13 +303,13 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
     keys = {target.id: key_of_target(renderer, target) for target in targets}
 
     def is_published(target: Target) -> bool:
-        return bool(target.aliases) and all(_is_of(name, target) for name in map(parse_reference, target.aliases))
-
-    def _is_of(name: ImageReference, target: Target) -> bool:
-        manifest = connect(name.host).manifest(name.repository, name.wanted)
-        if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
-            return False
-        return {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms)
+        for name in map(parse_reference, target.aliases):
+            manifest = connect(name.host).manifest(name.repository, name.wanted)
+            if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
+                return False
+            if not {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms):
+                return False
+        return bool(target.aliases)
 
     registries = {connect(parse_reference(name).host) for target in targets for name in target.aliases}
     published = for_each(is_published, targets, *registries, jobs=JOBS)
@@ -315,13 +319,11 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 # Publish
 
 
-@dataclass(frozen=True)
-class _MissingParts:
+class _Missing(NamedTuple):
     """List the attachments and signatures that a repository lacks."""
 
     place: RepositoryAt
     attach: Sequence[tuple[Descriptor, NewAttachment]]
-    """Image, and what to attach to it."""
     sign: Sequence[ImageReference]
 
 
@@ -377,20 +379,14 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
     }
 
 
-def _find_missing(draft: Draft, place: RepositoryAt, signer: Signer | None) -> _MissingParts:
-    children = manifests_of(draft.index.document)
-    wanted = [(child, draft.attachments[child.digest]) for child in children]
-    # A tag names the index, so the index gets the same statements as its platforms.
-    index = Descriptor(draft.index.media_type, draft.index.digest, len(draft.index.content))
-    every = {(a.kind, a.content): a for _, attachments in wanted for a in attachments}
-    wanted.append((index, list(every.values())))
+def _find_missing(draft: Draft, place: RepositoryAt, signer: Signer | None) -> _Missing:
     name = ImageReference(place.registry.host, place.repository)
-    images = [name.at(subject.digest) for subject, _ in wanted]
+    images = [name.at(subject.digest) for subject, _ in draft.wanted]
     unsigned = [image for image in images if signer and signer.image_problem(image)]
-    return _MissingParts(place, missing_attachments(place, wanted, signer), unsigned)
+    return _Missing(place, missing_attachments(place, draft.wanted, signer), unsigned)
 
 
-def _store(draft: Draft, missing: _MissingParts, signer: Signer | None, connect: Connect) -> None:
+def _store(draft: Draft, missing: _Missing, signer: Signer | None, connect: Connect) -> None:
     """Store the images, the index and attachments, check that the registry has them, and sign."""
     place = missing.place
     if not place.has(draft.index.digest):
@@ -420,10 +416,9 @@ def _check_stored(place: RepositoryAt, index: Manifest) -> None:
 
 def _judge_stored(draft: Draft, place: RepositoryAt, trust: Signer | None) -> None:
     """Judge what the registry has as `attest verify` would. Raises CommandError if it would not trust the image."""
-    kinds = sorted({attachment.kind for attachments in draft.attachments.values() for attachment in attachments})
-    request = AttestRequest((*kinds, *([SIGNATURE] if trust else [])), trust)
+    kinds = {new.kind for _, attachments in draft.wanted for new in attachments} | ({SIGNATURE} if trust else set())
     image = ImageReference(place.registry.host, place.repository, digest=draft.index.digest)
-    for finding in verify_attachments(image, place.registry, request).findings:
+    for finding in verify_attachments(image, place.registry, sorted(kinds), trust).findings:
         if finding.is_wrong:
             attachment = f" {finding.attachment}" if finding.attachment else ""
             raise CommandError(

@@ -13,7 +13,6 @@ from imagebuild.project import Project
 from imagebuild.publish import (
     DEFAULT_KINDS,
     AttestFinding,
-    AttestRequest,
     AttestResult,
     Signer,
     verify_attachments,
@@ -70,7 +69,7 @@ class Published:
                 self.attach(kind, document, platform, signer)
 
     def verify(self, *required: str, trust: Signer | None = None) -> AttestResult:
-        return verify_attachments(self.reference, self.registry, AttestRequest(required or DEFAULT_KINDS, trust))
+        return verify_attachments(self.reference, self.registry, required or DEFAULT_KINDS, trust)
 
     def wrong(self, *required: str, trust: Signer | None = None) -> list[AttestFinding]:
         """What is objected to."""

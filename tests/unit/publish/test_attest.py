@@ -29,7 +29,6 @@ from imagebuild.oci import (
 from imagebuild.oci import registry as registry_module
 from imagebuild.publish import (
     DEFAULT_KINDS,
-    AttestRequest,
     AttestResult,
     Cosign,
     NewAttachment,
@@ -359,7 +358,7 @@ def test_what_is_no_image(published: Published, document: object) -> None:
     published.registry.repositories[REPOSITORY].manifests[digest] = manifest
     for name, message in ((f"{REPOSITORY}@{digest}", "image"), (f"{REPOSITORY}:14", "registry.test has no such image")):
         with pytest.raises((ConfigError, ResultError), match=message):
-            verify_attachments(parse_reference(f"registry.test/{name}"), published.registry, AttestRequest())
+            verify_attachments(parse_reference(f"registry.test/{name}"), published.registry, ())
 
 
 # Showing and adding

@@ -14,7 +14,7 @@ import pytest
 from imagebuild.core import ConfigError, NothingSelected, ResultError
 from imagebuild.oci import INDEX, encode_predicate, manifests_of, parse_reference
 from imagebuild.project import CheckResult
-from imagebuild.publish import AttestRequest, NewAttachment, Signer, attach, read_evidence, verify_attachments
+from imagebuild.publish import NewAttachment, Signer, attach, read_evidence, verify_attachments
 from tests.conftest import LIBRARY
 from tests.cosign_fake import FakeCosign
 from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, HOST, NEW, OLD, Done, Site
@@ -314,8 +314,8 @@ class Signing:
 
     def wrong(self) -> list[tuple[str, str]]:
         """What `attest verify` objects to in the image that is called latest."""
-        request = AttestRequest(("verification", "provenance", "signature"), self.signer())
-        result = verify_attachments(parse_reference(f"{HOST}/acme/tiny:latest"), self.site.fake, request)
+        required, name = ("verification", "provenance", "signature"), parse_reference(f"{HOST}/acme/tiny:latest")
+        result = verify_attachments(name, self.site.fake, required, self.signer())
         return [(finding.kind, finding.outcome) for finding in result.findings if finding.is_wrong]
 
 
