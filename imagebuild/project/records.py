@@ -144,7 +144,6 @@ class Vulnerability(Model):
     version: str
     fixed_in: str | None = None
     """Version without it, if there is one."""
-    link: str | None = None
     waived: str | None = None
     """Why the policy lets it pass, and until when."""
     fails: bool = False

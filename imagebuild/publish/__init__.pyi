@@ -6,7 +6,6 @@ from .attest import Signer as Signer
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
 from .attest import job_workflow as job_workflow
-from .attest import judge_predicate as judge_predicate
 from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
 from .attest import with_signers as with_signers
@@ -27,10 +26,7 @@ from .diff import dpkg_status as dpkg_status
 from .diff import print_comparison as print_comparison
 from .evidence import NewAttachment as NewAttachment
 from .evidence import read_evidence as read_evidence
-from .evidence import read_predicate as read_predicate
 from .provenance import Provenance as Provenance
-from .provenance import image_purl as image_purl
-from .provenance import package_url as package_url
 from .provenance import provenance_of as provenance_of
 from .provenance import resolved_dependencies as resolved_dependencies
 from .prune import PruneVerdict as PruneVerdict
@@ -51,9 +47,9 @@ from .scan import Policy as Policy
 from .scan import ScanReport as ScanReport
 from .scan import judge_vulnerabilities as judge_vulnerabilities
 from .scan import load_policy as load_policy
+from .scan import load_report as load_report
 from .scan import print_scan as print_scan
 from .scan import published_images as published_images
-from .scan import read_report as read_report
 from .scan import scan_result as scan_result
 from .scan import with_updates as with_updates
 from .site import ABSENT as ABSENT

@@ -41,23 +41,6 @@ INSTEAD_OF = "instead-of"
 FOLDER_URI = "urn:imagebuild:folder:"
 """Beginning of the URI of a dependency that was a folder of the building machine; nobody can tell what was in it."""
 
-GITHUB = "https://github.com/"
-
-
-def package_url(kind: str, name: str, version: str = "", **qualifiers: str) -> str:
-    """Return `pkg:kind/name@version?…`; slashes in the name separate a namespace."""
-    namespace, _, last = name.rpartition("/")
-    present = {key: value for key, value in qualifiers.items() if value}
-    return PackageURL(kind, namespace or None, last, version or None, present).to_string()
-
-
-def image_purl(reference: str, digest: str) -> str:
-    """Return the package URL of an image in a registry; `reference` has no digest."""
-    repository, colon, tag = full_reference(reference).rpartition(":")
-    if not colon or "/" in tag:
-        repository, tag = full_reference(reference), ""
-    return package_url("oci", repository.rpartition("/")[2].lower(), digest, repository_url=repository, tag=tag)
-
 
 class Resource(BaseModel):
     """Describe a resource as in-toto does, by its address, its digest or both."""
@@ -69,7 +52,6 @@ class Resource(BaseModel):
     digest: dict[str, str] = {}
     """`sha256` or `gitCommit`; empty for a repository, which has a key, and for a folder."""
     annotations: dict[str, str] = {}
-    downloadLocation: str = ""  # noqa: N815 - in-toto's name
 
 
 def resolved_dependencies(
@@ -103,26 +85,19 @@ def _resources(
         case BaseImage(reference):
             yield _base_image(lock, owner, reference, replaced.get(digest_of(lock, reference)))
         case Archive(component, url):
-            sha256 = hash_of(lock, component, url)
-            name = url.rpartition("/")[2]
-            uri = package_url("generic", name, download_url=url, checksum=f"sha256:{sha256}")
-            yield Resource(name=name, uri=uri, digest={"sha256": sha256}, downloadLocation=url)
+            yield Resource(name=url.rpartition("/")[2], uri=url, digest={"sha256": hash_of(lock, component, url)})
         case GitRef(url, tag, _):
             commit = commit_of(lock, source)
-            name = url.removesuffix(".git").rpartition("/")[2]
-            if url.startswith(GITHUB):
-                uri = package_url("github", url.removeprefix(GITHUB).removesuffix(".git"), commit)
-            else:
-                uri = package_url("generic", name, commit, vcs_url=f"git+{url}@{commit}")
-            notes = {"tag": tag}
+            uri = f"git+{url}@{commit}"
             if (folder := f"{owner}-source") in replaced:
-                yield Resource(name=folder, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri, **notes})
+                yield Resource(name=folder, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri, "tag": tag})
             else:
-                yield Resource(name=name, uri=uri, digest={"gitCommit": commit}, annotations=notes)
+                name = url.removesuffix(".git").rpartition("/")[2]
+                yield Resource(name=name, uri=uri, digest={"gitCommit": commit}, annotations={"tag": tag})
         case WheelSet():
             for wheel in wheels_of(lock, source):
                 if sha256 := wheel.sha256.get(arch, ""):
-                    uri = package_url("pypi", canonicalize_name(wheel.name), wheel.version)
+                    uri = PackageURL("pypi", None, canonicalize_name(wheel.name), wheel.version).to_string()
                     yield Resource(name=wheel.name, uri=uri, digest={"sha256": sha256})
         case PackageSource(url, suite, key, _):
             repository = repository_of(lock, url)
@@ -136,15 +111,13 @@ def _base_image(lock: Lock, owner: str, reference: str, replacement: str | None)
     """Return a base image; `replacement` is the digest of a bootstrapped one, or the name of a folder."""
     image = locked_image(lock, reference)
     assert isinstance(image, LockedImage), "check_resolved has raised otherwise"
-    uri = image_purl(reference, image.digest)
+    uri = f"docker://{full_reference(reference)}@{image.digest}"
     if replacement in (None, image.digest):
-        notes = {"image": reference}
-        return Resource(name=reference.rpartition(":")[0], uri=uri, digest=_digest_set(image.digest), annotations=notes)
-    instead = {INSTEAD_OF: uri}
+        return Resource(name=reference, uri=uri, digest=_digest_set(image.digest))
     if replacement.startswith("sha256:"):
-        own, digest = f"urn:imagebuild:bootstrapped:{owner}", _digest_set(replacement)
-        return Resource(name=f"{owner}-bootstrapped", uri=own, digest=digest, annotations=instead)
-    return Resource(name=replacement, uri=FOLDER_URI + owner, annotations=instead)
+        made, digest = f"{owner}-bootstrapped", _digest_set(replacement)
+        return Resource(name=made, uri=f"urn:imagebuild:{made}", digest=digest, annotations={INSTEAD_OF: uri})
+    return Resource(name=replacement, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri})
 
 
 # The predicate

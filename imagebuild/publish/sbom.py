@@ -23,7 +23,6 @@ from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import components_of
-from imagebuild.publish.provenance import package_url
 
 Document = dict[str, Any]
 """An SPDX document."""
@@ -108,7 +107,7 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
     own = {
         "SPDXID": IMAGE, "name": target, "versionInfo": image.digest,
         "checksums": [{"algorithm": "SHA256", "checksumValue": image.digest.removeprefix("sha256:")}],
-        "externalRefs": _references(package_url("oci", title.lower(), image.digest, arch=image.architecture)),
+        "externalRefs": _purl("oci", title.lower(), image.digest, arch=image.architecture),
     }  # fmt: skip
     packages = [package | (own if package["SPDXID"] == root else {}) for package in packages]
     relations = [{key: IMAGE if value == root else value for key, value in r.items()} for r in relations]
@@ -147,12 +146,13 @@ def _component_package(name: str, version: str, component: Component | None) -> 
         "licenseConcluded": UNKNOWN,
         "licenseDeclared": component.license if component else UNKNOWN,
         "copyrightText": UNKNOWN,
-        "externalRefs": _references(package_url("generic", name, version)),
+        "externalRefs": _purl("generic", name, version),
         **({"homepage": component.homepage, "summary": component.title} if component else {}),
     }
 
 
-def _references(url: str) -> list[dict[str, str]]:
+def _purl(kind: str, name: str, version: str, **qualifiers: str) -> list[dict[str, str]]:
+    url = PackageURL(kind, None, name, version, qualifiers).to_string()
     return [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}]
 
 

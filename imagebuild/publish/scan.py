@@ -41,15 +41,6 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities from the least to the worst; `unknown` comes first."""
 
 
-def load_report(file: Path) -> ScanReport:
-    """Return what a scanner wrote into a file. Raises ConfigError or ResultError if it cannot be read."""
-    text = files.read_text(file)
-    try:
-        return read_report(text)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ResultError(f"{file}: cannot be read as a report: {type(error).__name__}: {error}") from None
-
-
 def scan_result(
     image: PlatformImage, report: ScanReport, file: Path, policy: YamlFile[Policy], today: date | None = None
 ) -> ScanResult:
@@ -103,15 +94,19 @@ class ScanReport:
     notes: tuple[str, ...] = ()
 
 
-def read_report(text: str) -> ScanReport:
-    """Read what `grype -o json`, `trivy image --format json` or `debsecan --format detail` printed.
+def load_report(file: Path) -> ScanReport:
+    """Read what `grype -o json`, `trivy image --format json` or `debsecan --format detail` printed into a file.
 
-    Raises ValueError, LookupError, TypeError or AttributeError if it is something else.
+    Raises ConfigError if there is no such file, ResultError if it has something else.
     """
-    if not text.lstrip().startswith("{"):
-        return _read_debsecan(text)
-    document = json.loads(text)
-    return _read_grype(document) if "matches" in document else _read_trivy(document)
+    text = files.read_text(file)
+    try:
+        if not text.lstrip().startswith("{"):
+            return _read_debsecan(text)
+        document = json.loads(text)
+        return _read_grype(document) if "matches" in document else _read_trivy(document)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ResultError(f"{file}: cannot be read as a report: {type(error).__name__}: {error}") from None
 
 
 def _read_grype(document: Mapping[str, Any]) -> ScanReport:
@@ -122,13 +117,12 @@ def _read_grype(document: Mapping[str, Any]) -> ScanReport:
         findings.append(
             Vulnerability(
                 id=vulnerability["id"], severity=_severity(vulnerability.get("severity")), package=artifact["name"],
-                version=artifact.get("version", ""), link=vulnerability.get("dataSource") or None,
+                version=artifact.get("version", ""),
                 fixed_in=", ".join(fix.get("versions") or ()) or None if fix.get("state") == "fixed" else None,
             )
         )  # fmt: skip
     descriptor = document["descriptor"]
-    database = descriptor.get("db") or {}
-    built = (database.get("status") or database).get("built")  # one level deeper since version 6 of the database
+    built = ((descriptor.get("db") or {}).get("status") or {}).get("built")
     ignored = len(document.get("ignoredMatches") or ())
     notes = [f"grype left out {ignored} matches by rules of its own"] if ignored else []
     if not (document.get("distro") or {}).get("name"):
@@ -146,8 +140,7 @@ def _read_trivy(document: Mapping[str, Any]) -> ScanReport:
     findings = [
         Vulnerability(
             id=item["VulnerabilityID"], severity=_severity(item.get("Severity")), package=item["PkgName"],
-            version=item.get("InstalledVersion", ""), link=item.get("PrimaryURL") or None,
-            fixed_in=item.get("FixedVersion") or None,
+            version=item.get("InstalledVersion", ""), fixed_in=item.get("FixedVersion") or None,
         )
         for result in document.get("Results") or ()
         for item in result.get("Vulnerabilities") or ()
@@ -250,25 +243,20 @@ def judge_vulnerabilities(
     notes = []
     if SEVERITIES[limit] != fail.severity:
         notes.append(f"{report.scanner} reports nothing worse than {report.worst}, so that fails, not {fail.severity}")
-    used: set[Ignore] = set()
+    rules = [rule for rule in policy.model.ignore if today <= rule.until]
     judged = []
     for finding in dict.fromkeys(report.findings):  # a package that lies in two places is reported twice
-        ignored = [
-            rule for rule in policy.model.ignore
-            if rule.id == finding.id and fnmatchcase(finding.package, rule.package or "*")
-        ]  # fmt: skip
-        used.update(ignored)
-        valid = next((rule for rule in ignored if today <= rule.until), None)
+        fitting = (rule for rule in rules if rule.id == finding.id)
+        valid = next((rule for rule in fitting if fnmatchcase(finding.package, rule.package or "*")), None)
         severe = SEVERITIES.index(finding.severity) >= limit if finding.severity != "unknown" else fail.unknown_severity
         fails = severe and not valid and (finding.fixed_in is not None or not fail.only_fixed)
         waived = f"until {valid.until}: {valid.reason}" if valid else None
         judged.append(finding.model_copy(update={"waived": waived, "fails": fails}))
-    for i, rule in enumerate(policy.model.ignore):
-        name = f"{policy.at('ignore', i)}: the rule for {rule.id}"
-        if today > rule.until:
-            notes.append(f"{name} ended on {rule.until}; remove it, or give a new date and reason")
-        elif rule not in used:
-            notes.append(f"{name} matches nothing in this image")
+    notes += [
+        f"{policy.at('ignore', i)}: the rule for {rule.id} ended on {rule.until}; remove it, or give a new date"
+        for i, rule in enumerate(policy.model.ignore)
+        if rule not in rules
+    ]
     judged.sort(key=lambda f: (not f.fails, -SEVERITIES.index(f.severity), f.id, f.package, f.version))
     return tuple(judged), notes
 

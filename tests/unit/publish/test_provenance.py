@@ -25,7 +25,7 @@ from imagebuild.project import (
     select_one,
     versions_with,
 )
-from imagebuild.publish import Provenance, image_purl, package_url, provenance_of, resolved_dependencies
+from imagebuild.publish import Provenance, provenance_of, resolved_dependencies
 from imagebuild.render import Renderer
 from tests.conftest import Files
 
@@ -142,11 +142,3 @@ def test_what_is_unresolved_cannot_be_stated(renderer: Renderer, full_plan: Plan
     hpcx = next(target.id for target in full_plan.targets if "hpcx" in target.components)
     with pytest.raises(ConfigError, match=r"hpcx-v2\.51"):
         stated(renderer, full_plan, hpcx)
-
-
-def test_names_of_packages() -> None:
-    assert package_url("github", "NVIDIA/nccl", "abc") == "pkg:github/nvidia/nccl@abc"
-    assert package_url("generic", "tool", "abc", vcs_url="git+https://example.org/t.git@abc") == (
-        "pkg:generic/tool@abc?vcs_url=git%2Bhttps://example.org/t.git%40abc"
-    )
-    assert image_purl("reg.example:5000/a/b", "sha256:1") == "pkg:oci/b@sha256:1?repository_url=reg.example:5000/a/b"
