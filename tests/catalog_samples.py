@@ -49,7 +49,6 @@ def platform(name: str, key: object, dice: random.Random, labels: dict[str, str]
         else None,
         checks=(found.model_copy(update={"gpus": 8, "device": "NVIDIA H100 80GB HBM3"}), found) if measured else (found,),
         evidence=tuple(refs),
-        signed=dice.random() < 0.5,
     )  # fmt: skip
 
 
@@ -83,7 +82,6 @@ def image(
         created=created,
         platforms=tuple(platform(n, key, dice, labels, created) for n in names),
         restricted={"hpcx": "the EULA in the archive"} if name == "hpcx" else {},
-        signed=dice.random() < 0.5,
     )
 
 

@@ -285,8 +285,6 @@ class PublishedPlatform(Model):
     checks: tuple[Checks, ...] = ()
     """The newest first."""
     evidence: tuple[AttachedFile, ...] = ()
-    signed: bool = False
-    """Whether there is a signature of it. Whose, and whether it is right, `imagebuild attest verify` finds out."""
 
 
 class PublishedImage(Model):
@@ -315,8 +313,6 @@ class PublishedImage(Model):
     platforms: Annotated[tuple[PublishedPlatform, ...], Field(min_length=1)]
     restricted: dict[str, str] = Field(default_factory=dict)
     """Component → what whoever passes the image on must accept."""
-    signed: bool = False
-    """Whether there is a signature of the index."""
     verified_by: str | None = None
     """The key or identity that was asked for, if it signed the index; empty if it did not, None if none was."""
 

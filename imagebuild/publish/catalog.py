@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel
 
 from imagebuild import __version__
 from imagebuild.core import files
@@ -20,7 +17,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import TAG, full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_attestations
+from imagebuild.oci.attestation import CREATED, read_attestations
 from imagebuild.oci.image import PlatformImage, image_at, is_image
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
@@ -79,21 +76,13 @@ def catalog_from_registry(
     registries = {host: connect(host) for host in {name.host for name in repositories}}
     for reference, image in repositories.items():
         place = registries[reference.host].at(reference.repository)
-        tags = place.registry.tags(place.repository)
-        named = _tags_by_digest(place, image_tags(tags))
-        read = partial(
-            _read_image,
-            place=place,
-            signatures=signed_digests(tags),
-            known=partial(_what_is_known, image, project, plan),
-        )
+        named = _tags_by_digest(place, image_tags(place.registry.tags(place.repository)))
+        read = partial(_read_image, place=place, known=partial(_what_is_known, image, project, plan))
         results = for_each(read, named.items(), place.registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
-    folders = [reference.name.split("/")[:-1] for reference in repositories]
-    common = takewhile(lambda column: len(set(column)) == 1, zip(*folders, strict=False))
     return Catalog(
-        repository="/".join(column[0] for column in common),
+        repository=project.matrix.model.repository,
         read=now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         imagebuild=__version__,
         images=tuple(images),
@@ -123,12 +112,11 @@ def _tags_by_digest(place: RepositoryAt, tags: Sequence[str]) -> dict[str, list[
 
 
 def _read_image(
-    tagged: tuple[str, Sequence[str]], *, place: RepositoryAt, signatures: Collection[str],
-    known: Callable[[Mapping[str, str]], dict[str, Any]],
-) -> tuple[PublishedImage | None, list[str]]:  # fmt: skip
+    tagged: tuple[str, Sequence[str]], *, place: RepositoryAt, known: Callable[[Mapping[str, str]], dict[str, Any]]
+) -> tuple[PublishedImage | None, list[str]]:
     """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it.
 
-    `signatures` are the digests that a tag says to have one; `known` returns what is known of an image by its labels.
+    `known` returns what is known of an image by its labels.
     """
     digest, tags = tagged
     problems: list[str] = []
@@ -136,19 +124,13 @@ def _read_image(
         top = place.manifest(digest)
         children = [child for child in manifests_of(top.document) if is_image(child)]
         manifests = [place.manifest(child.digest) for child in children] or [top]
-        platforms = tuple(
-            _read_platform(image_at(place, manifest), digest, signatures, problems) for manifest in manifests
-        )
-        signed = platforms[0].signed
-        if children:
-            kinds = {item.kind for item, _ in _read_attached(place, digest, problems)}
-            signed = digest in signatures or SIGNATURE in kinds
+        platforms = tuple(_read_platform(place, image_at(place, m), digest, problems) for m in manifests)
         revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
         # A tag that never moves names the commit; all platforms are of one target.
         fixed, aliases = split_tags(tags, revision)
         image = PublishedImage(
             repository=str(place), digest=digest, tags=fixed, aliases=aliases, revision=revision,
-            created=max(platform.created for platform in platforms), platforms=platforms, signed=signed,
+            created=max(platform.created for platform in platforms), platforms=platforms,
             **known(platforms[0].labels),
         )  # fmt: skip
     except READ_ERRORS as error:
@@ -172,17 +154,18 @@ def _what_is_known(image: str, project: Project, plan: Plan, labels: Mapping[str
     }
 
 
-def _read_platform(
-    image: PlatformImage, index: str, signatures: Collection[str], problems: list[str]
-) -> PublishedPlatform:
-    assert image.repository, "it is one of a registry"
+def _read_platform(place: RepositoryAt, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
     labels = {str(name): str(value) for name, value in image.labels.items()}
-    attached = _read_attached(image.repository, image.digest, problems)
     packages, scans, checks = None, list[Scan](), list[Checks]()
-    for item, value in attached:
-        if value is None:
+    # The newest first, as far as annotations tell.
+    attached = read_attestations(place.registry, place.repository, image.digest)
+    for item in attached:
+        try:
+            value = read_predicate(item)
+        except ResultError as error:
+            problems.append(str(error))
             continue
-        if other := mismatch(value, image.digest, image.platform, (index,)):
+        if value and (other := mismatch(value, image.digest, image.platform, (index,))):
             problems.append(f"the {item.kind} {item.digest} {other}")
             continue
         match value:
@@ -204,24 +187,8 @@ def _read_platform(
         packages=packages,
         scan=max(scans, key=lambda scan: scan.started, default=None),
         checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-        evidence=tuple(AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item, _ in attached),
-        signed=image.digest in signatures or SIGNATURE in {item.kind for item, _ in attached},
+        evidence=tuple(AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item in attached),
     )
-
-
-def _read_attached(
-    place: RepositoryAt, subject: str, problems: list[str]
-) -> list[tuple[Attestation, BaseModel | None]]:
-    """Read everything that refers to a manifest, the newest first as far as annotations tell."""
-    attached: list[tuple[Attestation, BaseModel | None]] = []
-    for item in read_attestations(place.registry, place.repository, subject):
-        value = None
-        try:
-            value = read_predicate(item)
-        except ResultError as error:
-            problems.append(str(error))
-        attached.append((item, value))
-    return attached
 
 
 # What labels and tags say
@@ -234,12 +201,6 @@ def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     # The version of Open MPI in HPC-X is only a series; that of HPC-X is exact.
     mpi = f"HPC-X {known['hpcx']}" if "hpcx" in known else f"Open MPI {known['mpi']}" if "mpi" in known else ""
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
-
-
-def signed_digests(tags: Iterable[str]) -> frozenset[str]:
-    """Return the digests for which there is a tag of a signature."""
-    matches = (REFERRERS_TAG.fullmatch(tag) for tag in tags)
-    return frozenset(f"sha256:{match[1]}" for match in matches if match and match[2] == "sig")
 
 
 def image_tags(tags: Iterable[str]) -> tuple[str, ...]:

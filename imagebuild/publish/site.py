@@ -138,7 +138,7 @@ def picker_data(catalog: Catalog, facets: Sequence[Facet]) -> dict[str, object]:
         "rows": rows,
         "marks": STATE_MARKS,
         "titles": [title for title, _, _ in facts_of(catalog.images[0])] if rows else [],
-        "facts": {row[0]: [fact[1:] for fact in facts_of(catalog.images[row[0]])] for row in rows},
+        "facts": [[fact[1:] for fact in facts_of(image)] for image in catalog.images],
         "tags": [image.tag for image in catalog.images],
         "repositories": [repositories.index(image.repository) for image in catalog.images],
         "commands": [list(pull_commands(name).items()) for name in repositories],
@@ -197,9 +197,9 @@ def updates_text(image: PublishedImage) -> str:
 
 
 def signature_badge(image: PublishedImage) -> Badge:
-    """Say who signed an image, as far as it was asked; a signature that nobody verified says nothing."""
+    """Say who signed an image, as far as it was asked."""
     if image.verified_by is None:
-        return "skipped", "signed, not verified" if image.signed else "not signed"
+        return "skipped", "not verified"
     return ("passed", f"by {image.verified_by}") if image.verified_by else ("failed", "none that is trusted")
 
 

@@ -112,7 +112,7 @@ def test_every_image_has_a_row_and_an_article(few: Catalog) -> None:
     article = text[text.index(f'id="{image.image}:{image.tag}"') :].partition("</article>")[0]
     platform = image.platforms[0]
     message = [
-        f"docker pull {image.reference}<", platform.digest, "signed, not verified" if image.signed else "not signed",
+        f"docker pull {image.reference}<", platform.digest, "not verified",
         f"{platform.checks[0].passed} passed, {platform.checks[0].failed} failed, 13 skipped", "31 low, 2 waived",
         f"imagebuild attest verify {image.reference}",
     ]  # fmt: skip
@@ -126,18 +126,18 @@ def test_what_is_weighed_and_what_was_replaced(few: Catalog) -> None:
     assert (facts["GPU"], facts["CUDA"]) == ("NVIDIA H100 80GB HBM3", image.axes["cuda"])
     assert choices_of(image)["cuda"] == ".".join(image.axes["cuda"].split(".")[:2])
     bare = image.platforms[0].model_copy(update={"checks": (), "scan": None})
-    unknown = facts_of(image.model_copy(update={"platforms": (bare,), "signed": False, "created": ""}))
+    unknown = facts_of(image.model_copy(update={"platforms": (bare,), "created": ""}))
     assert [(state, text) for _, state, text in unknown[:4]] == [
-        ("skipped", "not checked"), ("skipped", "not scanned"), ("skipped", "not signed"), ("skipped", "not tried on any"),
+        ("skipped", "not checked"), ("skipped", "not scanned"), ("skipped", "not verified"), ("skipped", "not tried on any"),
     ]  # fmt: skip
     # Of a signature it is said whose it is, if that was asked; of packages, how many are mended by now.
     signers = {
-        None: ("skipped", "signed, not verified"),
+        None: ("skipped", "not verified"),
         "a.pub": ("passed", "by a.pub"),
         "": ("failed", "none that is trusted"),
     }
     for signer, wanted in signers.items():
-        signed = image.model_copy(update={"signed": True, "verified_by": signer})
+        signed = image.model_copy(update={"verified_by": signer})
         assert facts_of(signed)[2] == ("Signature", *wanted)
     read = "2026-11-22T04:17:00Z"
     updates = [SecurityUpdates(pending=number, read=read) for number in (0, 3)]
