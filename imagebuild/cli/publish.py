@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
@@ -20,6 +20,7 @@ from imagebuild.core.errors import NothingSelected, plural
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
+    from imagebuild.oci.registry import RepositoryAt
     from imagebuild.publish.prune import PruneVerdict
 
 RESULT = "result.json"
@@ -94,14 +95,17 @@ def each(
 
     A failure does not stop the others; the worst exit status counts.
     """
-    if published is None and not folder.is_dir():
-        raise NothingSelected(
-            f"{folder}: no such folder; before the command, name the one where builds are: `imagebuild each build -- …`"
-        )
-    images = None if published is None else list(_published_images(project, published, folder))
-    if images == []:
-        raise NothingSelected(f"--published {published}: no alias of the project's targets is there")
-    if status := run_for_each(folder, options.parse_platforms(platform), command, images=images):
+    if published is None:
+        images = list(pushed_images(folder))
+        nothing = f"{folder}: no {RESULT} below it names a pushed image; push one with `imagebuild build --push`"
+    else:
+        images = list(_published_images(project, published, folder))
+        nothing = f"--published {published}: no alias of the project's targets is there"
+    platforms = options.parse_platforms(platform)
+    chosen = [image for image in images if not platforms or image["platform"] in platforms]
+    if not chosen:
+        raise NothingSelected(nothing + (f" for {', '.join(platforms)}" if platforms else ""))
+    if status := run_for_each(chosen, command):
         raise typer.Exit(status)
 
 
@@ -147,25 +151,15 @@ def _values(
 
 
 def run_for_each(
-    folder: Path,
-    platforms: Sequence[str],
-    command: Sequence[str],
-    call: Callable[[Sequence[str]], int] = run_in_foreground,
-    images: Iterable[dict[str, str]] | None = None,
+    images: Sequence[dict[str, str]], command: Sequence[str], call: Callable[[Sequence[str]], int] = run_in_foreground
 ) -> int:
-    """Run a command for every image that was pushed; return the worst exit status. A failure does not stop the others.
+    """Run a command with the values of each image; return the worst exit status. A failure does not stop the others.
 
-    Raises NothingSelected if there is no image, CommandError if the program cannot be started.
+    Raises CommandError if the program cannot be started.
     """
-    pushed = pushed_images(folder) if images is None else images
-    chosen = [image for image in pushed if not platforms or image["platform"] in platforms]
-    if not chosen:
-        for_ = f" for {', '.join(platforms)}" if platforms else ""
-        problem = f"no {RESULT} below it names a pushed image{for_}; push one with `imagebuild build --push`"
-        raise NothingSelected(f"{folder}: {problem}")
-    known = re.compile(rf"{{({'|'.join(chosen[0])})}}")  # other braces stay
+    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces stay
     failed: dict[str, int] = {}
-    for image in chosen:
+    for image in images:
         title = f"{image['target']} {image['platform']}"
         err.print(f"{title}: {image['image']}", markup=False)
         words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - called at once
@@ -173,7 +167,7 @@ def run_for_each(
             failed[title] = status
     for title, status in failed.items():
         err.print(f"{title}: exit status {status}", markup=False)
-    err.print(f"{len(chosen) - len(failed)} of {len(chosen)} succeeded", markup=False)
+    err.print(f"{len(images) - len(failed)} of {len(images)} succeeded", markup=False)
     return max(failed.values(), default=0)
 
 
@@ -204,8 +198,8 @@ def prune(
     connect, now = cache(connect_registry), datetime.now(UTC)
     places = [connect(name.host).at(name.repository) for name in map(parse_reference, names)]
     judged = {place: judge_staged(place, now, limit) for place in places}
-    listed = [{"repository": str(place), **asdict(verdict)} for place in places for verdict in judged[place]]
-    options.print_result(json_file, listed, lambda: _show({str(place): judged[place] for place in places}))
+    listed = [{"repository": str(place), **asdict(v)} for place, verdicts in judged.items() for v in verdicts]
+    options.print_result(json_file, listed, lambda: _show(judged))
 
     console = err if json_file == options.STDOUT else out
     number = sum(not verdict.kept for verdicts in judged.values() for verdict in verdicts)
@@ -218,14 +212,13 @@ def prune(
         console.print(f"Deleted {plural(number, 'image')}, {plural(deleted, 'manifest')}.")
 
 
-def _show(judged: Mapping[str, Sequence[PruneVerdict]]) -> None:
+def _show(judged: Mapping[RepositoryAt, Sequence[PruneVerdict]]) -> None:
     from imagebuild.publish.prune import short_digest
 
-    for repository, verdicts in judged.items():
-        out.print(f"{repository}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
+    for place, verdicts in judged.items():
+        out.print(f"{place}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
         rows = [
             (short_digest(v.digest), f"{v.pushed:%Y-%m-%d %H:%M}", f"kept: {v.kept}" if v.kept else "delete")
             for v in verdicts
         ]
-        if rows:
-            print_table(("digest", "pushed", "verdict"), rows)
+        print_table(("digest", "pushed", "verdict"), rows)

@@ -12,7 +12,7 @@ from imagebuild.core.console import format_size, out, print_table
 from imagebuild.core.debian import installed_packages, package_versions
 from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
-from imagebuild.oci.image import FoundImage, PlatformImage
+from imagebuild.oci.image import PlatformImage
 from imagebuild.project.matrix import components_of
 from imagebuild.publish.evidence import attached_packages
 from imagebuild.report.document import NONE
@@ -20,23 +20,8 @@ from imagebuild.verify.files import Layer, Tree
 from imagebuild.verify.layers import scan
 from imagebuild.verify.subject import ImageFinder
 
-
-class Difference(Model):
-    """Name something that differs, with both values."""
-
-    name: str
-    a: str | None
-    """None if A does not have it."""
-    b: str | None
-
-
-class Section(Model):
-    """List what differs in one respect, such as packages."""
-
-    title: str
-    changes: tuple[Difference, ...]
-    same: int
-    """Number of things that are the same in both."""
+Changes = dict[str, tuple[str | None, str | None]]
+"""Name → both values of what differs; None where an image does not have it."""
 
 
 class ComparedImage(Model):
@@ -56,7 +41,8 @@ class Comparison(Model):
 
     a: ComparedImage
     b: ComparedImage
-    sections: tuple[Section, ...]
+    differences: dict[str, Changes]
+    """`components`, `packages`, `environment` and `layers`, as far as they could be compared."""
     shared_bytes: int
     """Size of the layers of B that A has, too: a machine with A does not fetch them again."""
     notes: tuple[str, ...] = ()
@@ -65,7 +51,7 @@ class Comparison(Model):
     @property
     def differs(self) -> bool:
         """Return whether anything differs."""
-        return any(section.changes for section in self.sections)
+        return any(self.differences.values())
 
 
 def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | None = None) -> Comparison:
@@ -81,30 +67,28 @@ def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | 
         a, b = (found.image(platform or (own if own in found.platforms else None)) for found in both)
         notes: list[str] = []
         packages = [_packages(image, known, notes) for image in (a, b)]
-    sections = [_section("components", components_of(a.labels), components_of(b.labels))]
-    if packages[0] and packages[1]:
-        sections.append(_section("packages", *packages))
     layers = [{str(layer.digest): layer.size for layer in image.layers} for image in (a, b)]
-    shared = {digest: size for digest, size in layers[1].items() if digest in layers[0]}
     sizes = [{digest: format_size(size) for digest, size in of_image.items()} for of_image in layers]
-    return Comparison(
-        a=_side(both[0], a), b=_side(both[1], b),
-        sections=(*sections, _section("environment", a.env, b.env), _section("layers", *sizes)),
-        shared_bytes=sum(shared.values()), notes=tuple(notes),
-    )  # fmt: skip
+    differences = {
+        "components": _differences(components_of(a.labels), components_of(b.labels)),
+        **({"packages": _differences(*packages)} if all(packages) else {}),
+        "environment": _differences(a.env, b.env),
+        "layers": _differences(*sizes),
+    }
+    sides = [
+        ComparedImage(
+            name=found.name, origin=found.origin, digest=image.digest, platform=image.platform,
+            size_bytes=sum(layer.size for layer in image.layers),
+        )
+        for found, image in zip(both, (a, b), strict=True)
+    ]  # fmt: skip
+    shared = sum(size for digest, size in layers[1].items() if digest in layers[0])
+    return Comparison(a=sides[0], b=sides[1], differences=differences, shared_bytes=shared, notes=tuple(notes))
 
 
-def _section(title: str, a: Mapping[str, str], b: Mapping[str, str]) -> Section:
+def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Changes:
     names = dict.fromkeys((*a, *b))
-    changes = tuple(Difference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
-    return Section(title=title, changes=changes, same=len(names) - len(changes))
-
-
-def _side(found: FoundImage, image: PlatformImage) -> ComparedImage:
-    size = sum(layer.size for layer in image.layers)
-    return ComparedImage(
-        name=found.name, origin=found.origin, digest=image.digest, platform=image.platform, size_bytes=size
-    )
+    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
 def _packages(image: PlatformImage, known: dict[str, Layer], notes: list[str]) -> dict[str, str]:
@@ -147,14 +131,14 @@ def print_comparison(comparison: Comparison) -> None:
     a, b = comparison.a, comparison.b
     for letter, side in (("A", a), ("B", b)):
         out.print(f"[bold]{letter}[/] {escape(f'{side.name}, of {side.origin}, {side.platform}, {side.digest}')}")
-    changed = [section for section in comparison.sections if section.changes]
-    for section in changed:
-        out.print(f"\n[bold]{section.title}: {len(section.changes)} differ, {section.same} the same[/]")
-        rows = [(c.name, NONE if c.a is None else c.a, NONE if c.b is None else c.b) for c in section.changes]
-        print_table(("", "A", "B"), [map(escape, row) for row in rows])
+    for title, changes in comparison.differences.items():
+        if changes:
+            out.print(f"\n[bold]{title}: {len(changes)} differ[/]")
+            rows = [(name, *(NONE if value is None else value for value in both)) for name, both in changes.items()]
+            print_table(("", "A", "B"), [map(escape, row) for row in rows])
     for note in comparison.notes:
         out.print(f"[yellow]-[/] {escape(note)}")
-    counts = ", ".join(f"{len(section.changes)} {section.title}" for section in changed)
+    counts = ", ".join(f"{len(changes)} {title}" for title, changes in comparison.differences.items() if changes)
     before, after, shared = map(format_size, (a.size_bytes, b.size_bytes, comparison.shared_bytes))
     differ = f"different: {counts}" if counts else "nothing that was compared differs"
     out.print(f"{differ}; {before} becomes {after}, {shared} shared", markup=False)
