@@ -94,22 +94,16 @@ class Site:
         return next(target for target in self.plan.targets if target.id == name)
 
     def stage(
-        self,
-        name: str,
-        platform: str,
-        content: bytes = b"layer",
-        registry: Registry | None = None,
+        self, name: str, platform: str, content: bytes = b"layer", registry: Registry | None = None,
         labels: Mapping[str, str] | None = None,
-        shared: Iterable[bytes] = (),
-    ) -> str:
-        """Push an image of a platform to the staging repository, with layers below its own; its digest."""
-        registry = registry or self.fake
+    ) -> str:  # fmt: skip
+        """Push an image of a platform to the staging repository; its digest."""
         target = self.target(name)
         message = {"imagebuild.target": name, "org.opencontainers.image.version": name}
         message |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
         message |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()} | dict(labels or {})
         repository = f"acme/{target.image}-staging"
-        return put_image(registry, repository, (*shared, content), platform, Labels=message).digest
+        return put_image(registry or self.fake, repository, [content], platform, Labels=message).digest
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
         """Leave the result of a build of what this checkout renders."""
@@ -134,14 +128,11 @@ class Site:
         hashes = {rule.name: rule.sha256 for rule in rules_of(self.project, self.target(name))}
         found = [
             CheckResult(
-                component=c,
-                check=n,
-                outcome=o,
-                reason="" if o == "passed" else f"it was {o}",
-                sha256=hashes.get(f"{c}/{n}", ""),
+                component=key.split("/")[0], check=key.split("/")[1], outcome=outcome, sha256=hashes.get(key, ""),
+                reason="" if outcome == "passed" else f"it was {outcome}",
             )
-            for c, n, o in ((*key.split("/"), outcome) for key, outcome in stated.items())
-        ]
+            for key, outcome in stated.items()
+        ]  # fmt: skip
         result = VerifyResult(
             image=f"{self.host}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,
             checks=tuple(found if checks is None else checks), started="2026-11-21T10:30:00+00:00",
@@ -167,14 +158,19 @@ class Site:
         path.write_text(text)
         return path
 
-    def ready(self, *names: str, content: bytes = b"layer", registry: Registry | None = None) -> None:
-        """Stage, build and verify targets for both platforms."""
+    def ready(
+        self, *names: str, content: bytes = b"layer", registry: Registry | None = None,
+        outcomes: Mapping[str, Outcome] | None = None, **build: Any,
+    ) -> dict[tuple[str, str], str]:  # fmt: skip
+        """Stage, build and verify targets for both platforms: target and platform → digest."""
+        digests = {}
         for name in names or (NEW,):
             for platform in (AMD64, ARM64):
-                layer = content + platform.encode() + name.encode()
-                digest = self.stage(name, platform, layer, registry)
-                self.built(name, {platform: digest})
-                self.verified(digest, platform, name=name)
+                digest = self.stage(name, platform, content + platform.encode() + name.encode(), registry)
+                self.built(name, {platform: digest}, **build)
+                self.verified(digest, platform, name=name, outcomes=outcomes)
+                digests[name, platform] = digest
+        return digests
 
     def publish(self, *select: str, connect: Callable[[str], Registry] | None = None, **more: Any) -> Done:
         request = PublishRequest(select=select, folders=[self.evidence], **more)
