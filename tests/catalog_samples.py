@@ -33,7 +33,7 @@ def platform(name: str, key: object, dice: random.Random, labels: dict[str, str]
     )  # fmt: skip
     on_gpus = (found.model_copy(update={"gpus": 8, "device": "NVIDIA H100 80GB HBM3"}),) if measured else ()
     return PublishedPlatform(
-        platform=name, digest=digest(key, name), size_bytes=dice.randrange(300_000_000, 4_000_000_000), layers=14,
+        platform=name, digest=digest(key, name), size_bytes=dice.randrange(300_000_000, 4_000_000_000),
         created=created, labels=labels, packages=dice.randrange(150, 600), scan=scan if dice.random() < 0.9 else None,
         checks=(*on_gpus, found), evidence=tuple(refs),
     )  # fmt: skip

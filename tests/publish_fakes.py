@@ -19,7 +19,6 @@ from imagebuild.project import (
     Project,
     Published,
     PublishResult,
-    ScanResult,
     Surroundings,
     Target,
     VerifyResult,
@@ -29,7 +28,7 @@ from imagebuild.project import (
 from imagebuild.publish import PublishRequest, publish_targets, rules_of
 from imagebuild.render import Renderer
 from imagebuild.verify import IMAGE_CHECKS
-from tests.attached import spdx
+from tests.attached import scan, spdx
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.registry_fake import FakeRegistry, put_image
 
@@ -142,11 +141,7 @@ class Site:
         return result
 
     def scanned(self, digest: str, verdict: str = "passed", platform: str = AMD64) -> None:
-        result = ScanResult.model_validate({
-            "image": "x", "digest": digest, "platform": platform, "scanner": "test 1", "database": "of today", "findings": (),
-            "started": "2026-11-21T11:00:00Z", "verdict": verdict, "reason": "CVE-2026-1 in libc6 1",
-        })  # fmt: skip
-        self.leave(f"{digest[7:19]}/scan.json", result.model_dump_json())
+        self.leave(f"{digest[7:19]}/scan.json", json.dumps(scan(digest, verdict, platform)))
 
     def listed(self, digest: str) -> None:
         """Leave an SBOM."""

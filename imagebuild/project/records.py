@@ -273,9 +273,8 @@ class PublishedPlatform(Model):
     digest: Digest
     size_bytes: int
     """Of the compressed layers."""
-    layers: int
     created: str = ""
-    """When its youngest step was made, as the image says; of one that `build --push` made, the date of its lock."""
+    """As the image says; of one that `build --push` made, the date of its lock."""
     labels: dict[str, str] = Field(default_factory=dict)
     packages: int | None = None
     """In its SBOM; None without one."""

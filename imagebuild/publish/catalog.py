@@ -142,12 +142,11 @@ def _what_is_known(image: str, project: Project, plan: Plan, labels: Mapping[str
     """Return what an image's labels and the matrix say of it, as fields of `PublishedImage`."""
     entry = project.matrix.model.images[image]
     axes, versions = axes_of(labels), components_of(labels)
-    order = {axis: number for number, axis in enumerate(entry.axes)}
     return {
         "target": labels.get("imagebuild.target", ""),
         "image": image,
         "description": labels.get("org.opencontainers.image.description", entry.description),
-        "axes": dict(sorted(axes.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
+        "axes": {axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
         "versions": versions,
         "stack": stack_of(versions, project),
         "restricted": {name: text for name, text in plan.restricted.items() if name in versions},
@@ -175,14 +174,11 @@ def _read_platform(place: RepositoryAt, image: PlatformImage, index: str, proble
                 scans.append(scan_summary(item.digest, value))
             case VerifyResult():
                 checks.append(checks_summary(item.digest, value))
-    # BuildKit may leave the base image's time in `created`, so the youngest step counts, too.
-    steps = (image.config, *(image.config.get("history") or ()))
     return PublishedPlatform(
         platform=image.platform,
         digest=image.digest,
         size_bytes=sum(layer.size for layer in image.layers),
-        layers=len(image.layers),
-        created=labels.get(CREATED) or max(str(step.get("created") or "") for step in steps),
+        created=labels.get(CREATED) or str(image.config.get("created") or ""),
         labels=labels,
         packages=packages,
         scan=max(scans, key=lambda scan: scan.started, default=None),
@@ -237,18 +233,11 @@ def checks_summary(digest: str, result: VerifyResult) -> Checks:
     place = result.surroundings or Surroundings(runner="")
     runs = [run for check in result.checks if check.results for run in check.results.runs]
     return Checks(
-        evidence=digest,
-        passed=counts["passed"],
-        failed=counts["failed"],
-        skipped=counts["skipped"],
-        started=result.started,
-        runner=place.runner,
-        gpus=place.gpus,
-        nodes=place.nodes,
+        evidence=digest, passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
+        started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes, version=result.version,
         device=next((run.device for run in runs if run.device), ""),
         failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
-        version=result.version,
-    )
+    )  # fmt: skip
 
 
 # The README's table of images

@@ -28,7 +28,7 @@ from imagebuild.oci.layout import (
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
-from imagebuild.project.matrix import Plan, Target
+from imagebuild.project.matrix import Plan, Publish, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult
 from imagebuild.publish.attest import Signer, attach, missing_attachments, verify_attachments
@@ -68,6 +68,11 @@ class Planned:
     rules: tuple[PublishRule, ...]
     key: str
     """Tells later whether what is published is up to date."""
+
+    @property
+    def policy(self) -> Publish:
+        """Return what images of the project must fulfil besides."""
+        return self.recipe.project.matrix.model.publish
 
 
 @dataclass(frozen=True)
@@ -160,7 +165,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
 
     Raises CommandError if a registry fails.
     """
-    target, policy = planned.target, planned.recipe.project.matrix.model.publish
+    target = planned.target
     choices = tuple(
         _with_image(choose_image(target, platform, evidence), target, connect) for platform in target.platforms
     )
@@ -170,20 +175,13 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     reasons = [untaggable] if builds and untaggable else []
     wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
     for choice in choices:
-        indexes = {index.digest} if index else set[str]()
-        indexes |= {str(build.value.digest) for build in choice.builds}
+        indexes = {*([index.digest] if index else []), *(str(build.value.digest) for build in choice.builds)}
         own = evidence.of_image(choice.digest, choice.platform, indexes)
-        against = objections(target, choice, own, policy, planned.rules)
+        against = objections(target, choice, own, planned.policy, planned.rules)
         if choice.image:
-            attachments = attachments_of(choice.digest, choice.platform, own)
+            attachments, more = _attachments(choice, own, planned, request)
             wanted.append((choice.image.descriptor, attachments))
-            try:
-                attachments.append(_provenance(choice, planned, request))
-            except ImagebuildError as error:
-                against.append(f"provenance: {error}")
-            kinds = {"provenance", *(attachment.kind for attachment in attachments)}
-            lacking = [kind for kind in policy.require_attachments if kind not in kinds]
-            against += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in lacking]
+            against += more
         reasons += [f"{choice.platform}: {reason}" for reason in against]
 
     tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
@@ -215,6 +213,21 @@ def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
         if manifest and manifest.document.get("config"):
             return replace(choice, image=image_at(place, manifest))
     return choice
+
+
+def _attachments(
+    choice: Choice, evidence: Evidence, planned: Planned, request: PublishRequest
+) -> tuple[list[NewAttachment], list[str]]:
+    """Return what shall be attached to an image, and why it may not be published: what is lacking."""
+    attachments, lacking = attachments_of(choice.digest, choice.platform, evidence), []
+    try:
+        attachments.append(_provenance(choice, planned, request))
+    except ImagebuildError as error:
+        lacking.append(f"provenance: {error}")
+    kinds = {"provenance", *(attachment.kind for attachment in attachments)}
+    absent = [kind for kind in planned.policy.require_attachments if kind not in kinds]
+    lacking += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in absent]
+    return attachments, lacking
 
 
 ATTEMPT = "/attempts/"

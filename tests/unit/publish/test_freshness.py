@@ -13,6 +13,7 @@ import pytest
 
 from imagebuild.oci import registry
 from imagebuild.publish import Freshness, published_images
+from tests.attached import scan
 from tests.publish_fakes import AMD64, ARM64, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry
 from tests.unit.conftest import Call
@@ -32,10 +33,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     site = Site(tmp_path, fake=FakeRegistry())
     site.files.replace("matrix.yaml", '{image: "debian:13-slim"}', '{image: "debian:13-slim", release: trixie}')
     site.read()
-    for platform in (AMD64, ARM64):
-        digest = site.stage(NEW, platform, platform.encode())
-        site.built(NEW, {platform: digest})
-        site.verified(digest, platform)
+    for digest in site.ready(NEW).values():
         site.listed(digest)
     assert site.publish().only.attached["sbom"] == 4  # of the platforms, and of the index
     monkeypatch.chdir(site.files.root)
@@ -109,16 +107,15 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changed", "status", "message"),
+    ("changed", "message"),
     [
-        ({"by": STRANGER}, 4, "the key is not in the file"),
-        ({"more": "Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC"}, 4, "was valid until Wed, 01 Jan 2020"),
+        ({"by": STRANGER}, "the key is not in the file"),
+        ({"more": "Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC"}, "was valid until Wed, 01 Jan 2020"),
     ],
 )
-def test_an_archive_that_cannot_be_believed(look: Look, changed: dict[str, str], status: int, message: str) -> None:
-    found, result, out = look(HAS, NEW, **changed)
-    assert (found, result) == (status, None)
-    assert message in out
+def test_an_archive_that_cannot_be_believed(look: Look, changed: dict[str, str], message: str) -> None:
+    status, result, out = look(HAS, NEW, **changed)
+    assert (status, result, message in out) == (4, None, True)
 
 
 @pytest.mark.parametrize(("package", "status"), [("libssl3t64", 1), ("a-wheel", 0)])
@@ -126,20 +123,9 @@ def test_a_scan_fails_whose_cure_is_a_new_build(
     look: Look, site: Site, tmp_path: Path, package: str, status: int
 ) -> None:
     """Only packages of the distribution are mended by that."""
-    finding = {
-        "id": "CVE-2026-1",
-        "severity": "high",
-        "package": package,
-        "version": "1",
-        "fixed_in": "2",
-        "fails": True,
-    }
-    scan = {
-        "image": "x", "digest": published_images([site.target(NEW)], lambda _: site.fake)[0].digest, "platform": AMD64,
-        "scanner": "test 1", "database": "of today", "findings": [finding], "started": "2026-11-21T11:00:00Z",
-        "verdict": "failed", "reason": "1 finding",
-    }  # fmt: skip
-    (tmp_path / "scan.json").write_text(json.dumps(scan))
+    finding = {"id": "CVE-1", "severity": "high", "package": package, "version": "1", "fixed_in": "2", "fails": True}
+    digest = published_images([site.target(NEW)], lambda _: site.fake)[0].digest
+    (tmp_path / "scan.json").write_text(json.dumps(scan(digest, "failed", findings=[finding])))
     found = look(HAS, NEW, "--scans", str(tmp_path))
     assert (found[0], found[1] and found[1].rebuild) == (status, (NEW,) if status else ())
     missing = look(HAS, NEW, "--scans", str(tmp_path / "none"))

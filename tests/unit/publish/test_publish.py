@@ -176,7 +176,7 @@ FAULTS: dict[str, tuple[Arranged, str]] = {
         {"build": {"replaced": {"tool-source": "folder"}}},
         "tool-source came from a folder that nobody can compare; build without --source",
     ),
-    "scan failed": ({"scan": "failed"}, "scan.json): CVE-2026-1 in libc6 1"),
+    "scan failed": ({"scan": "failed"}, "scan.json): CVE-1 is critical"),
     "pruned": (pruned, f"{HOST}/acme/tiny-staging does not have it any more"),
     "dirty": (
         {"build": {"revision": f"{COMMIT}-dirty"}}, f"built from files that differ from commit {COMMIT[:12]}; commit",
