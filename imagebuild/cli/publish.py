@@ -95,6 +95,10 @@ def each(
 
     A failure does not stop the others; the worst exit status counts.
     """
+    if published is None and not folder.is_dir():
+        raise NothingSelected(
+            f"{folder}: no such folder; before the command, name the one where builds are: `imagebuild each build -- …`"
+        )
     if published is None:
         images = list(pushed_images(folder))
         nothing = f"{folder}: no {RESULT} below it names a pushed image; push one with `imagebuild build --push`"
