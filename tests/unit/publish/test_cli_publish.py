@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from imagebuild.oci import registry
 from imagebuild.project import revision
 from imagebuild.publish import attest
+from tests.conftest import ROOT
 from tests.publish_fakes import COMMIT, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry, image, index
 from tests.unit.conftest import Call
@@ -110,19 +112,14 @@ def test_a_job_signs_what_its_own_run_built(
     assert status == 0, out
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--results", "nowhere"], 2, "--results nowhere: no such folder"),
-        (["--key", "k"], 2, "need --sign"),
-        (["--sign"], 4, "`cosign` is missing"),
-        (["nothing"], 3, "no target fits nothing"),
-    ],
-)
+OPTIONS = yaml.safe_load((ROOT / "tests/data/publish/refused.yaml").read_text())["options"]
+
+
+@pytest.mark.parametrize(("options", "said"), OPTIONS.items())
 def test_wrong_options(
-    site: Site, command: Call, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int, message: str
+    site: Site, command: Call, monkeypatch: pytest.MonkeyPatch, options: str, said: tuple[int, str]
 ) -> None:
     site.ready(NEW)
     monkeypatch.setattr(attest, "which", lambda _: None)
-    found = command("publish", "--results", str(site.evidence), *options)
-    assert (found[0], message in found[2]) == (status, True), found
+    status, _, err = command("publish", "--results", site.evidence, *options.split())
+    assert (status, said[1] in err) == (said[0], True), err

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from imagebuild.core import ConfigError, NothingSelected, ResultError
 from imagebuild.oci import INDEX, encode_predicate, manifests_of, parse_reference
 from imagebuild.project import CheckResult
 from imagebuild.publish import NewAttachment, Signer, attach, verify_attachments
-from tests.conftest import LIBRARY
+from tests.conftest import LIBRARY, ROOT
 from tests.cosign_fake import FakeCosign
 from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, HOST, NEW, OLD, Done, Site
 
@@ -69,41 +70,33 @@ def test_nothing_is_decided_by_when_a_machine_says_that_it_built(site: Site) -> 
     assert (again.state, again.digest) == ("unchanged", first.digest)
 
 
-Arranged = Mapping[str, Any] | Callable[[Site], object]
-
-
-def arrange(site: Site, arranged: Arranged) -> dict[str, str]:
-    """Build, stage, verify and perhaps scan both platforms; what is given is changed for amd64."""
-    if not isinstance(arranged, Mapping):
-        digests = arrange(site, {})
-        arranged(site)
-        return digests
-    image = {"name": NEW, "platform": AMD64, "content": AMD64.encode(), **arranged.get("image", {})}
+def arrange(site: Site, changed: Mapping[str, Any]) -> dict[str, str]:
+    """Build, stage, verify and perhaps scan both platforms, as tests/data/publish/refused.yaml says."""
+    image = {"name": NEW, "platform": AMD64, "content": AMD64.encode(), **changed.get("image", {})}
     digests = {ARM64: site.stage(NEW, ARM64, ARM64.encode()), AMD64: site.stage(**image)}
-    for platform, digest in digests.items():
-        if not (platform == AMD64 and arranged.get("unbuilt")):
-            site.built(NEW, {platform: digest}, **(arranged.get("build", {}) if platform == AMD64 else {}))
+    site.built(NEW, {ARM64: digests[ARM64]})
+    if "unbuilt" not in changed:
+        site.built(NEW, {AMD64: digests[AMD64]}, **changed.get("build", {}))
     site.verified(digests[ARM64], ARM64)
-    site.verified(arranged.get("verified", digests[AMD64]), **arranged.get("verify", {}))
-    if later := arranged.get("later"):
+    verify = dict(changed.get("verify", {}))
+    if "checks" in verify:
+        verify["checks"] = [CheckResult.model_validate(check) for check in verify["checks"]]
+    site.verified(digests[AMD64], **verify)
+    if later := changed.get("later"):
         site.verified(digests[AMD64], file="later/verify.json", outcomes=later)
-    if verdict := arranged.get("scan"):
+    if verdict := changed.get("scan"):
         site.scanned(digests[AMD64], verdict)
+    if act := changed.get("act"):
+        ACTS[act](site)
     return digests
 
 
-def amd64(site: Site) -> Path:
-    """The verification of that platform."""
-    return next(path for path in site.evidence.rglob("verify.json") if AMD64 in path.read_text())
-
-
-def of_no_digest(site: Site) -> None:
-    amd64(site).write_text(json.dumps({**json.loads(amd64(site).read_text()), "digest": None}))
-
-
-def of_several_platforms(site: Site) -> None:
-    both = f"{AMD64}, {ARM64}"
-    amd64(site).write_text(json.dumps({**json.loads(amd64(site).read_text()), "platform": both}))
+def edit(site: Site, **changed: object) -> dict[str, Any]:
+    """Change the verification of amd64; what it was."""
+    path = next(path for path in site.evidence.rglob("verify.json") if AMD64 in path.read_text())
+    document: dict[str, Any] = json.loads(path.read_text())
+    path.write_text(json.dumps(document | changed))
+    return document
 
 
 def built_twice(site: Site) -> None:
@@ -119,92 +112,31 @@ def of_other_checks(site: Site) -> None:
     site.verified(site.stage(NEW, ARM64, ARM64.encode()), ARM64)
 
 
-def pruned(site: Site) -> None:
-    site.fake.delete("acme/tiny-staging", json.loads(amd64(site).read_text())["digest"])
+ACTS: Mapping[str, Callable[[Site], object]] = {
+    "built_twice": built_twice,
+    "of_other_checks": of_other_checks,
+    "of_another_digest": lambda site: edit(site, digest=OTHER),
+    "of_no_digest": lambda site: edit(site, digest=None),
+    "of_several_platforms": lambda site: edit(site, platform=f"{AMD64}, {ARM64}"),
+    "pruned": lambda site: site.fake.delete("acme/tiny-staging", edit(site)["digest"]),
+}
+REFUSED = yaml.safe_load((ROOT / "tests/data/publish/refused.yaml").read_text())
 
 
-def elsewhere(**outcomes: str) -> dict[str, Any]:
-    return {"verify": {"runner": "exec:ssh node", "outcomes": outcomes}}
-
-
-READABLE_ONLY = [CheckResult(component="image", check="readable", outcome="passed")]
-UNREADABLE = {"image/readable": "skipped", "image/labels": "skipped"}
-FAULTS: dict[str, tuple[Arranged, str]] = {
-    "failed": ({"verify": {"outcomes": {"library/works": "failed"}}}, "linux/amd64: library/works failed"),
-    "failed at speed": (
-        {"verify": {"outcomes": {"library/on-gpu-speed": "failed"}}}, "library/on-gpu-speed failed",
-    ),
-    "failed elsewhere": ({"later": {"library/on-gpu": "failed"}}, "library/on-gpu failed"),
-    "failed, then passed": (
-        {"verify": {"file": "a/verify.json", "outcomes": {"library/works": "failed"}}, "later": {"image/size": "passed"}},
-        "a/verify.json): it was failed",
-    ),
-    "skipped": ({"verify": {"outcomes": {"library/works": "skipped"}}}, "library/works was skipped: it was skipped"),
-    "not run": ({"verify": {"checks": READABLE_ONLY}}, "library/works was not run"),
-    "unreadable": ({"verify": {"outcomes": UNREADABLE}}, "image/labels was skipped"),
-    "skipped between two": ({"verify": {"outcomes": {"library/on-two": "skipped"}}}, "library/on-two was skipped"),
-    "of other checks": (
-        of_other_checks, "library/works was skipped: the result is of another version of this check",
-    ),
-    "elsewhere": (
-        elsewhere(), "library/works was skipped: it ran through exec:ssh node, but image/same-files was not run",
-    ),
-    "elsewhere, unproven": (
-        elsewhere(**{"image/same-files": "skipped"}), "but image/same-files was skipped: it was skipped",
-    ),
-    "elsewhere, in another image": (elsewhere(**{"image/same-files": "failed"}), "image/same-files failed"),
-    "of another digest": ({"verified": OTHER}, "linux/amd64: not verified: no result names this digest"),
-    "of no digest": (of_no_digest, "linux/amd64: not verified"),
-    "of several platforms": (of_several_platforms, "linux/amd64: not verified"),
-    "not built": ({"unbuilt": True}, "linux/amd64: no build result"),
-    "not pushed": ({"build": {"repository": None}}, "linux/amd64: built, but not pushed"),
-    "built twice": (built_twice, "linux/amd64: several builds: sha256:"),
-    "another target": ({"image": {"name": OLD}}, f"target id: the image has {OLD}, the plan {NEW}"),
-    "another version": (
-        {"image": {"labels": {"imagebuild.component.tool": "3.3", "imagebuild.component.more": "1"}}},
-        "component more: the image has 1, the plan none\nlinux/amd64: component tool: the image has 3.3, the plan 3.4",
-    ),
-    "another axis": (
-        {"image": {"labels": {"imagebuild.axis.os": "ubuntu24.04"}}},
-        "axis os: the image has ubuntu24.04, the plan debian13",
-    ),
-    "another platform": ({"image": {"platform": ARM64}}, "linux/amd64: the image is for linux/arm64"),
-    "another Dockerfile": (
-        {"build": {"dockerfile": "0" * 64}}, "linux/amd64: provenance: tiny-cuda13.0-debian13-runtime: was built from",
-    ),
-    "a folder": (
-        {"build": {"replaced": {"tool-source": "folder"}}},
-        "tool-source came from a folder that nobody can compare; build without --source",
-    ),
-    "scan failed": ({"scan": "failed"}, "scan.json): CVE-1 is critical"),
-    "pruned": (pruned, f"{HOST}/acme/tiny-staging does not have it any more"),
-    "dirty": (
-        {"build": {"revision": f"{COMMIT}-dirty"}}, f"built from files that differ from commit {COMMIT[:12]}; commit",
-    ),
-    "of several commits": (
-        {"build": {"revision": "f" * 40}}, "its builds are of different commits: 0123456789ab, ffffffffffff",
-    ),
-    "of different days": (
-        {"build": {"rebuilt": "2026-11-22"}},
-        "its builds are of different days: without --rebuild, 20261122; build all platforms on one day",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("arranged", "reason"), FAULTS.values(), ids=FAULTS)
-def test_faults_are_refused_with_their_reason(arranged: Arranged, reason: str, site: Site) -> None:
-    arrange(site, arranged)
+@pytest.mark.parametrize("changed", REFUSED["evidence"].values(), ids=REFUSED["evidence"])
+def test_faults_are_refused_with_their_reason(changed: Mapping[str, Any], site: Site) -> None:
+    arrange(site, changed)
     site.fake.calls.clear()
     done = site.publish(NEW)
     assert done.states == ["refused"]
     assert done.result.exit_status == 1
-    assert reason in done.reasons
+    assert changed["reason"] in done.reasons
     assert not site.fake.calls, "something was changed for a target that is refused"
 
 
 def test_the_arranged_site_is_published_where_nothing_is_wrong(site: Site) -> None:
     """What the faults above are added to; the same image built twice is one, and a place that was proven counts."""
-    digests = arrange(site, elsewhere(**{"image/same-files": "passed"}))
+    digests = arrange(site, {"verify": {"runner": "exec:ssh node", "outcomes": {"image/same-files": "passed"}}})
     site.built(NEW, {AMD64: digests[AMD64]}, file="again/result.json")
     assert site.publish().states == ["published"]
 
@@ -422,10 +354,10 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
 
 
 def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
-    arrange(site, of_no_digest)
+    arrange(site, {"act": "of_no_digest"})
     (path, why) = site.publish().result.unused[0].split(": ")
     assert (json.loads(Path(path).read_text())["digest"], why.partition(";")[0]) == (None, "names no digest")
-    of_several_platforms(site)
+    edit(site, platform=f"{AMD64}, {ARM64}")
     (problem,) = site.publish().result.unused
     assert "is about linux/amd64, linux/arm64; verify each platform alone" in problem
     # What is no result of ours is left alone.
@@ -434,23 +366,7 @@ def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
     assert len(site.publish().result.unused) == 1
 
 
-@pytest.mark.parametrize(
-    ("policy", "mistake"),
-    [
-        ("{staging: '{repository}/{name}'}", "publish.staging: no value for {name}; known: image, repository"),
-        ("{staging: '{repository}/{image}'}", "registry.test/acme/tiny is where people pull tiny from"),
-        ("{staging: 'Staging/{image}_'}", "publish.staging: 'Staging/tiny_' is not a valid name of a repository"),
-        ("{require: [{checks: [library/on-cpu]}]}", "no check library/on-cpu; did you mean 'library/on-gpu'?"),
-        ("{require: [{checks: [other]}]}", "no check other; see `imagebuild verify --list`"),
-        ("{require: [{when: {cud: '13'}, checks: [library]}]}", "unknown axis 'cud'; did you mean 'cuda'?"),
-        (
-            "{require: [{when: {cuda: '>=x'}, checks: [library]}]}",
-            "publish.require.0.when.cuda: '>=x' is not a version specifier",
-        ),
-        ("{require: [{checks: []}]}", "publish.require.0.checks: "),
-        ("{require-attachments: [bom]}", "publish.require-attachments.0: "),
-    ],
-)
+@pytest.mark.parametrize(("policy", "mistake"), REFUSED["policies"].items())
 def test_mistakes_in_the_policy(tmp_path: Path, policy: str, mistake: str) -> None:
     with pytest.raises(ConfigError) as error:
         Site(tmp_path, policy=f"publish: {policy}\n")
