@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from imagebuild.oci import KINDS, STATEMENT_MEDIA, Attachment, Descriptor, Registry, RepositoryAt, encode_predicate
+from imagebuild.publish import NewAttachment, Signer
 from imagebuild.publish import attach as attach_predicate
 
 
-def attach(registry: Registry, repository: str, subject: Descriptor, kind: str, content: object) -> str:
-    """Attach a document, nobody's signature on it; bytes are attached in place of a statement."""
+def attach(
+    registry: Registry, repository: str, subject: Descriptor, kind: str, content: object, signer: Signer | None = None
+) -> str:
+    """Attach a document; bytes are attached in place of a statement."""
     if not isinstance(content, bytes):
-        return attach_predicate(RepositoryAt(registry, repository), subject, kind, encode_predicate(content))
+        new = NewAttachment(kind, encode_predicate(content))
+        return attach_predicate(RepositoryAt(registry, repository), subject, new, signer)
     notes = {"in-toto.io/predicate-type": KINDS[kind]}
     return registry.attach(repository, subject, Attachment(f"{kind}.intoto.json", STATEMENT_MEDIA, content, notes))
 
@@ -42,3 +46,25 @@ def spdx(digest: str = f"sha256:{'d' * 64}", **versions: str) -> dict[str, Any]:
             }
         ],
     }
+
+
+def verification(digest: str, platform: str = "linux/amd64", outcome: str = "passed", **more: Any) -> dict[str, Any]:
+    """A verification with a check of this outcome, and one that was skipped."""
+    checks = [
+        {"component": "ucx", "check": "version", "outcome": outcome},
+        {"component": "ucx", "check": "gpu", "outcome": "skipped"},
+    ]
+    return {"image": "open", "digest": digest, "target": "x", "platform": platform, "checks": checks, **more}
+
+
+def scan(digest: str, verdict: str = "passed", platform: str = "linux/amd64", **more: Any) -> dict[str, Any]:
+    return {
+        "image": "open", "digest": digest, "platform": platform, "scanner": "grype 0.1", "database": "of today",
+        "started": "2026-01-01T00:00:00+00:00", "findings": [], "verdict": verdict, "reason": "CVE-1 is critical", **more,
+    }  # fmt: skip
+
+
+def provenance(platform: str = "linux/amd64", *dependencies: dict[str, Any]) -> dict[str, Any]:
+    sources = [{"name": "project", "digest": {"gitCommit": "c" * 40}}, *dependencies]
+    build = {"externalParameters": {"platform": platform}, "resolvedDependencies": sources}
+    return {"buildDefinition": build, "runDetails": {"builder": {"id": "urn:imagebuild:builder:test"}}}

@@ -1,9 +1,4 @@
-"""Measure the light figures of docs/evidence/benchmarks.md on this machine, and print them as a Markdown table.
-
-    python tests/bench.py [--publish]
-
-With `--publish`, only publishing of 20 targets is measured, through a registry on this machine.
-"""
+"""Measure the light figures of docs/evidence/benchmarks.md on this machine, and print them as a Markdown table."""
 
 from __future__ import annotations
 
@@ -98,13 +93,7 @@ def measure() -> list[Row]:
 
 
 def main() -> None:
-    if "--publish" in sys.argv:
-        sys.path[0] = str(ROOT)  # this file's own folder has a `docker` too
-        from tests.bench_publish import measure_publish  # noqa: PLC0415 - needs a registry
-
-        rows = measure_publish()
-    else:
-        rows = measure()
+    rows = measure()
     sys.stdout.write("| what | measured | aim |\n|---|---|---|\n")
     sys.stdout.writelines(f"| {what} | {measured} | {aim} |\n" for what, measured, aim in rows)
 

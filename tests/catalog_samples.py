@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
 from itertools import count, islice, product
 
-from imagebuild.project import (
-    AttachedFile,
-    Bandwidth,
-    Catalog,
-    Checks,
-    PublishedImage,
-    PublishedPlatform,
-    Sbom,
-    Scan,
-)
+from imagebuild.project import AttachedFile, Catalog, Checks, PublishedImage, PublishedPlatform, Scan
 from imagebuild.publish import newest_first
 
 CUDA = ["12.6.3", "12.8.1", "12.9.1", "13.0.3", "13.1.2", "13.2.1", "13.3.1", "13.4.2"]
@@ -35,26 +27,15 @@ def platform(name: str, key: object, dice: random.Random, labels: dict[str, str]
         evidence=refs[2].digest, passed=dice.randrange(50, 90), failed=int(dice.random() < 0.05), skipped=13,
         started=created, runner="docker", version="0.6.0", failures=(),
     )  # fmt: skip
+    scan = Scan(
+        evidence=refs[4].digest, verdict="passed", counts={"medium": dice.randrange(1, 9), "low": 31}, waived=2,
+        scanner="debsecan 0.4.20.1", database="security tracker of 2026-11-20", started=created,
+    )  # fmt: skip
+    on_gpus = (found.model_copy(update={"gpus": 8, "device": "NVIDIA H100 80GB HBM3"}),) if measured else ()
     return PublishedPlatform(
-        platform=name,
-        digest=digest(key, name),
-        size_bytes=dice.randrange(300_000_000, 4_000_000_000),
-        layers=14,
-        created=created,
-        labels=labels,
-        sbom=Sbom(evidence=refs[0].digest, packages=dice.randrange(150, 600)),
-        scan=Scan(
-            evidence=refs[4].digest, verdict="passed", counts={"medium": dice.randrange(1, 9), "low": 31}, waived=2,
-            scanner="debsecan 0.4.20.1", database="security tracker of 2026-11-20", started=created,
-        )
-        if dice.random() < 0.9
-        else None,
-        checks=(found.model_copy(update={"gpus": 8, "device": "NVIDIA H100 80GB HBM3"}), found) if measured else (found,),
-        bandwidth=Bandwidth(
-            evidence=refs[3].digest, collective="all_reduce", ranks=8, gb_s=474.7, ceiling_gb_s=700.0
-        ) if measured else None,
-        evidence=tuple(refs),
-        signed=dice.random() < 0.5,
+        platform=name, digest=digest(key, name), size_bytes=dice.randrange(300_000_000, 4_000_000_000),
+        created=created, labels=labels, packages=dice.randrange(150, 600), scan=scan if dice.random() < 0.9 else None,
+        checks=(*on_gpus, found), evidence=tuple(refs),
     )  # fmt: skip
 
 
@@ -74,22 +55,13 @@ def image(
     key = (name, tag, created)
     names = ("linux/amd64", "linux/arm64") if dice.random() < 0.9 else ("linux/amd64",)
     return PublishedImage(
-        target=f"{name}-cuda{cuda}-{os}-{variant}",
-        image=name,
+        target=f"{name}-cuda{cuda}-{os}-{variant}", image=name, axes=axes, versions=versions,
         description="HPC-X, NCCL with its network plug-ins and the benchmarks of GPU networking",
-        axes=axes,
-        versions=versions,
-        stack={"nccl": nccl, "mpi": mpi},
-        repository=f"registry.example.org/gpu/{name}",
-        digest=digest(*key),
-        tags=(tag,),
-        aliases=(),
-        revision=revision,
-        created=created,
+        stack={"nccl": nccl, "mpi": mpi}, repository=f"registry.example.org/gpu/{name}", digest=digest(*key),
+        tags=(tag,), aliases=(), revision=revision, created=created,
         platforms=tuple(platform(n, key, dice, labels, created) for n in names),
         restricted={"hpcx": "the EULA in the archive"} if name == "hpcx" else {},
-        signed=dice.random() < 0.5,
-    )
+    )  # fmt: skip
 
 
 def catalog(number: int = 500, seed: int = 1) -> Catalog:
@@ -101,17 +73,14 @@ def catalog(number: int = 500, seed: int = 1) -> Catalog:
     combinations += [("open", c, "debian13", v) for c, v in product(OPEN, ("runtime", "devel"))]
     combinations += [("quickstart", c, "debian13", "runtime") for c in ("13.0", "13.5")]
 
-    def all_of_them() -> object:
+    def all_of_them() -> Iterator[PublishedImage]:
         for week in count():
             created = f"2026-{11 - week // 4:02d}-{21 - week % 4 * 7 if week % 4 < 3 else 1:02d}T08:00:00Z"
             for name, cuda, os, variant in combinations:
                 mpi = "HPC-X 2.51" if name == "hpcx" else "Open MPI 5.0.10"
                 yield image(name, cuda, os, variant, "2.32.3" if week < 5 else "2.31.2", mpi, created, dice)
 
-    made = list(islice(all_of_them(), number))  # type: ignore[call-overload]
-    made = [
-        entry for name in ("hpcx", "open", "quickstart") for entry in newest_first(i for i in made if i.image == name)
-    ]
-    return Catalog(
-        repository="registry.example.org/gpu", read="2026-11-21T10:45:00Z", imagebuild="0.6.0", images=tuple(made)
-    )
+    made = list(islice(all_of_them(), number))
+    images = [i for name in ("hpcx", "open", "quickstart") for i in newest_first(i for i in made if i.image == name)]
+    where = "registry.example.org/gpu"
+    return Catalog(repository=where, read="2026-11-21T10:45:00Z", imagebuild="0.6.0", images=tuple(images))

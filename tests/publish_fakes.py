@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,23 @@ from typing import Any
 from imagebuild.oci import Registry
 from imagebuild.project import (
     BuildResult,
+    Changes,
     CheckResult,
     Outcome,
     Plan,
     Project,
     Published,
     PublishResult,
-    ScanResult,
     Surroundings,
     Target,
     VerifyResult,
     make_plan,
+    versions_with,
 )
-from imagebuild.publish import PublishRequest, PublishTools, publish_targets, rules_of
+from imagebuild.publish import PublishRequest, publish_targets, rules_of
+from imagebuild.render import Renderer
 from imagebuild.verify import IMAGE_CHECKS
-from tests.attached import spdx
+from tests.attached import scan, spdx
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.registry_fake import FakeRegistry, put_image
 
@@ -84,31 +87,28 @@ class Site:
         """Read the project as its files are now."""
         self.project: Project = self.files.load()
         self.plan: Plan = make_plan(self.project)
+        self.renderer = Renderer(self.project, versions_with(self.project, Changes()))
 
     def target(self, name: str = NEW) -> Target:
         return next(target for target in self.plan.targets if target.id == name)
 
     def stage(
-        self,
-        name: str,
-        platform: str,
-        content: bytes = b"layer",
-        registry: Registry | None = None,
+        self, name: str, platform: str, content: bytes = b"layer", registry: Registry | None = None,
         labels: Mapping[str, str] | None = None,
-        shared: Iterable[bytes] = (),
-    ) -> str:
-        """Push an image of a platform to the staging repository, with layers below its own; its digest."""
-        registry = registry or self.fake
+    ) -> str:  # fmt: skip
+        """Push an image of a platform to the staging repository; its digest."""
         target = self.target(name)
         message = {"imagebuild.target": name, "org.opencontainers.image.version": name}
         message |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
         message |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()} | dict(labels or {})
         repository = f"acme/{target.image}-staging"
-        return put_image(registry, repository, (*shared, content), platform, Labels=message).digest
+        return put_image(registry or self.fake, repository, [content], platform, Labels=message).digest
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
-        """Leave a build's result."""
+        """Leave the result of a build of what this checkout renders."""
+        text = self.renderer.dockerfile(self.target(name)).text
         values = {
+            "dockerfile": hashlib.sha256(text.encode()).hexdigest(),
             "target": name, "digest": next(iter(manifests.values())), "tags": (), "platforms": tuple(manifests),
             "size_bytes": None, "seconds": 1.0, "steps": (), "manifests": dict(manifests), "revision": COMMIT,
             "repository": f"{self.host}/acme/tiny-staging", "started": "2026-11-21T10:00:00Z", "builder": "test",
@@ -127,14 +127,11 @@ class Site:
         hashes = {rule.name: rule.sha256 for rule in rules_of(self.project, self.target(name))}
         found = [
             CheckResult(
-                component=c,
-                check=n,
-                outcome=o,
-                reason="" if o == "passed" else f"it was {o}",
-                sha256=hashes.get(f"{c}/{n}", ""),
+                component=key.split("/")[0], check=key.split("/")[1], outcome=outcome, sha256=hashes.get(key, ""),
+                reason="" if outcome == "passed" else f"it was {outcome}",
             )
-            for c, n, o in ((*key.split("/"), outcome) for key, outcome in stated.items())
-        ]
+            for key, outcome in stated.items()
+        ]  # fmt: skip
         result = VerifyResult(
             image=f"{self.host}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,
             checks=tuple(found if checks is None else checks), started="2026-11-21T10:30:00+00:00",
@@ -143,12 +140,8 @@ class Site:
         self.leave(file or f"{digest[7:19]}/verify.json", result.model_dump_json())
         return result
 
-    def scanned(self, digest: str, verdict: str = "passed", file: str = "") -> None:
-        result = ScanResult.model_validate({
-            "image": "x", "digest": digest, "platform": AMD64, "scanner": "test 1", "database": "of today", "findings": (),
-            "started": "2026-11-21T11:00:00Z", "verdict": verdict, "reason": "CVE-2026-1 in libc6 1",
-        })  # fmt: skip
-        self.leave(file or f"{digest[7:19]}/scan.json", result.model_dump_json())
+    def scanned(self, digest: str, verdict: str = "passed", platform: str = AMD64) -> None:
+        self.leave(f"{digest[7:19]}/scan.json", json.dumps(scan(digest, verdict, platform)))
 
     def listed(self, digest: str) -> None:
         """Leave an SBOM."""
@@ -160,21 +153,23 @@ class Site:
         path.write_text(text)
         return path
 
-    def ready(self, *names: str, content: bytes = b"layer", registry: Registry | None = None) -> None:
-        """Stage, build and verify targets for both platforms."""
+    def ready(
+        self, *names: str, content: bytes = b"layer", registry: Registry | None = None,
+        outcomes: Mapping[str, Outcome] | None = None, **build: Any,
+    ) -> dict[tuple[str, str], str]:  # fmt: skip
+        """Stage, build and verify targets for both platforms: target and platform → digest."""
+        digests = {}
         for name in names or (NEW,):
             for platform in (AMD64, ARM64):
-                layer = content + platform.encode() + name.encode()
-                digest = self.stage(name, platform, layer, registry)
-                self.built(name, {platform: digest})
-                self.verified(digest, platform, name=name)
+                digest = self.stage(name, platform, content + platform.encode() + name.encode(), registry)
+                self.built(name, {platform: digest}, **build)
+                self.verified(digest, platform, name=name, outcomes=outcomes)
+                digests[name, platform] = digest
+        return digests
 
-    def publish(
-        self, *select: str, registry: Registry | None = None, tools: PublishTools | None = None, **more: Any
-    ) -> Done:
+    def publish(self, *select: str, connect: Callable[[str], Registry] | None = None, **more: Any) -> Done:
         request = PublishRequest(select=select, folders=[self.evidence], **more)
-        reached = tools or PublishTools(lambda _: registry or self.fake)
-        return Done(publish_targets(self.project, self.plan, request, reached))
+        return Done(publish_targets(self.renderer, self.plan, request, connect or (lambda _: self.fake)))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
         """What people can pull."""

@@ -10,14 +10,22 @@ import typer
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, command_group, example, option, subcommand
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from imagebuild.cli.options import Workspace
     from imagebuild.publish.attest import AttestResult
+    from imagebuild.verify.subject import ImageFinder
 
 POLICY = Path("scan-policy.yaml")
+
+
+def _finder(workspace: Workspace | None, folder: Path, *, offline: bool = False) -> ImageFinder:
+    from imagebuild.verify.subject import NO_PLAN, ImageFinder
+
+    return ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
 
 
 @example(
@@ -34,14 +42,11 @@ def sbom(
     """List what is installed in an image, as SPDX."""
     from imagebuild.oci.attestation import encode_predicate
     from imagebuild.publish.sbom import make_sbom
-    from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
     workspace = project.open_if_there()
-    plan = workspace.plan if workspace else NO_PLAN
-    with ImageFinder(plan, folder).find(image) as found:
-        document = make_sbom(found.image(platform), plan, workspace.renderer if workspace else None)
-    if "comment" in document:
-        err.print(document["comment"], markup=False)
+    known = workspace.project.components if workspace else {}
+    with _finder(workspace, folder).find(image) as found:
+        document = make_sbom(found.image(platform), {name: file.model for name, file in known.items()})
     options.print_or_write(encode_predicate(document).decode(), output)
 
 
@@ -63,13 +68,11 @@ def scan(
     """
     from imagebuild.core.fields import YamlFile
     from imagebuild.publish.scan import Policy, load_policy, load_report, print_scan, scan_result
-    from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
-    workspace = project.open_if_there()
     no_file = policy == POLICY and not policy.exists()
     rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
     written = load_report(report)
-    with ImageFinder(workspace.plan if workspace else NO_PLAN, folder).find(image) as found:
+    with _finder(project.open_if_there(), folder).find(image) as found:
         result = scan_result(found.image(platform), written, report, rules)
     options.print_result(json_file, result, lambda: print_scan(result))
     if result.verdict == "failed":
@@ -122,7 +125,7 @@ def freshness(
 
     result = security_updates(targets, cache(connect_registry), newest, newer)
     options.print_result(json_file, result, lambda: print_freshness(result))
-    if result.rebuild or result.problems:
+    if result.rebuild or any(image.problem for image in result.images):
         raise typer.Exit(1)
 
 
@@ -160,15 +163,12 @@ def verify_attachments_of(
     """
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.publish.attest import AttestRequest, trust_of, verify_attachments
+    from imagebuild.publish.attest import trust_of, verify_attachments
 
-    reference = parse_reference(image)
-    request = AttestRequest(
-        required=tuple(filter(None, (kind.strip() for kind in require.split(",")))),
-        trust=trust_of(key, identity, issuer, log=not no_tlog),
-    )
-    result = verify_attachments(reference, connect_registry(reference.host), request)
-    options.print_result(json_file, result, lambda: _show(result, signed=bool(request.trust)))
+    reference, trust = parse_reference(image), trust_of(key, identity, issuer, log=not no_tlog)
+    required = [kind.strip() for kind in require.split(",") if kind.strip()]
+    result = verify_attachments(reference, connect_registry(reference.host), required, trust)
+    options.print_result(json_file, result, lambda: _show(result, signed=bool(trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
 
@@ -217,6 +217,8 @@ def add_attachment_to(
     )  # fmt: skip
     for digest in digests:
         out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
+    if not digests:
+        out.print("it is attached already")
 
 
 def _show(result: AttestResult, *, signed: bool) -> None:
@@ -254,14 +256,10 @@ def diff(
     offline: options.OfflineOption = False,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Say what differs between two images: components, packages, settings and layers."""
+    """Say what differs between two images: components, packages, environment and layers."""
     from imagebuild.publish.diff import compare_images, print_comparison
-    from imagebuild.verify.subject import NO_PLAN, ImageFinder
 
-    workspace = project.open_if_there()
-    finder = ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
-    comparison = compare_images((a, b), finder, platform)
-
+    comparison = compare_images((a, b), _finder(project.open_if_there(), folder, offline=offline), platform)
     options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:
         raise typer.Exit(1)
@@ -282,7 +280,6 @@ def catalog(
     identity: options.IdentityOption = None,
     issuer: options.IssuerOption = None,
     no_tlog: UnloggedSignatureOption = False,
-    json_file: options.JsonOption = None,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
     from rich.markup import escape
@@ -290,20 +287,16 @@ def catalog(
     from imagebuild.core.files import read_text, write_text
     from imagebuild.core.yaml import read_written
     from imagebuild.publish.attest import trust_of, with_signers
-    from imagebuild.publish.catalog import (
-        catalog_from_registry,
-        images_table,
-        replace_table,
-    )
+    from imagebuild.publish.catalog import catalog_from_registry, images_table, replace_table
     from imagebuild.publish.scan import Freshness, with_updates
     from imagebuild.publish.site import write_site
 
-    if output is None and readme is None and json_file is None:
-        raise ConfigError("catalog: give -o DIR for the page, --readme FILE for the table of images, or --json FILE")
+    if output is None and readme is None:
+        raise ConfigError("catalog: give -o DIR for the page, or --readme FILE for the table of images")
     if check and readme is None:
         raise ConfigError("--check: needs --readme FILE")
     workspace = project.open(options.PlanChanges().parse(registry))
-    if output or json_file:
+    if output:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
         made = catalog_from_registry(workspace.project, workspace.plan)
         if trust := trust_of(key, identity, issuer, log=not no_tlog):
@@ -312,10 +305,7 @@ def catalog(
             made = with_updates(made, fresh)
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
-        options.print_result(json_file, made, lambda: None)
-        if output:
-            count = len(made.images)
-            out.print(f"{count} image{'s' * (count != 1)} in {write_site(made, output)}", markup=False)
+        out.print(f"{plural(len(made.images), 'image')} in {write_site(made, output)}", markup=False)
     if readme:
         old = read_text(readme)
         new = replace_table(str(readme), old, images_table(workspace.project, workspace.plan))

@@ -43,7 +43,6 @@ from .plan import select_targets as select_targets
 from .plan import staged_tag as staged_tag
 from .plan import versions_with as versions_with
 from .records import AttachedFile as AttachedFile
-from .records import Bandwidth as Bandwidth
 from .records import BuildResult as BuildResult
 from .records import Catalog as Catalog
 from .records import CheckResult as CheckResult
@@ -53,7 +52,6 @@ from .records import Published as Published
 from .records import PublishedImage as PublishedImage
 from .records import PublishedPlatform as PublishedPlatform
 from .records import PublishResult as PublishResult
-from .records import Sbom as Sbom
 from .records import Scan as Scan
 from .records import ScanResult as ScanResult
 from .records import SecurityUpdates as SecurityUpdates

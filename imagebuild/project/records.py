@@ -146,7 +146,6 @@ class Vulnerability(Model):
     version: str
     fixed_in: str | None = None
     """Version without it, if there is one."""
-    link: str | None = None
     waived: str | None = None
     """Why the policy lets it pass, and until when."""
     fails: bool = False
@@ -204,10 +203,8 @@ class PublishResult(Model):
     """Hold what was published, target by target."""
 
     targets: tuple[Published, ...]
-    ignored: int = 0
-    """JSON files in the folders that are no evidence."""
-    unnamed: tuple[str, ...] = ()
-    """Verifications that name no digest, so that they do not count."""
+    unused: tuple[str, ...] = ()
+    """Files of results that do not count, as they are of no image in particular, each with the reason."""
 
     @property
     def exit_status(self) -> int:
@@ -225,14 +222,6 @@ class AttachedFile(Model):
     """Of its manifest; of a signature by tag, of what the tag names."""
     size_bytes: int = 0
     """Of its files."""
-
-
-class Sbom(Model):
-    """Summarise an SBOM."""
-
-    evidence: str
-    """Digest of what it was read from."""
-    packages: int
 
 
 class Scan(Model):
@@ -271,17 +260,6 @@ class Checks(Model):
     """Of imagebuild."""
 
 
-class Bandwidth(Model):
-    """Hold the best bus bandwidth that a collective had in a run whose data were right."""
-
-    evidence: str
-    collective: str
-    ranks: int | None = None
-    gb_s: float
-    ceiling_gb_s: float | None = None
-    """The most that the hardware can show, where a profile was given."""
-
-
 class SecurityUpdates(Model):
     """Say how many packages of an image the distribution has mended since."""
 
@@ -297,21 +275,17 @@ class PublishedPlatform(Model):
     digest: Digest
     size_bytes: int
     """Of the compressed layers."""
-    layers: int
     created: str = ""
-    """When its youngest step was made, as the image says; of one that `build --push` made, the date of its lock."""
+    """As the image says; of one that `build --push` made, the date of its lock."""
     labels: dict[str, str] = Field(default_factory=dict)
-    sbom: Sbom | None = None
+    packages: int | None = None
+    """In its SBOM; None without one."""
     scan: Scan | None = None
     updates: SecurityUpdates | None = None
     """As `imagebuild freshness` found them; None if it did not look at this image."""
     checks: tuple[Checks, ...] = ()
     """The newest first."""
-    bandwidth: Bandwidth | None = None
-    """That of all_reduce with most ranks, or of another collective if there is no all_reduce."""
     evidence: tuple[AttachedFile, ...] = ()
-    signed: bool = False
-    """Whether there is a signature of it. Whose, and whether it is right, `imagebuild attest verify` finds out."""
 
 
 class PublishedImage(Model):
@@ -334,14 +308,12 @@ class PublishedImage(Model):
     aliases: tuple[Tag, ...]
     """Tags that name it now."""
     revision: str = ""
-    """Commit of the project, as far as the image or its tag says it."""
+    """Commit of the project, as the index says it."""
     created: str = ""
     """The latest of its platforms."""
     platforms: Annotated[tuple[PublishedPlatform, ...], Field(min_length=1)]
     restricted: dict[str, str] = Field(default_factory=dict)
     """Component → what whoever passes the image on must accept."""
-    signed: bool = False
-    """Whether there is a signature of the index."""
     verified_by: str | None = None
     """The key or identity that was asked for, if it signed the index; empty if it did not, None if none was."""
 

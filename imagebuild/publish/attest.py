@@ -8,12 +8,12 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -25,19 +25,28 @@ from imagebuild.core.settings import ca_bundle
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import (
     KINDS,
+    PREDICATE_DIGEST,
     SIGNATURE,
     Attestation,
     attestation_of,
     kind_of,
     list_attestations,
+    read_attestation,
     read_attestations,
 )
 from imagebuild.oci.image import image_in_registry
-from imagebuild.oci.layout import Descriptor
+from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
 from imagebuild.project.records import Catalog, ScanResult, VerifyResult
-from imagebuild.publish.evidence import PREDICATES, attachment_of, read_predicate
+from imagebuild.publish.evidence import (
+    PREDICATES,
+    NewAttachment,
+    about,
+    attachment_of,
+    mismatch,
+    read_predicate,
+)
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import Report
@@ -60,15 +69,8 @@ NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version
 
 
 PUBLIC_KEY = "COSIGN_PUBLIC_KEY"
-REMEDIES = (
-    ("decryption failed", f"; {PASSWORD} is not the password of this key"),
-    (
-        "rekor|fulcio|tuf|oauth2|sigstore.dev",
-        "; the public log cannot be used from here: --key with --no-tlog needs none",
-    ),
-    ("unauthorized|denied", "; log in to the registry with `docker login`"),
-)
-"""Pattern of what cosign says → what to do."""
+SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
+"""What cosign names where the services of the public log cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Cosign:
             # Before the last line come terms of use, and the same error once more.
             last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
             text = last.removeprefix("Error: ").removeprefix("error during command execution: ")
-            remedy = next((remedy for pattern, remedy in REMEDIES if re.search(pattern, text, re.IGNORECASE)), "")
-            raise CommandError(f"{text}{remedy}") from None
+            remedy = "; the public log cannot be used from here: --key with --no-tlog needs none"
+            raise CommandError(f"{text}{remedy if SERVICES.search(text) else ''}") from None
 
     @cached_property
     def is_before_3(self) -> bool:
@@ -113,33 +115,64 @@ _TRIAL = Lock()
 
 @dataclass(frozen=True)
 class Signer:
-    """Sign images and attestations."""
+    """Name whose signatures are meant: those of a key, or of an identity that an issuer vouches for. Sign, and verify.
+
+    With neither, cosign signs as the identity of CI, and nothing can be verified.
+    """
 
     key: str | None = None
-    """File, or the address of a key in a form that cosign knows; None signs without a key, as the identity of CI."""
-    log: bool = True
-    """Whether to write the signature to a public transparency log."""
-    cosign: Cosign = field(default_factory=Cosign)
+    """File, or the address of a key in a form that cosign knows: the private key where `signs`, else the public one."""
     identity: str | None = None
     issuer: str | None = None
-    """Who signs without a key, and who vouches for that."""
+    log: bool = True
+    """Whether signatures are written to the public transparency log, and have to be in it."""
+    cosign: Cosign = field(default_factory=Cosign)
+    signs: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the identity, the address of the key, or the name of its file."""
+        key = self.key or ""
+        return self.identity or (key if "://" in key else Path(key).name)
+
+    def check(self) -> None:
+        """Raise ConfigError if it is not clear who is meant or the key cannot be used, CommandError without cosign."""
+        is_file = self.key is not None and "://" not in self.key
+        if self.key and self.identity:
+            raise ConfigError("whose signature? give --key FILE, or --certificate-identity with its issuer")
+        if is_file and not Path(str(self.key)).is_file():
+            hint = "; `cosign generate-key-pair` makes one" if self.signs else ""
+            raise ConfigError(f"--key {self.key}: no such file{hint}")
+        if bool(self.identity) != bool(self.issuer):
+            raise ConfigError("--certificate-identity: needs --certificate-oidc-issuer, or anybody could vouch for it")
+        if self.identity and not self.log:
+            raise ConfigError(
+                "--no-tlog: needs --key; a certificate is valid for minutes, and only the log says when it was used"
+            )
+        # Only a key outside of key management services has a password.
+        if self.signs and (is_file or (self.key or "").startswith("env://")) and PASSWORD not in self.cosign.environ:
+            raise ConfigError(f"--key {self.key}: set {PASSWORD} to the key's password, which may be empty")
+        self.cosign("version")
 
     @cached_property
-    def trust(self) -> Trust:
-        """Return who is to be trusted: the public half of the key, or the identity.
+    def trusted(self) -> tuple[Cosign, tuple[str, ...]]:
+        """Return cosign, and its arguments that name whose signatures are to be trusted.
 
-        Raises ConfigError if the identity is not known, CommandError if the key cannot be read.
+        Raises ConfigError if nobody is named, CommandError if the key cannot be read.
         """
-        if not self.key:
-            if not (self.identity and self.issuer):
-                raise ConfigError(
-                    "--sign: no signer is named; give --key FILE, or --certificate-identity and "
-                    "--certificate-oidc-issuer; in a job of GitHub they are known"
-                )
-            return Trust(None, self.identity, self.issuer, self.log, self.cosign)
-        public = self.cosign("public-key", "--key", self.key)
-        cosign = replace(self.cosign, environ={**self.cosign.environ, PUBLIC_KEY: public})
-        return Trust(f"env://{PUBLIC_KEY}", log=self.log, cosign=cosign)
+        cosign, key = self.cosign, self.key
+        if not (key or self.identity):
+            raise ConfigError(
+                "no signer is named; give --key FILE, or --certificate-identity and "
+                "--certificate-oidc-issuer; in a job of GitHub they are known"
+            )
+        if key and self.signs:
+            public = cosign("public-key", "--key", key)
+            cosign, key = replace(cosign, environ={**cosign.environ, PUBLIC_KEY: public}), f"env://{PUBLIC_KEY}"
+        if key:
+            return cosign, ("--key", key)
+        identity = ("--certificate-identity", str(self.identity), "--certificate-oidc-issuer", str(self.issuer))
+        return cosign, identity
 
     @cached_property
     def fault(self) -> str:
@@ -150,21 +183,9 @@ class Signer:
         with _TRIAL:
             try:
                 trial = Attestation("scan", "", bundle=self.attest("scan", b"{}", "trial", b"{}"))
-                return self.trust.attestation_problem(trial, b"{}") or ""
+                return self.attestation_problem(trial, b"{}")
             except ImagebuildError as error:
                 return str(error)
-
-    def check(self) -> None:
-        """Raise CommandError if cosign is missing, ConfigError if the key has no password or does not exist."""
-        self.cosign("version")
-        if self.key is None:
-            return
-        is_file = "://" not in self.key
-        if is_file and not Path(self.key).is_file():
-            raise ConfigError(f"--key {self.key}: no such file; `cosign generate-key-pair` makes one")
-        # Only a key outside of key management services has a password.
-        if (is_file or self.key.startswith("env://")) and PASSWORD not in self.cosign.environ:
-            raise ConfigError(f"--key {self.key}: set {PASSWORD} to the key's password, which may be empty")
 
     def sign(self, images: Iterable[ImageReference]) -> None:
         """Sign images. Raises ConfigError for one that is not named by its digest, CommandError if cosign fails."""
@@ -196,6 +217,34 @@ class Signer:
         config = folder / "signing-config"
         config.write_text(NO_SERVICES)
         return ["--yes", *key, "--signing-config", str(config)]
+
+    def image_problem(self, image: ImageReference) -> str:
+        """Return why an image, named by digest, has no trusted signature, in cosign's words; empty if it has one."""
+        return self._problem("verify", *self.cosign.connection(image), "--output", "json", _by_digest(image))
+
+    def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str:
+        """Return why an attestation of the image with this manifest has no trusted signature; empty if it has one."""
+        if not attestation.bundle:
+            return "nobody signed it"
+        # cosign 2 does not compare the type with the bundle's; that was done when the attestation was read.
+        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+            subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
+            subject.write_bytes(manifest)
+            bundle.write_bytes(attestation.bundle)
+            roots.write_text(NO_ROOTS)
+            new_format = ["--new-bundle-format"] if self.cosign.is_before_3 else []
+            offline = () if self.log else ("--trusted-root", roots)
+            what = ("--type", KINDS[attestation.kind], "--bundle", bundle, subject)
+            return self._problem("verify-blob-attestation", *new_format, *offline, *what)
+
+    def _problem(self, command: str, *arguments: str | Path) -> str:
+        cosign, signer = self.trusted
+        log = [] if self.log else ["--insecure-ignore-tlog=true"]
+        try:
+            cosign(command, *signer, *log, *arguments)
+        except CommandError as error:
+            return str(error)
+        return ""
 
 
 GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
@@ -232,77 +281,17 @@ def signer_of(
         return None
     if not key and not identity and (workflow := job_workflow(os.environ)):
         identity, issuer = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", GITHUB_ISSUER
-    signer = Signer(key, log, identity=identity, issuer=issuer)
+    signer = Signer(key, identity, issuer, log, signs=True)
     signer.check()
     return signer
 
 
-@dataclass(frozen=True)
-class Trust:
-    """Say whose signature is trusted: either a key's, or that of an identity that an issuer vouches for."""
-
-    key: str | None = None
-    identity: str | None = None
-    issuer: str | None = None
-    log: bool = True
-    """Whether the signature has to be in the transparency log."""
-    cosign: Cosign = field(default_factory=Cosign)
-
-    @property
-    def name(self) -> str:
-        """Return the identity, the address of the key, or the name of its file."""
-        key = self.key or ""
-        return self.identity or (key if "://" in key else Path(key).name)
-
-    def check(self) -> None:
-        """Raise ConfigError unless exactly one signer is named and its key exists; CommandError without cosign."""
-        if bool(self.key) == bool(self.identity):
-            raise ConfigError("whose signature? give --key FILE, or --certificate-identity with its issuer")
-        if self.key and "://" not in self.key and not Path(self.key).is_file():
-            raise ConfigError(f"--key {self.key}: no such file")
-        if self.identity and not self.issuer:
-            raise ConfigError("--certificate-identity: needs --certificate-oidc-issuer, or anybody could vouch for it")
-        if self.identity and not self.log:
-            raise ConfigError(
-                "--no-tlog: needs --key; a certificate is valid for minutes, and only the log says when it was used"
-            )
-        self.cosign("version")
-
-    def image_problem(self, image: ImageReference) -> str | None:
-        """Return why an image, named by digest, has no trusted signature, in cosign's words; None if it has one."""
-        return self._problem("verify", *self.cosign.connection(image), "--output", "json", _by_digest(image))
-
-    def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str | None:
-        """Return why an attestation of the image with this manifest has no trusted signature; None if it has one."""
-        if not attestation.bundle:
-            return "nobody signed it"
-        # cosign 2 does not compare the type with the bundle's; that was done when the attestation was read.
-        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
-            subject.write_bytes(manifest)
-            bundle.write_bytes(attestation.bundle)
-            roots.write_text(NO_ROOTS)
-            new_format = ["--new-bundle-format"] if self.cosign.is_before_3 else []
-            offline = () if self.log else ("--trusted-root", roots)
-            what = ("--type", KINDS[attestation.kind], "--bundle", bundle, subject)
-            return self._problem("verify-blob-attestation", *new_format, *offline, *what)
-
-    def _problem(self, command: str, *arguments: str | Path) -> str | None:
-        if self.key:
-            signer = ["--key", self.key]
-        else:
-            signer = ["--certificate-identity", str(self.identity), "--certificate-oidc-issuer", str(self.issuer)]
-        log = [] if self.log else ["--insecure-ignore-tlog=true"]
-        try:
-            self.cosign(command, *signer, *log, *arguments)
-        except CommandError as error:
-            return str(error)
-        return None
-
-
-def trust_of(key: str | None, identity: str | None, issuer: str | None, *, log: bool) -> Trust | None:
-    """Return who is trusted by the options of a command, None if they name nobody."""
-    return Trust(key, identity, issuer, log) if key or identity or issuer else None
+def trust_of(key: str | None, identity: str | None, issuer: str | None, *, log: bool) -> Signer | None:
+    """Return who is trusted by the options of a command, None if they name nobody. Raises as `Signer.check` does."""
+    trust = Signer(key, identity, issuer, log) if key or identity or issuer else None
+    if trust:
+        trust.check()
+    return trust
 
 
 def _by_digest(image: ImageReference) -> str:
@@ -355,89 +344,121 @@ class AttestResult(Model):
         return "failed" if any(finding.is_wrong for finding in self.findings) else "passed"
 
 
-@dataclass(frozen=True)
-class AttestRequest:
-    """Say which attachments an image must have, and who must have signed them."""
-
-    required: Sequence[str] = DEFAULT_KINDS
-    trust: Trust | None = None
-    """None: ask for no signature, so that nothing but damage and mix-ups is found."""
-
-    def check(self) -> None:
-        """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
-        known = (*PREDICATES, SIGNATURE)
-        for kind in self.required:
-            if kind not in known:
-                raise ConfigError(
-                    f"--require {kind}: unknown kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
-                )
-        if self.trust:
-            self.trust.check()
-        elif SIGNATURE in self.required:
+def check_required(kinds: Iterable[str], trust: Signer | None) -> None:
+    """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
+    known = (*PREDICATES, SIGNATURE)
+    for kind in kinds:
+        if kind not in known:
+            raise ConfigError(
+                f"--require {kind}: unknown kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
+            )
+        if kind == SIGNATURE and not trust:
             raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
 
 
-def verify_attachments(reference: ImageReference, registry: Registry, request: AttestRequest) -> AttestResult:
-    """Judge every attachment of an image, and name those that are required and missing.
+def verify_attachments(
+    reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None
+) -> AttestResult:
+    """Judge every attachment of an image, and name the required kinds that are missing.
 
-    A tag is looked up once; everything after that is about its digest. Raises ConfigError if there is no such image,
-    CommandError if the registry fails, and ResultError if it has something else by this name.
+    Without `trust`, no signature is asked for, so that nothing but damage and mix-ups is found. A tag is looked up
+    once; everything after that is about its digest. Raises ConfigError if there is no such image or it is unclear what
+    is required, CommandError if the registry fails, and ResultError if it has something else by this name.
     """
-    request.check()
+    check_required(required, trust)
     found = image_in_registry(str(reference), reference, registry, Path())
-    place, digest = registry.at(reference.repository), str(found.digest)
+    place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
-    findings: list[AttestFinding] = []
-    for name, manifest in {**({} if digest in platforms.values() else {INDEX: digest}), **platforms}.items():
-        members = platforms if name == INDEX else {name: manifest}
-        subjects = [ManifestSubject(member, platform, digest) for platform, member in members.items()]
-        findings += _verify_manifest(place, name, manifest, subjects, request)
-        if request.trust:
-            problem = request.trust.image_problem(reference.at(manifest))
-            findings.append(
-                AttestFinding(
-                    subject=name, digest=manifest, kind=SIGNATURE, outcome="failed" if problem else "passed",
-                    detail=problem or "by the key or identity that was named", required=True,
-                )
-            )  # fmt: skip
-    return AttestResult(image=str(reference), digest=digest, findings=tuple(findings))
+    asked = {*required, *([SIGNATURE] if trust else [])}
+    findings = []
+    for name, digest in {**({} if index in platforms.values() else {INDEX: index}), **platforms}.items():
+        members = platforms if name == INDEX else {name: digest}
+        judged = list(_judge_attached(place, digest, members, index, trust))
+        if trust:
+            problem = trust.image_problem(reference.at(digest))
+            signed = problem or "by the key or identity that was named"
+            judged.append((SIGNATURE, "failed" if problem else "passed", signed, None))
+        none = f"the registry lists none{' that is signed' if trust else ''}"
+        counted = {kind for kind, outcome, *_ in judged if outcome != "skipped"}
+        absent = [kind for kind in PREDICATES if kind not in counted and name != INDEX]
+        judged += [(kind, "missing" if kind in asked else "skipped", none, None) for kind in absent]
+        findings += [
+            AttestFinding(
+                subject=name, digest=digest, kind=kind, outcome=outcome, detail=detail, attachment=attachment,
+                required=kind in asked and outcome != "skipped",
+            )
+            for kind, outcome, detail, attachment in judged
+        ]  # fmt: skip
+    return AttestResult(image=str(reference), digest=index, findings=tuple(findings))
 
 
-def _verify_manifest(
-    place: RepositoryAt, name: str, digest: str, subjects: Sequence[ManifestSubject], request: AttestRequest
-) -> Iterator[AttestFinding]:
-    """Judge the attachments of a manifest: a platform's image, or an index, whose attachments are about its images."""
+def _judge_attached(
+    place: RepositoryAt, digest: str, members: Mapping[str, str], index: str, trust: Signer | None
+) -> Iterator[tuple[str, Outcome, str, str | None]]:
+    """Yield kind, outcome, detail and digest of what is attached to a manifest; what does not count is skipped.
+
+    It may be about any of the members, platform → digest: those of an index, or the image itself.
+    """
     manifest = place.manifest(digest).content
-    trusted = set()
+    believed: list[tuple[Attestation, BaseModel]] = []
     for attestation in read_attestations(place.registry, place.repository, digest):
-        kind, required = attestation.kind, attestation.kind in request.required
-        if kind not in PREDICATES and not attestation.problem:
-            continue
         # Whoever may push can attach, so an attachment without a trusted signature does not count.
-        unsigned = None
-        if request.trust and not attestation.problem:
-            unsigned = request.trust.attestation_problem(attestation, manifest)
+        unsigned = trust.attestation_problem(attestation, manifest) if trust and attestation.content else ""
         if unsigned:
-            verdict, required = Verdict("skipped", f"not believed: {unsigned}"), False
-        else:
-            trusted.add(kind)
-            try:
-                predicate = read_predicate(attestation)
-                verdicts = [judge_predicate(predicate, subject) for subject in subjects]
-                verdict = next((verdict for verdict in verdicts if verdict.outcome != "broken"), verdicts[0])
-            except ResultError as error:
-                verdict = Verdict("broken", attestation.problem or str(error))
-        yield AttestFinding(
-            subject=name, digest=digest, kind=kind, outcome=verdict.outcome,
-            detail=verdict.detail, attachment=attestation.digest, required=required,
-        )  # fmt: skip
-    for kind in (k for k in PREDICATES if k not in trusted and name != INDEX):
-        required = kind in request.required
-        yield AttestFinding(
-            subject=name, digest=digest, kind=kind, required=required,
-            outcome="missing" if required else "skipped",
-            detail="the registry lists none" + (" that is signed" if request.trust else ""),
-        )  # fmt: skip
+            yield attestation.kind, "skipped", f"not believed: {unsigned}", attestation.digest
+            continue
+        try:
+            if value := read_predicate(attestation):
+                believed.append((attestation, value))
+        except ResultError as error:
+            yield attestation.kind, "broken", attestation.problem or str(error), attestation.digest
+
+    newest: dict[tuple[str, str], str] = {}
+    for scan in (value for _, value in believed if isinstance(value, ScanResult)):
+        newest[_scanned(scan)] = max(scan.started, newest.get(_scanned(scan), ""))
+    for attestation, value in believed:
+        verdicts = [judge_predicate(value, member, platform, index) for platform, member in members.items()]
+        outcome, detail = next((verdict for verdict in verdicts if verdict[0] != "broken"), verdicts[0])
+        if isinstance(value, ScanResult) and outcome != "broken" and value.started < newest[_scanned(value)]:
+            outcome, detail = "skipped", f"{detail}; a newer scan counts"
+        yield attestation.kind, outcome, detail, attestation.digest
+
+
+def _scanned(scan: ScanResult) -> tuple[str, str]:
+    """Return the scanner without its version, and the image: of scans that are equal in both, the newest counts."""
+    return scan.scanner.partition(" ")[0], scan.digest
+
+
+def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) -> tuple[Outcome, str]:
+    """Judge whether a predicate is about the image of a platform, and what it says. Anybody may have written it.
+
+    `index` is the digest of the index that lists the image, or its own.
+    """
+    if other := mismatch(value, digest, platform, (index,)):
+        return "broken", other
+    failure, summary = "", ""
+    match value:
+        case SpdxDocument():
+            summary = f"{len(value.contents)} packages and components"
+        case Provenance():
+            summary = f"{value.sources}, of which {len(value.replaced)} stood in for others"
+            if value.folders:
+                failure = f"built from folders that nobody can compare: {', '.join(value.folders)}"
+        case VerifyResult():
+            outcomes = Counter(check.outcome for check in value.checks)
+            summary = f"{outcomes['passed']} checks passed, {outcomes['skipped']} skipped"
+            failed = [f"{c.component}/{c.check}" for c in value.checks if c.outcome == "failed"]
+            failure = f"failed: {', '.join(failed)}" if failed else "" if outcomes["passed"] else "nothing passed"
+        case Report():
+            count = len(value.entries) + len(value.diagnostics)
+            summary, failure = f"{count} results", "" if count else "nothing was measured"
+        case ScanResult():
+            summary = f"{value.scanner}, {len(value.findings)} findings, {value.started[:10]}"
+            failure = value.reason or "the policy does not allow it" if value.verdict == "failed" else ""
+    return ("failed", f"{failure}; {summary}") if failure else ("passed", summary)
+
+
+# Show and add
 
 
 def show_attachment(reference: ImageReference, registry: Registry, kind: str, platform: str | None) -> bytes:
@@ -463,134 +484,81 @@ def add_attachment(
 ) -> tuple[str, ...]:  # fmt: skip
     """Attach the content of a file to the images that it is about, and to their index, if that is what was named.
 
-    Return the digests of the attachments; a signer signs them. Unsigned, the same content again changes nothing.
-    Raises ConfigError if the image is not named by digest, and for content about another image; ResultError for
-    content of another kind.
+    Return the digests of the attachments that are new; a signer signs them. Raises ConfigError if the image is not
+    named by digest, and for content about another image; ResultError for content of another kind.
     """
     place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
     index = str(found.digest)
     if not reference.digest:
         raise ConfigError(f"{reference}: name the image by digest: the tag may have moved; now it names {index}")
-    value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
-    added, problem = [], ""
-    # A report does not say which platform it is of.
-    names = [platform] if platform or kind == "benchmark" else sorted(found.platforms)
+    value, document = read_written(PREDICATES[kind].model, content, str(file)), json.loads(content)
+    # What says neither image nor platform is of the platform that is named.
+    names = found.platforms if platform is None and any(about(value)) else (platform,)
+    wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
+    problem = ""
     for image in map(found.image, names):
-        digest = str(image.digest)
-        verdict = judge_predicate(value, ManifestSubject(digest, image.platform, index))
-        if verdict.outcome == "broken":
-            problem = f"{file}: is no {kind} of {digest}: {verdict.detail}"
+        if other := mismatch(value, image.digest, image.platform, (index,)):
+            problem = f"{file}: is no {kind} of {image.digest}: {other}"
             continue
-        attached = attachment_of(value, document, digest, image.platform)
-        for manifest in map(place.manifest, dict.fromkeys((digest, index))):
-            about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
-            added.append(attach(place, about, kind, attached.content, created=attached.created, signer=signer))
-    if not added:
+        new = attachment_of(value, document, image.digest, image.platform)
+        manifests = map(place.manifest, dict.fromkeys((image.digest, index)))
+        wanted += [(Descriptor(m.media_type, m.digest, len(m.content)), [new]) for m in manifests]
+    if not wanted:
         raise ConfigError(problem)
-    return tuple(added)
+    missing = missing_attachments(place, wanted, signer)
+    return tuple(attach(place, subject, new, signer) for subject, new in missing)
 
 
-def attach(
-    place: RepositoryAt, subject: Descriptor, kind: str, content: bytes, *, created: str = "",
-    signer: Signer | None = None,
-) -> str:  # fmt: skip
+def missing_attachments(
+    place: RepositoryAt, wanted: Iterable[tuple[Descriptor, Sequence[NewAttachment]]], signer: Signer | None
+) -> list[tuple[Descriptor, NewAttachment]]:
+    """Return what images lack of the attachments that they shall have.
+
+    With a signer, only attachments that it trusts count: anybody who may push can have attached others.
+    """
+
+    def identity(kind: str, content: str) -> tuple[str, str]:
+        # The same image built again needs no second provenance: the two differ only in the time.
+        return kind, "" if kind == "provenance" else content
+
+    missing: list[tuple[Descriptor, NewAttachment]] = []
+    for subject, attachments in wanted:
+        listed = list_attestations(place.registry, place.repository, subject.digest)
+        stated = [(identity(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")), item) for item in listed]
+        present = Counter(same for same, _ in stated)
+        if signer and listed:
+            manifest = place.manifest(subject.digest).content
+            # Only what says to be the same is verified: of scans, there is one more each week.
+            asked = {identity(new.kind, digest_of(new.content)) for new in attachments}
+            alike = [item for same, item in stated if same in asked]
+            read = [read_attestation(place.registry, place.repository, item, subject.digest) for item in alike]
+            trusted = [item for item in read if item.bundle and not signer.attestation_problem(item, manifest)]
+            present = Counter(identity(item.kind, digest_of(item.content)) for item in trusted)
+        for new in attachments:
+            same = identity(new.kind, digest_of(new.content))
+            if present[same]:
+                present[same] -= 1
+            else:
+                missing.append((subject, new))
+    return missing
+
+
+def attach(place: RepositoryAt, subject: Descriptor, new: NewAttachment, signer: Signer | None = None) -> str:
     """Attach a predicate to an image, signed if there is a signer, and return the digest of the attachment.
 
     Raises CommandError if the registry fails or nothing can be signed.
     """
     name = place.repository.rpartition("/")[2]
-    bundle = signer.attest(kind, content, name, place.manifest(subject.digest).content) if signer else b""
-    attachment = attestation_of(kind, content, subject, name, created=created, bundle=bundle)
+    bundle = b""
+    if signer:
+        bundle = signer.attest(new.kind, new.content, name, place.manifest(subject.digest).content)
+    attachment = attestation_of(new.kind, new.content, subject, name, created=new.created, bundle=bundle)
     return place.registry.attach(place.repository, subject, attachment)
 
 
-def with_signers(catalog: Catalog, trust: Trust) -> Catalog:
-    """Return a catalogue that says which images have the signature of who is trusted.
-
-    A signature that is not theirs is one of its problems. Raises ConfigError if the signer is not fully named,
-    CommandError without cosign.
-    """
-    trust.check()
-
+def with_signers(catalog: Catalog, trust: Signer) -> Catalog:
+    """Return a catalogue that says which images have the signature of who is trusted."""
     names = [parse_reference(image.reference) for image in catalog.images]
-    problems = for_each(trust.image_problem, names, jobs=JOBS)
-    judged = list(zip(catalog.images, problems, strict=True))
-    wrong = [
-        f"{i.reference}: its signature is not that of {trust.name}: {why}" for i, why in judged if i.signed and why
-    ]
+    judged = zip(catalog.images, for_each(trust.image_problem, names, jobs=JOBS), strict=True)
     images = tuple(image.model_copy(update={"verified_by": "" if why else trust.name}) for image, why in judged)
-    return catalog.model_copy(update={"images": images, "problems": (*catalog.problems, *wrong)})
-
-
-# What an attachment says
-
-
-MOST_NAMES = 3
-"""Names that a message lists."""
-LONG_HASH = re.compile(r"([0-9a-f]{12})[0-9a-f]{20,}")
-"""A digest or commit; messages show its first 12 digits."""
-
-
-@dataclass(frozen=True)
-class ManifestSubject:
-    """Identify the manifest that an attachment has to be about."""
-
-    digest: str
-    platform: str
-    index: str
-    """Digest of the index that names the manifest, or its own."""
-
-
-class Verdict(NamedTuple):
-    """Say whether an attachment speaks for the image."""
-
-    outcome: Outcome
-    detail: str
-
-
-def judge_predicate(predicate: BaseModel | None, subject: ManifestSubject) -> Verdict:
-    """Judge whether a predicate is about the image, and what it says. Anybody may have written it."""
-    named, known, failure, summary = set[str](), {subject.digest}, "", ""
-    platforms = {subject.platform}
-    match predicate:
-        case SpdxDocument():
-            # A document may describe other images, too.
-            named = {subject.digest} if subject.digest in predicate.digests else set(predicate.digests) or {"none"}
-            summary = f"{len(predicate.contents)} packages and components"
-        case Provenance():
-            platforms, summary = {predicate.platform or subject.platform}, predicate.sources
-            if folders := predicate.folders:
-                failure = f"built from folders that nobody can compare: {_listed(folders)}; "
-            elif instead := [uri.partition("?")[0] for uri in predicate.replaced]:
-                summary += f", of which {len(instead)} stood in for others ({_listed(instead)})"
-        case VerifyResult():
-            named, known = {predicate.digest or "none"}, {subject.digest, subject.index}
-            platforms = {platform.strip() for platform in predicate.platform.split(",")}
-            outcomes = Counter(check.outcome for check in predicate.checks)
-            summary = f"{outcomes['passed']} checks passed, {outcomes['skipped']} skipped"
-            if failed := [f"{c.component}/{c.check}" for c in predicate.checks if c.outcome == "failed"]:
-                failure = f"failed: {_listed(failed)}; "
-            elif not outcomes["passed"]:
-                failure = "nothing passed: "
-        case Report():
-            named = {v.digest for v in predicate.verifications if v.digest}
-            known = {subject.digest, subject.index}
-            count = len(predicate.entries) + len(predicate.diagnostics)
-            summary = f"{count} results" if count else ""
-        case ScanResult():
-            named, summary = {predicate.digest}, f"{predicate.scanner}, {len(predicate.findings)} findings"
-            summary += f", {predicate.started[:10]}"
-            if predicate.verdict == "failed":
-                failure = f"{predicate.reason or 'the policy does not allow it'}; "
-    if named - known:
-        return Verdict("broken", f"is about another image: {_listed(sorted(named - known))}")
-    if subject.platform not in platforms:
-        return Verdict("broken", f"is about {', '.join(sorted(platforms))}")
-    if not summary:
-        return Verdict("broken", "has no result")
-    return Verdict("failed" if failure else "passed", failure + summary)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return (", ".join(LONG_HASH.sub(r"\1…", name) for name in names[:MOST_NAMES]) or "none") + more
+    return catalog.model_copy(update={"images": images})

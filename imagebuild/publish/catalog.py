@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import takewhile
+from functools import partial
 from pathlib import Path
-
-from pydantic import BaseModel
+from typing import Any
 
 from imagebuild import __version__
 from imagebuild.core import files
@@ -19,36 +17,34 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import TAG, full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_attestations
-from imagebuild.oci.image import PlatformImage, image_in_registry
-from imagebuild.oci.layout import REFERRERS_TAG
+from imagebuild.oci.attestation import CREATED, read_attestations
+from imagebuild.oci.image import PlatformImage, image_at, is_image
+from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Plan, axes_of, components_of
-from imagebuild.project.plan import Project
+from imagebuild.project.plan import REVISION_DIGITS, Project
 from imagebuild.project.records import (
     AttachedFile,
-    Bandwidth,
     Catalog,
     Checks,
     PublishedImage,
     PublishedPlatform,
-    Sbom,
     Scan,
     ScanResult,
     Surroundings,
     VerifyResult,
 )
-from imagebuild.publish.evidence import read_predicate
+from imagebuild.publish.evidence import mismatch, read_predicate
 from imagebuild.publish.sbom import SpdxDocument
-from imagebuild.report.document import NONE, Report, judged_checks
+from imagebuild.report.document import NONE
 
 WORKERS = 8
 """Images that are read at a time, each with a few requests."""
 READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
 """Errors that an image which somebody else made may cause."""
-REVISION_LABEL = "org.opencontainers.image.revision"
-"""Label of the git revision."""
+REVISION = "org.opencontainers.image.revision"
+"""Annotation of an index with the commit that it was built from."""
 
 
 def read_catalog(path: Path) -> Catalog:
@@ -79,16 +75,14 @@ def catalog_from_registry(
     repositories = published_repositories(plan)
     registries = {host: connect(host) for host in {name.host for name in repositories}}
     for reference, image in repositories.items():
-        registry = registries[reference.host]
-        tags = registry.tags(reference.repository)
-        repository = ImageRepository(registry.at(reference.repository), image, project, plan, signed_digests(tags))
-        results = for_each(repository.read_image, repository.tags_by_digest(tags).items(), registry, jobs=WORKERS)
+        place = registries[reference.host].at(reference.repository)
+        named = _tags_by_digest(place, image_tags(place.registry.tags(place.repository)))
+        read = partial(_read_image, place=place, known=partial(_what_is_known, image, project, plan))
+        results = for_each(read, named.items(), place.registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
-    folders = [reference.name.split("/")[:-1] for reference in repositories]
-    common = takewhile(lambda column: len(set(column)) == 1, zip(*folders, strict=False))
     return Catalog(
-        repository="/".join(column[0] for column in common),
+        repository=project.matrix.model.repository,
         read=now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         imagebuild=__version__,
         images=tuple(images),
@@ -106,119 +100,91 @@ def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
     return sorted(images, key=lambda image: (*age(image), natural_order(image.tag), image.digest), reverse=True)
 
 
-@dataclass(frozen=True)
-class ImageRepository:
-    """Read the images of one repository."""
+def _tags_by_digest(place: RepositoryAt, tags: Sequence[str]) -> dict[str, list[str]]:
+    """Return digest → the tags that name it."""
+    registry = place.registry
+    digests = for_each(lambda tag: registry.digest(place.repository, tag), tags, registry, jobs=WORKERS)
+    by_digest: dict[str, list[str]] = {}
+    for tag, digest in zip(tags, digests, strict=True):
+        if digest:  # a tag may have been deleted meanwhile
+            by_digest.setdefault(digest, []).append(tag)
+    return by_digest
 
-    place: RepositoryAt
-    image: str
-    project: Project
-    plan: Plan
-    signatures: frozenset[str]
-    """Digests that a tag says to have a signature."""
 
-    def tags_by_digest(self, tags: Iterable[str]) -> dict[str, list[str]]:
-        """Return digest → the tags of images that name it."""
-        names, registry = image_tags(tags), self.place.registry
-        digests = for_each(lambda tag: registry.digest(self.place.repository, tag), names, registry, jobs=WORKERS)
-        by_digest: dict[str, list[str]] = {}
-        for tag, digest in zip(names, digests, strict=True):
-            if digest:  # a tag may have been deleted meanwhile
-                by_digest.setdefault(digest, []).append(tag)
-        return by_digest
+def _read_image(
+    tagged: tuple[str, Sequence[str]], *, place: RepositoryAt, known: Callable[[Mapping[str, str]], dict[str, Any]]
+) -> tuple[PublishedImage | None, list[str]]:
+    """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it.
 
-    def read_image(self, tagged: tuple[str, list[str]]) -> tuple[PublishedImage | None, list[str]]:
-        """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
-        digest, tags = tagged
-        name = f"{self.place}@{digest}"
-        problems: list[str] = []
-        image = None
+    `known` returns what is known of an image by its labels.
+    """
+    digest, tags = tagged
+    problems: list[str] = []
+    try:
+        top = place.manifest(digest)
+        children = [child for child in manifests_of(top.document) if is_image(child)]
+        manifests = [place.manifest(child.digest) for child in children] or [top]
+        platforms = tuple(_read_platform(place, image_at(place, m), digest, problems) for m in manifests)
+        revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
+        # A tag that never moves names the commit; all platforms are of one target.
+        fixed, aliases = split_tags(tags, revision)
+        image = PublishedImage(
+            repository=str(place), digest=digest, tags=fixed, aliases=aliases, revision=revision,
+            created=max(platform.created for platform in platforms), platforms=platforms,
+            **known(platforms[0].labels),
+        )  # fmt: skip
+    except READ_ERRORS as error:
+        return None, [f"{place}@{digest}: {str(error).removeprefix(f'{place}@{digest}: ')}"]
+    return image, [f"{place}@{digest}: {problem}" for problem in problems]
+
+
+def _what_is_known(image: str, project: Project, plan: Plan, labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return what an image's labels and the matrix say of it, as fields of `PublishedImage`."""
+    entry = project.matrix.model.images[image]
+    axes, versions = axes_of(labels), components_of(labels)
+    return {
+        "target": labels.get("imagebuild.target", ""),
+        "image": image,
+        "description": labels.get("org.opencontainers.image.description", entry.description),
+        "axes": {axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
+        "versions": versions,
+        "stack": stack_of(versions, project),
+        "restricted": {name: text for name, text in plan.restricted.items() if name in versions},
+    }
+
+
+def _read_platform(place: RepositoryAt, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
+    labels = {str(name): str(value) for name, value in image.labels.items()}
+    packages, scans, checks = None, list[Scan](), list[Checks]()
+    # The newest first, as far as annotations tell.
+    attached = read_attestations(place.registry, place.repository, image.digest)
+    for item in attached:
         try:
-            found = image_in_registry(name, parse_reference(name), self.place.registry, Path())
-            platforms = tuple(self._read_platform(found.image(platform), problems) for platform in found.platforms)
-            is_index = digest not in {platform.digest for platform in platforms}
-            kinds = [item.kind for item, _ in self._read_attached(digest, problems)] if is_index else []
-            signed = self._is_signed(digest, kinds) if is_index else platforms[0].signed
-            image = self._describe(digest, tags, platforms, signed=signed)
-        except READ_ERRORS as error:
-            problems = [str(error).removeprefix(f"{name}: ")]
-        return image, [f"{name}: {problem}" for problem in problems]
-
-    def _describe(
-        self, digest: str, tags: Sequence[str], platforms: tuple[PublishedPlatform, ...], *, signed: bool
-    ) -> PublishedImage:
-        """Return what labels, tags and the matrix say of an image; all of its platforms are of one target."""
-        labels, entry = platforms[0].labels, self.project.matrix.model.images[self.image]
-        axes, versions = axes_of(labels), components_of(labels)
-        order = {axis: number for number, axis in enumerate(entry.axes)}
-        fixed, aliases, revision = split_tags(tags, entry.tags, axes)
-        return PublishedImage(
-            target=labels.get("imagebuild.target", ""),
-            image=self.image,
-            description=labels.get("org.opencontainers.image.description", entry.description),
-            axes=dict(sorted(axes.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))),
-            versions=versions,
-            stack=stack_of(versions, self.project),
-            repository=str(self.place),
-            digest=digest,
-            tags=fixed,
-            aliases=aliases,
-            revision=labels.get(REVISION_LABEL) or revision,
-            created=max(platform.created for platform in platforms),
-            platforms=platforms,
-            restricted={name: text for name, text in self.plan.restricted.items() if name in versions},
-            signed=signed,
-        )
-
-    def _read_platform(self, image: PlatformImage, problems: list[str]) -> PublishedPlatform:
-        # BuildKit may leave the base image's time in `created`, so the youngest step counts, too.
-        steps = (image.config, *(image.config.get("history") or ()))
-        labels = {str(name): str(value) for name, value in image.labels.items()}
-        digest = str(image.digest)
-        sbom, scans, checks, bandwidths = None, [], [], list[Bandwidth]()
-        attached = self._read_attached(digest, problems)
-        for item, predicate in attached:
-            match predicate:
-                case SpdxDocument():
-                    sbom = sbom or Sbom(evidence=item.digest, packages=len(predicate.contents))
-                case ScanResult():
-                    scans.append(scan_summary(item.digest, predicate))
-                case VerifyResult():
-                    checks.append(checks_summary(item.digest, predicate))
-                    bandwidths += bandwidths_of(item.digest, predicate)
-                case Report():
-                    bandwidths += bandwidths_of(item.digest, predicate)
-        return PublishedPlatform(
-            platform=image.platform,
-            digest=digest,
-            size_bytes=sum(layer.size for layer in image.layers),
-            layers=len(image.layers),
-            created=labels.get(CREATED) or max(str(step.get("created") or "") for step in steps),
-            labels=labels,
-            sbom=sbom,
-            scan=max(scans, key=lambda scan: scan.started, default=None),
-            checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-            bandwidth=best_bandwidth(bandwidths),
-            evidence=tuple(
-                AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item, _ in attached
-            ),
-            signed=self._is_signed(digest, [item.kind for item, _ in attached]),
-        )
-
-    def _is_signed(self, digest: str, kinds: Iterable[str]) -> bool:
-        return digest in self.signatures or SIGNATURE in kinds
-
-    def _read_attached(self, subject: str, problems: list[str]) -> list[tuple[Attestation, BaseModel | None]]:
-        """Read everything that refers to a manifest, the newest first as far as annotations tell."""
-        attached: list[tuple[Attestation, BaseModel | None]] = []
-        for item in read_attestations(self.place.registry, self.place.repository, subject):
-            predicate = None
-            try:
-                predicate = read_predicate(item)
-            except ResultError as error:
-                problems.append(str(error))
-            attached.append((item, predicate))
-        return attached
+            value = read_predicate(item)
+        except ResultError as error:
+            problems.append(str(error))
+            continue
+        if value and (other := mismatch(value, image.digest, image.platform, (index,))):
+            problems.append(f"the {item.kind} {item.digest} {other}")
+            continue
+        match value:
+            case SpdxDocument():
+                packages = len(value.contents) if packages is None else packages
+            case ScanResult():
+                scans.append(scan_summary(item.digest, value))
+            case VerifyResult():
+                checks.append(checks_summary(item.digest, value))
+    return PublishedPlatform(
+        platform=image.platform,
+        digest=image.digest,
+        size_bytes=sum(layer.size for layer in image.layers),
+        created=labels.get(CREATED) or str(image.config.get("created") or ""),
+        labels=labels,
+        packages=packages,
+        scan=max(scans, key=lambda scan: scan.started, default=None),
+        checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
+        evidence=tuple(AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item in attached),
+    )
 
 
 # What labels and tags say
@@ -233,51 +199,16 @@ def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
 
 
-REVISION = r"(?P<revision>[0-9a-f]{7,40}(?:-\d{8})?(?:-dirty)?)"
-ANY = r"[A-Za-z0-9._-]+"
-
-
-def signed_digests(tags: Iterable[str]) -> frozenset[str]:
-    """Return the digests for which there is a tag of a signature."""
-    matches = (REFERRERS_TAG.fullmatch(tag) for tag in tags)
-    return frozenset(f"sha256:{match[1]}" for match in matches if match and match[2] == "sig")
-
-
 def image_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return the tags of images. One that the specification does not allow is left out, as the page has tags as ids."""
     return tuple(tag for tag in tags if re.fullmatch(TAG, tag) and not REFERRERS_TAG.fullmatch(tag))
 
 
-def split_tags(
-    tags: Sequence[str], templates: Iterable[str], axes: Mapping[str, str]
-) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Split the tags of an image into those that never move, in the order of the templates, and aliases.
-
-    The aliases come sorted, the longest first; the third value is the revision in the tags that never move.
-    `templates` are the matrix's templates of these tags; `axes` are the image's own. Other values in a template may
-    be anything, as the matrix has other versions now.
-    """
-    patterns = []
-    for template in templates:
-        pattern = ""
-        for number, part in enumerate(re.split(r"{([^{}]*)}", template.rpartition(":")[2])):
-            if number % 2 == 0:
-                pattern += re.escape(part)
-            elif part == "revision":
-                pattern += REVISION if "?P<revision>" not in pattern else REVISION.replace("?P<revision>", "?:")
-            else:
-                pattern += re.escape(axes[part]) if part in axes else ANY
-        patterns.append(re.compile(pattern))
-
-    fixed: dict[str, int] = {}
-    revision = ""
-    for tag in tags:
-        for number, expression in enumerate(patterns):
-            if match := expression.fullmatch(tag):
-                fixed.setdefault(tag, number)
-                revision = revision or match.groupdict().get("revision") or ""
-    aliases = sorted((tag for tag in tags if tag not in fixed), key=lambda tag: (-len(tag), tag))
-    return tuple(sorted(fixed, key=lambda tag: (fixed[tag], tag))), tuple(aliases), revision
+def split_tags(tags: Iterable[str], revision: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split the tags of an image into those that name its commit, so never move, and aliases; the longest first."""
+    ordered = sorted(tags, key=lambda tag: (-len(tag), tag))
+    fixed = tuple(tag for tag in ordered if revision and revision[:REVISION_DIGITS] in tag)
+    return fixed, tuple(tag for tag in ordered if tag not in fixed)
 
 
 def natural_order(text: str) -> list[tuple[int, int, str]]:
@@ -302,41 +233,11 @@ def checks_summary(digest: str, result: VerifyResult) -> Checks:
     place = result.surroundings or Surroundings(runner="")
     runs = [run for check in result.checks if check.results for run in check.results.runs]
     return Checks(
-        evidence=digest,
-        passed=counts["passed"],
-        failed=counts["failed"],
-        skipped=counts["skipped"],
-        started=result.started,
-        runner=place.runner,
-        gpus=place.gpus,
-        nodes=place.nodes,
+        evidence=digest, passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
+        started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes, version=result.version,
         device=next((run.device for run in runs if run.device), ""),
         failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
-        version=result.version,
-    )
-
-
-def bandwidths_of(digest: str, result: VerifyResult | Report) -> Iterator[Bandwidth]:
-    """Yield the best bus bandwidth of each run whose data were right; `digest` is that of the attachment."""
-    judged = [(result, result.judgements)] if isinstance(result, Report) else judged_checks(result)
-    for results, judgements in judged:
-        for run, judgement in zip(results.runs, judgements, strict=False):
-            ceiling = judgement.speed.ceiling
-            rates = [rate for row in run.rows if (rate := row.busbw_gb_s)]
-            if run.verdict == "ok" and rates:
-                yield Bandwidth(
-                    evidence=digest, collective=run.collective or "unknown", ranks=run.ranks, gb_s=max(rates),
-                    ceiling_gb_s=ceiling.value if ceiling else None,
-                )  # fmt: skip
-
-
-def best_bandwidth(found: Iterable[Bandwidth]) -> Bandwidth | None:
-    """Return the one that stands for all: all_reduce with most ranks; of equal ones, one with a ceiling."""
-
-    def rank(result: Bandwidth) -> tuple[bool, int, float, bool]:
-        return result.collective == "all_reduce", result.ranks or 0, result.gb_s, result.ceiling_gb_s is not None
-
-    return max(found, key=rank, default=None)
+    )  # fmt: skip
 
 
 # The README's table of images

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from fnmatch import fnmatchcase
 
 from imagebuild.core.fields import Platform, axis_facts, matches
@@ -15,8 +14,7 @@ from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.matrix import Publish, Target, axes_of, components_of
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Project
 from imagebuild.project.records import SPEED, BuildResult, CheckResult, ScanResult, VerifyResult
-from imagebuild.publish.evidence import Evidence, EvidenceFile, checks_on_platform
-from imagebuild.publish.provenance import DIRTY
+from imagebuild.publish.evidence import Evidence, EvidenceFile
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.checks import IMAGE, SAME_FILES
 from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_rules
@@ -46,23 +44,14 @@ class Choice:
     platform: Platform
     digest: str = ""
     builds: tuple[EvidenceFile[BuildResult], ...] = ()
+    image: PlatformImage | None = None
+    """What a registry has by this digest."""
     reasons: tuple[str, ...] = ()
 
     @property
     def repository(self) -> str:
         """Return the repository that the image was pushed to."""
         return self.builds[0].value.repository or ""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Hold what an image must fulfil, and the evidence for it."""
-
-    evidence: Evidence
-    policy: Publish
-    rules: Sequence[PublishRule]
-    key: str = ""
-    """Key of the target, which the index names unless it is empty."""
 
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
@@ -73,10 +62,7 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
     builds = [b for b in evidence.builds if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
-        return Choice(
-            platform,
-            reasons=("no build result; run `imagebuild build --push`, or publish only what is built with --platform",),
-        )
+        return Choice(platform, reasons=("no build result; run `imagebuild build --push`",))
     if not pushed:
         return Choice(platform, reasons=(f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`",))
     by_digest = {build.value.manifests[platform]: build for build in pushed}
@@ -114,54 +100,55 @@ def key_of_target(renderer: Renderer, target: Target) -> str:
     return hashlib.sha256(f"{renderer.key(target)} {hash_of_rules()}".encode()).hexdigest()
 
 
-def objections(target: Target, choice: Choice, image: PlatformImage | None, terms: Terms) -> list[str]:
+def objections(
+    target: Target, choice: Choice, evidence: Evidence, policy: Publish, rules: Sequence[PublishRule]
+) -> list[str]:
     """Return every reason why a chosen image may not be published; empty if it may.
 
-    `image` is what a registry has under the chosen digest, None if none has it.
+    `evidence` is about this image; `rules` are what it must fulfil besides the policy.
     """
     if not choice.digest:
         return list(choice.reasons)
-    if image is None:
+    if choice.image is None:
         return [f"{choice.repository} does not have it any more; build it again with --push"]
-    failed_scans = [scan for scan in terms.evidence.about(ScanResult, choice.digest) if scan.value.verdict != "passed"]
+    failed_scans = [scan for scan in evidence.of_type(ScanResult) if scan.value.verdict != "passed"]
     return [
-        *_label_objections(target, choice, image),
-        *_check_objections(target, choice, terms),
+        *_label_objections(target, choice.platform, choice.image),
+        *_check_objections(target, choice, evidence.of_type(VerifyResult), policy, rules),
         *(f"scan failed ({scan.path}): {scan.value.reason}" for scan in failed_scans),
     ]
 
 
-def _label_objections(target: Target, choice: Choice, image: PlatformImage) -> Iterator[str]:
+def _label_objections(target: Target, platform: Platform, image: PlatformImage) -> Iterator[str]:
     """Compare platform and labels of the image with the plan."""
-    if image.platform != choice.platform:
+    if image.platform != platform:
         yield f"the image is for {image.platform}"
-    labelled_target = image.labels.get("imagebuild.target", "")
-    if labelled_target != target.id:
-        label = f"labelled as target {labelled_target}" if labelled_target else "without the label imagebuild.target"
-        yield f"the image is {label}"
-        return
-    for noun, planned, labelled in (
-        ("component", target.components, components_of(image.labels)),
-        ("axis", target.axes, axes_of(image.labels)),
-    ):
-        for name in sorted({*planned, *labelled}):
-            if planned.get(name) != labelled.get(name):
-                has, wants = labelled.get(name) or "none", planned.get(name) or "none"
+    labelled = {
+        "target": {"id": image.labels.get("imagebuild.target", "")},
+        "component": components_of(image.labels), "axis": axes_of(image.labels),
+    }  # fmt: skip
+    planned = {"target": {"id": target.id}, "component": target.components, "axis": target.axes}
+    for noun, wanted in planned.items():
+        for name in sorted({*wanted, *labelled[noun]}):
+            if wanted.get(name) != labelled[noun].get(name):
+                has, wants = labelled[noun].get(name) or "none", wanted.get(name) or "none"
                 yield f"{noun} {name}: the image has {has}, the plan {wants}"
 
 
-def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[str]:
+def _check_objections(
+    target: Target, choice: Choice, verifications: Sequence[EvidenceFile[VerifyResult]], policy: Publish,
+    rules: Sequence[PublishRule],
+) -> Iterator[str]:  # fmt: skip
     """Name checks that failed, and required checks that neither passed nor failed."""
-    verifications = terms.evidence.about(VerifyResult, choice.digest)
     if not verifications:
         yield "not verified: no result names this digest; run `imagebuild verify` on it"
         return
     reasons: dict[str, dict[str, str]] = {"passed": {}, "failed": {}, "skipped": {}}
     inapplicable: set[str] = set()
-    hashes = {rule.name: rule.sha256 for rule in terms.rules}
+    hashes = {rule.name: rule.sha256 for rule in rules}
     for verification in verifications:
-        checks = list(checks_on_platform(verification.value, choice.platform))
-        unproven = _unproven(verification.value, checks)
+        checks = verification.value.checks
+        unproven = _unproven(verification.value)
         for check in checks:
             name, outcome, reason = _name(check), check.outcome, check.reason
             if outcome == "failed":
@@ -179,8 +166,8 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
         if any(check.check == READABLE and check.outcome == "passed" for check in image_checks):
             inapplicable |= {_name(check) for check in image_checks if check.outcome == "skipped"}
 
-    required = _required_patterns(target, choice.platform, terms.policy)
-    for rule in terms.rules:
+    required = _required_patterns(target, choice.platform, policy)
+    for rule in rules:
         patterns = [pattern for pattern in required if _fits(rule, pattern)]
         decided = rule.name in reasons["passed"] or rule.name in reasons["failed"]
         if decided or not (rule.always or patterns) or (rule.name in inapplicable and not patterns):
@@ -189,14 +176,14 @@ def _check_objections(target: Target, choice: Choice, terms: Terms) -> Iterator[
         why = f"; publish.require has {patterns[0]}" if patterns else ""
         yield f"{rule.name} was {'not run' if skipped is None else f'skipped: {skipped}'}{why}"
     for pattern in required:
-        if not any(_fits(rule, pattern) for rule in terms.rules):
+        if not any(_fits(rule, pattern) for rule in rules):
             yield f"publish.require has {pattern}, but this target has no such check"
 
 
-def _unproven(result: VerifyResult, checks: Sequence[CheckResult]) -> str:
+def _unproven(result: VerifyResult) -> str:
     """Return why it is not known that the checks ran in this image; empty if it is known."""
     runner = result.surroundings.runner if result.surroundings else ""
-    proof = next((check for check in checks if check.component == IMAGE and check.check == SAME_FILES), None)
+    proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
     if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
         return ""
     why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
@@ -222,34 +209,28 @@ def _name(check: CheckResult) -> str:
 # Tags
 
 
-def fill_tags(
-    templates: Sequence[str], revisions: Mapping[str, Sequence[str | None]], days: Iterable[date | None] = (), *,
-    allow_dirty: bool,
-) -> tuple[tuple[str, ...], str]:  # fmt: skip
-    """Return the tags with `{revision}` filled in, and why that is impossible; empty if it is possible.
+DIRTY = "-dirty"
+"""Suffix of a revision that stands for a commit with uncommitted changes."""
 
-    `revisions` are those of the builds of each platform, `days` those of `build --rebuild`, which a tag names after
-    the commit. With `allow_dirty`, the revision of builds from uncommitted files or from different commits is a commit
-    with the suffix `-dirty`.
+
+def fill_tags(templates: Sequence[str], builds: Collection[BuildResult]) -> tuple[tuple[str, ...], str]:
+    """Return the tags with `{revision}` filled in, and why nothing of these builds may be published; empty if it may.
+
+    It has to be of one commit and no other files; a tag names the day of `build --rebuild` after the commit.
     """
-    named = sorted({f"-{day:%Y%m%d}" if day else "" for day in days}) or [""]
-    if not any(REVISION in template for template in templates):
-        return tuple(templates), "tags without {revision} cannot say that this is a rebuild" if any(named) else ""
-    if len(named) > 1:
-        listed = ", ".join(day.removeprefix("-") or "without --rebuild" for day in named)
+    commits = sorted({build.revision or "" for build in builds})
+    days = sorted({f"-{build.rebuilt:%Y%m%d}" if build.rebuilt else "" for build in builds})
+    if changed := [commit for commit in commits if commit.endswith(DIRTY)]:
+        return (), f"built from files that differ from commit {changed[0][:12]}; commit them, and build it again"
+    if len(commits) > 1:
+        listed = ", ".join(commit[:12] or "an unknown one" for commit in commits)
+        return (), f"its builds are of different commits: {listed}; build all platforms again"
+    if len(days) > 1:
+        listed = ", ".join(day.removeprefix("-") or "without --rebuild" for day in days)
         return (), f"its builds are of different days: {listed}; build all platforms on one day"
-    every = [revision for of_platform in revisions.values() for revision in of_platform]
-    commits = sorted({revision.removesuffix(DIRTY) for revision in every if revision})
-    if not commits or None in every:
+    commit, day = next(iter(commits), ""), next(iter(days), "")
+    if not any(REVISION in template for template in templates):
+        return tuple(templates), "tags without {revision} cannot say that this is a rebuild" if day else ""
+    if not commit:
         return (), "a build does not name its commit; build in a git repository"
-    dirty = any(revision.endswith(DIRTY) for revision in every if revision)
-    if dirty and not allow_dirty:
-        return (), f"built from files that differ from commit {commits[0][:12]}; commit them, or add --allow-dirty"
-    if len(commits) > 1 and not allow_dirty:
-        listed = ", ".join(
-            f"{platform} from {' and '.join(sorted({revision[:12] for revision in of_platform if revision}))}"
-            for platform, of_platform in sorted(revisions.items())
-        )
-        return (), f"its builds are of different commits: {listed}; build them again, or add --allow-dirty"
-    revision = commits[0][:REVISION_DIGITS] + (DIRTY if dirty or len(commits) > 1 else "") + named[0]
-    return tuple(template.replace(REVISION, revision) for template in templates), ""
+    return tuple(template.replace(REVISION, commit[:REVISION_DIGITS] + day) for template in templates), ""

@@ -1,14 +1,13 @@
-"""Read results of builds, verifications, scans and benchmarks, from files or attachments; find those of an image."""
+"""Read results of builds, verifications, scans and benchmarks, from files or attachments; say whose each is."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -18,29 +17,31 @@ from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
 from imagebuild.oci.registry import RepositoryAt
-from imagebuild.project.records import BuildResult, CheckResult, ScanResult, VerifyResult
+from imagebuild.project.records import BuildResult, ScanResult, VerifyResult
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import Report
 
 T_co = TypeVar("T_co", covariant=True)
 
-PREDICATES: Mapping[str, type[BaseModel]] = {
-    "sbom": SpdxDocument,
-    "provenance": Provenance,
-    "verification": VerifyResult,
-    "benchmark": Report,
-    "scan": ScanResult,
+
+class Predicate(NamedTuple):
+    """Describe what an attachment of a kind says."""
+
+    model: type[BaseModel]
+    keys: frozenset[str] = frozenset()
+    """Keys by which a JSON file of this type is recognised; without any, none is."""
+
+
+PREDICATES: Mapping[str, Predicate] = {
+    "sbom": Predicate(SpdxDocument, frozenset({"spdxVersion"})),
+    "provenance": Predicate(Provenance),  # publishing makes it, from the result of the build
+    "verification": Predicate(VerifyResult, frozenset({"image", "digest", "platform", "checks"})),
+    "benchmark": Predicate(Report, frozenset({"about", "runs", "sources"})),
+    "scan": Predicate(ScanResult, frozenset({"digest", "scanner", "findings", "verdict"})),
 }
-"""Kind of attachment → type of its predicate."""
-REQUIRED_KEYS: Mapping[type[BaseModel], frozenset[str]] = {
-    BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
-    VerifyResult: frozenset({"image", "digest", "platform", "checks"}),
-    ScanResult: frozenset({"digest", "scanner", "findings", "verdict"}),
-    Report: frozenset({"about", "runs", "sources"}),
-    SpdxDocument: frozenset({"spdxVersion"}),
-}
-"""Type → keys by which a JSON file of this type is recognised."""
+"""Kind of attachment → what it says."""
+BUILD = Predicate(BuildResult, frozenset({"target", "digest", "platforms", "steps"}))
 
 
 def read_predicate(attestation: Attestation) -> BaseModel | None:
@@ -49,12 +50,12 @@ def read_predicate(attestation: Attestation) -> BaseModel | None:
     Raises ResultError for one that is damaged, about another image, or something else than its kind says. Anybody who
     may push can have written it.
     """
+    name = f"the {attestation.kind} {attestation.digest}"
     if attestation.problem:
-        raise ResultError(f"the {attestation.kind} {attestation.digest} {attestation.problem}")
+        raise ResultError(f"{name} {attestation.problem}")
     if attestation.kind not in PREDICATES:
         return None
-    name = f"the {attestation.kind} {attestation.digest}"
-    return read_written(PREDICATES[attestation.kind], attestation.content, name)
+    return read_written(PREDICATES[attestation.kind].model, attestation.content, name)
 
 
 def attached_packages(place: RepositoryAt, digest: str) -> tuple[tuple[Package, ...], str]:
@@ -75,6 +76,41 @@ def attached_packages(place: RepositoryAt, digest: str) -> tuple[tuple[Package, 
     return (), problem
 
 
+# Whose result it is
+
+
+UNNAMED = "an image without a digest"
+
+
+def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
+    """Return what a result is about instead of the image of a platform; empty if it is about that image.
+
+    Of a result that names no digest, or an index which lists the image, the platform decides.
+    """
+    digests, platforms = about(value)
+    if others := digests - {digest, *(indexes if platforms else ())}:
+        return f"is about another image: {', '.join(sorted(others))}"
+    if len(platforms) > 1 or (platforms - {platform} and digest not in digests):
+        return f"is about {', '.join(sorted(platforms))}"
+    return ""
+
+
+def about(value: BaseModel) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the digests and the platforms that a result names; provenance and some reports name no digest."""
+    match value:
+        case ScanResult():
+            return frozenset({value.digest}), frozenset({value.platform})
+        case SpdxDocument():
+            return value.digests or frozenset({UNNAMED}), frozenset()
+        case Provenance():
+            return frozenset(), frozenset({value.platform} if value.platform else ())
+        case VerifyResult() | Report():
+            results = [value] if isinstance(value, VerifyResult) else value.verifications
+            platforms = {platform.strip() for result in results for platform in result.platform.split(",")}
+            return frozenset(result.digest or UNNAMED for result in results), frozenset(platforms)
+    return frozenset(), frozenset()
+
+
 @dataclass(frozen=True)
 class EvidenceFile(Generic[T_co]):
     """Hold the content of a file: the JSON as it is, and the result that it stands for."""
@@ -86,13 +122,11 @@ class EvidenceFile(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Hold every result that was read, and find those of an image by its digest."""
+    """Hold every result that was read."""
 
     files: Sequence[EvidenceFile[BaseModel]] = ()
-    ignored: Sequence[Path] = ()
-    """JSON files that hold something else."""
-    indexes: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Entries of `manifests` for indexes that no build pushed."""
+    unused: Sequence[str] = ()
+    """Files of results that are of no image in particular, and why."""
 
     @cached_property
     def builds(self) -> Sequence[EvidenceFile[BuildResult]]:
@@ -100,44 +134,17 @@ class Evidence:
         return self.of_type(BuildResult)
 
     @cached_property
-    def manifests(self) -> Mapping[tuple[str, str], str]:
-        """Return (digest of an index, platform) → digest of the manifest in it."""
-        manifests = dict(self.indexes)
-        for build in self.builds:
-            if build.value.digest:
-                manifests |= {(build.value.digest, p): manifest for p, manifest in build.value.manifests.items()}
-        return manifests
-
-    @cached_property
-    def _by_subject(self) -> Mapping[str, list[EvidenceFile[BaseModel]]]:
-        by_subject = defaultdict(list)
+    def _by_digest(self) -> Mapping[str, Sequence[EvidenceFile[BaseModel]]]:
+        by_digest: dict[str, list[EvidenceFile[BaseModel]]] = {}
         for file in self.files:
-            for digest in self.subjects_of(file.value):
-                by_subject[digest].append(file)
-        return by_subject
+            for digest in about(file.value)[0]:
+                by_digest.setdefault(digest, []).append(file)
+        return by_digest
 
-    def subjects_of(self, result: BaseModel) -> Iterable[str]:
-        """Return the manifests that a result is about.
-
-        A verification of an index is about the manifests of the platforms that it names. A report counts if all of
-        its verifications are about one manifest.
-        """
-        match result:
-            case ScanResult():
-                return (result.digest,)
-            case SpdxDocument():
-                return result.digests
-            case Report():
-                subjects = {digest for v in result.verifications for digest in self.subjects_of(v)}
-                return subjects if len(subjects) == 1 and all(v.digest for v in result.verifications) else ()
-            case VerifyResult(digest=str(digest)):
-                members = [self.manifests.get((digest, p.strip())) for p in result.platform.split(",")]
-                return tuple(dict.fromkeys(m for m in members if m)) or (digest,)
-        return ()
-
-    def about(self, kind: type[T_co], manifest: str) -> Sequence[EvidenceFile[T_co]]:
-        """Return the results of a type that are about the manifest with this digest."""
-        return replace(self, files=self._by_subject.get(manifest, ())).of_type(kind)
+    def of_image(self, digest: str, platform: str, indexes: Collection[str]) -> Evidence:
+        """Return the results about the image of a platform, which these indexes list."""
+        files = [file for name in dict.fromkeys((digest, *indexes)) for file in self._by_digest.get(name, ())]
+        return Evidence([file for file in files if not mismatch(file.value, digest, platform, indexes)])
 
     def of_type(self, kind: type[T_co]) -> Sequence[EvidenceFile[T_co]]:
         """Return the results of a type."""
@@ -159,7 +166,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
             if not hidden and file.is_file():
                 distinct.setdefault(file.resolve(), file)
 
-    read, ignored = [], []
+    read, unused = [], []
     for file in distinct.values():
         try:
             document = json.loads(file.read_bytes())
@@ -170,13 +177,18 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
                 f"{file}: not valid JSON: {error}; if it is cut off, get it again, or remove it"
             ) from None
         keys = document.keys() if isinstance(document, dict) else set()
-        model = next((model for model, required in REQUIRED_KEYS.items() if required <= keys), None)
-        value = read_written(model, document, str(file)) if model else None
-        if value is None or (isinstance(value, SpdxDocument) and not value.digests):
-            ignored.append(file)
-        else:
-            read.append(EvidenceFile(file, document, value))
-    return Evidence(read, ignored)
+        known = (BUILD, *PREDICATES.values())
+        model = next((kind.model for kind in known if kind.keys and kind.keys <= keys), None)
+        if model is None:
+            continue
+        value = read_written(model, document, str(file))
+        read.append(EvidenceFile(file, document, value))
+        digests, platforms = about(value)
+        if len(platforms) > 1:
+            unused.append(f"{file}: is about {', '.join(sorted(platforms))}; verify each platform alone")
+        elif UNNAMED in digests or not (digests or model is BuildResult):
+            unused.append(f"{file}: names no digest; verify the image as NAME@DIGEST")
+    return Evidence(read, unused)
 
 
 # What is attached to an image
@@ -196,12 +208,11 @@ class NewAttachment:
 
 
 def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAttachment]:
-    """Return everything to attach to an image, each file once.
+    """Return everything to attach to the image that the evidence is about, each file once.
 
     The same evidence gives the same bytes in the same order.
     """
-    files = evidence.about(BaseModel, digest)
-    return sorted({attachment_of(file.value, file.document, digest, platform) for file in files})
+    return sorted({attachment_of(file.value, file.document, digest, platform) for file in evidence.files})
 
 
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
@@ -216,12 +227,12 @@ def attachment_of(value: BaseModel, document: object, digest: str, platform: str
             content, created = _encode(public), value.about.created
         case ScanResult():
             created = value.started
-    kind = next(kind for kind, model in PREDICATES.items() if isinstance(value, model))
+    kind = next(kind for kind, predicate in PREDICATES.items() if isinstance(value, predicate.model))
     return NewAttachment(kind, content, created)
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
-    """Return a verification of one platform that anybody may read: without host, user, environment and logs."""
+    """Return a verification of a platform's image that anybody may read: without host, user, environment and logs."""
     place = result.surroundings
     if place:
         facts = {name: value for name, value in place.facts.items() if name not in PRIVATE_FACTS}
@@ -229,24 +240,9 @@ def without_private_facts(result: VerifyResult, digest: str, platform: str) -> V
     private: dict[str, object] = {"environment": {}, "command": (), "log": None}
     checks = tuple(
         check.model_copy(update=private | {"results": check.results and check.results.without_hosts()})
-        for check in checks_on_platform(result, platform)
+        for check in result.checks
     )
     return result.model_copy(update={"digest": digest, "platform": platform, "surroundings": place, "checks": checks})
-
-
-def checks_on_platform(result: VerifyResult, platform: str) -> Iterator[CheckResult]:
-    """Yield the checks of a verification that are about a platform.
-
-    In a verification of several platforms, the name of a check ends with its platform. A check whose name does not is
-    left out if it passed, but counts for every platform if it failed.
-    """
-    several = "," in result.platform
-    for check in result.checks:
-        name, _, suffix = check.check.partition(" ")
-        if (not several and (not suffix or suffix == platform)) or (several and suffix == platform):
-            yield check.model_copy(update={"check": name})
-        elif several and not suffix and check.outcome == "failed":
-            yield check
 
 
 def _encode(model: Model) -> bytes:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from packageurl import PackageURL
@@ -42,120 +41,6 @@ INSTEAD_OF = "instead-of"
 FOLDER_URI = "urn:imagebuild:folder:"
 """Beginning of the URI of a dependency that was a folder of the building machine; nobody can tell what was in it."""
 
-GITHUB = "https://github.com/"
-
-
-def package_url(kind: str, name: str, version: str = "", **qualifiers: str) -> str:
-    """Return `pkg:kind/name@version?…`; slashes in the name separate a namespace."""
-    namespace, _, last = name.rpartition("/")
-    present = {key: value for key, value in qualifiers.items() if value}
-    return PackageURL(kind, namespace or None, last, version or None, present).to_string()
-
-
-def image_purl(reference: str, digest: str) -> str:
-    """Return the package URL of an image in a registry; `reference` has no digest."""
-    repository, colon, tag = full_reference(reference).rpartition(":")
-    if not colon or "/" in tag:
-        repository, tag = full_reference(reference), ""
-    return package_url("oci", repository.rpartition("/")[2].lower(), digest, repository_url=repository, tag=tag)
-
-
-@dataclass(frozen=True)
-class Dependency:
-    """Describe a source of an image, pinned by content."""
-
-    owner: str
-    """The component; for a base image, the value of `os` or the name of the image."""
-    kind: Literal["image", "archive", "git", "wheel", "repository", "folder"]
-    name: str
-    version: str
-    uri: str
-    """Package URL; for a repository, its address."""
-    address: str
-    """Where it is fetched from, in the notation of SPDX; empty for a wheel, which any index may have."""
-    digest: Mapping[str, str] = field(default_factory=dict)
-    """`sha256` or `gitCommit`; empty for a repository, which has a key, and for a folder."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
-
-
-def resolved_dependencies(
-    recipe: Recipe, lock: Lock, platform: Platform, replaced: Mapping[str, str] | None = None
-) -> tuple[Dependency, ...]:
-    """Return the sources of a target for one platform, in a fixed order, each once for each of its owners.
-
-    `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if the lock lacks a
-    source or could not resolve it.
-    """
-    owned = tuple(recipe.for_platform(platform).owned_sources())
-    check_resolved(lock, (source for _, source in owned))
-    every = (d for owner, source in owned for d in _dependencies(lock, owner, source, platform, replaced or {}))
-    return tuple({(dependency.owner, dependency.uri): dependency for dependency in every}.values())
-
-
-def _dependencies(
-    lock: Lock, owner: str, source: Source, platform: Platform, replaced: Mapping[str, str]
-) -> Iterator[Dependency]:
-    arch: Arch = "arm64" if platform == "linux/arm64" else "amd64"
-    match source:
-        case BaseImage(reference):
-            yield _base_image(lock, owner, reference, replaced.get(digest_of(lock, reference)))
-        case Archive(component, url):
-            sha256 = hash_of(lock, component, url)
-            name = url.rpartition("/")[2]
-            uri = package_url("generic", name, download_url=url, checksum=f"sha256:{sha256}")
-            yield Dependency(owner, "archive", name, "", uri, url, {"sha256": sha256})
-        case GitRef(url, tag, _):
-            commit = commit_of(lock, source)
-            name = url.removesuffix(".git").rpartition("/")[2]
-            if url.startswith(GITHUB):
-                uri = package_url("github", url.removeprefix(GITHUB).removesuffix(".git"), commit)
-            else:
-                uri = package_url("generic", name, commit, vcs_url=f"git+{url}@{commit}")
-            if (folder := f"{owner}-source") in replaced:
-                notes = {INSTEAD_OF: uri, "tag": tag}
-                yield Dependency(owner, "folder", folder, "", FOLDER_URI + owner, "", {}, notes)
-            else:
-                address = f"git+{url}@{commit}"
-                yield Dependency(owner, "git", name, commit, uri, address, {"gitCommit": commit}, {"tag": tag})
-        case WheelSet():
-            for wheel in wheels_of(lock, source):
-                if sha256 := wheel.sha256.get(arch, ""):
-                    uri = package_url("pypi", canonicalize_name(wheel.name), wheel.version)
-                    yield Dependency(owner, "wheel", wheel.name, wheel.version, uri, "", {"sha256": sha256})
-        case PackageSource(url, suite, key, _):
-            repository = repository_of(lock, url)
-            assert isinstance(repository, LockedRepository), "check_resolved has raised otherwise"
-            notes = {"suite": suite, "key": key, "fingerprint": repository.fingerprint}
-            notes |= {f"package:{name}": version for name, version in sorted(repository.packages.items())}
-            yield Dependency(owner, "repository", url, "", url, url, {}, notes)
-
-
-def _base_image(lock: Lock, owner: str, reference: str, replacement: str | None) -> Dependency:
-    """Return a base image; `replacement` is the digest of a bootstrapped one, or the name of a folder."""
-    image = locked_image(lock, reference)
-    assert isinstance(image, LockedImage), "check_resolved has raised otherwise"
-    name, _, tag = reference.rpartition(":")
-    uri = image_purl(reference, image.digest)
-    if replacement in (None, image.digest):
-        address = f"{reference}@{image.digest}"
-        return Dependency(owner, "image", name, tag, uri, address, _digest_set(image.digest), {"image": reference})
-    if replacement.startswith("sha256:"):
-        own, digest = f"urn:imagebuild:bootstrapped:{owner}", _digest_set(replacement)
-        return Dependency(owner, "image", f"{owner}-bootstrapped", "", own, "", digest, {INSTEAD_OF: uri})
-    return Dependency(owner, "folder", replacement, "", FOLDER_URI + owner, "", {}, {INSTEAD_OF: uri})
-
-
-# The predicate
-
-
-BUILD_TYPE = "urn:imagebuild:build-type:v1"
-"""docs/supply-chain.md says what the parameters of a build of this type mean."""
-BUILDER = "urn:imagebuild:builder:"
-LEVEL = "none claimed: the builder describes its own work, and whoever may start it may change what it writes"
-DIRTY = "-dirty"
-"""Suffix of a revision that stands for a commit with uncommitted changes."""
-PROJECT = "project"
-
 
 class Resource(BaseModel):
     """Describe a resource as in-toto does, by its address, its digest or both."""
@@ -165,8 +50,84 @@ class Resource(BaseModel):
     name: str = ""
     uri: str = ""
     digest: dict[str, str] = {}
+    """`sha256` or `gitCommit`; empty for a repository, which has a key, and for a folder."""
     annotations: dict[str, str] = {}
-    downloadLocation: str = ""  # noqa: N815 - in-toto's name
+
+
+def resolved_dependencies(
+    recipe: Recipe, lock: Lock, platform: Platform, replaced: Mapping[str, str] | None = None
+) -> tuple[Resource, ...]:
+    """Return the sources of a target for one platform, in a fixed order, with what needs each as the annotation `for`.
+
+    `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if the lock lacks a
+    source or could not resolve it.
+    """
+    owned = tuple(recipe.for_platform(platform).owned_sources())
+    check_resolved(lock, (source for _, source in owned))
+    owners: dict[str, dict[str, None]] = {}
+    resources: dict[str, Resource] = {}
+    for owner, source in owned:
+        for resource in _resources(lock, owner, source, platform, replaced or {}):
+            resources.setdefault(resource.uri, resource)
+            owners.setdefault(resource.uri, {})[owner] = None
+    return tuple(
+        resource.model_copy(update={"annotations": {"for": ", ".join(owners[uri]), **resource.annotations}})
+        for uri, resource in resources.items()
+    )
+
+
+def _resources(
+    lock: Lock, owner: str, source: Source, platform: Platform, replaced: Mapping[str, str]
+) -> Iterator[Resource]:
+    """Yield what a source of a component, a base or an image is; of wheels, those for the platform."""
+    arch: Arch = "arm64" if platform == "linux/arm64" else "amd64"
+    match source:
+        case BaseImage(reference):
+            yield _base_image(lock, owner, reference, replaced.get(digest_of(lock, reference)))
+        case Archive(component, url):
+            yield Resource(name=url.rpartition("/")[2], uri=url, digest={"sha256": hash_of(lock, component, url)})
+        case GitRef(url, tag, _):
+            commit = commit_of(lock, source)
+            uri = f"git+{url}@{commit}"
+            if (folder := f"{owner}-source") in replaced:
+                yield Resource(name=folder, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri, "tag": tag})
+            else:
+                name = url.removesuffix(".git").rpartition("/")[2]
+                yield Resource(name=name, uri=uri, digest={"gitCommit": commit}, annotations={"tag": tag})
+        case WheelSet():
+            for wheel in wheels_of(lock, source):
+                if sha256 := wheel.sha256.get(arch, ""):
+                    uri = PackageURL("pypi", None, canonicalize_name(wheel.name), wheel.version).to_string()
+                    yield Resource(name=wheel.name, uri=uri, digest={"sha256": sha256})
+        case PackageSource(url, suite, key, _):
+            repository = repository_of(lock, url)
+            assert isinstance(repository, LockedRepository), "check_resolved has raised otherwise"
+            notes = {"suite": suite, "key": key, "fingerprint": repository.fingerprint}
+            notes |= {f"package:{name}": version for name, version in sorted(repository.packages.items())}
+            yield Resource(name=url, uri=url, annotations=notes)
+
+
+def _base_image(lock: Lock, owner: str, reference: str, replacement: str | None) -> Resource:
+    """Return a base image; `replacement` is the digest of a bootstrapped one, or the name of a folder."""
+    image = locked_image(lock, reference)
+    assert isinstance(image, LockedImage), "check_resolved has raised otherwise"
+    uri = f"docker://{full_reference(reference)}@{image.digest}"
+    if replacement in (None, image.digest):
+        return Resource(name=reference, uri=uri, digest=_digest_set(image.digest))
+    if replacement.startswith("sha256:"):
+        made, digest = f"{owner}-bootstrapped", _digest_set(replacement)
+        return Resource(name=made, uri=f"urn:imagebuild:{made}", digest=digest, annotations={INSTEAD_OF: uri})
+    return Resource(name=replacement, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri})
+
+
+# The predicate
+
+
+BUILD_TYPE = "urn:imagebuild:build-type:v1"
+"""docs/supply-chain.md says what the parameters of a build of this type mean."""
+BUILDER = "urn:imagebuild:builder:"
+LEVEL = "none claimed: the builder describes its own work, and whoever may start it may change what it writes"
+PROJECT = "project"
 
 
 class Provenance(BaseModel):
@@ -192,33 +153,32 @@ class Provenance(BaseModel):
         """Say how many sources there are, and which commit of the project."""
         project = next((item for item in self.dependencies if item.name == PROJECT), Resource())
         commit = project.digest.get("gitCommit", "")[:12]
-        changed = " and files that differ from it" if project.annotations else ""
-        return f"{len(self.dependencies)} sources, {f'commit {commit}{changed}' if commit else 'an unknown commit'}"
+        return f"{len(self.dependencies)} sources, {f'commit {commit}' if commit else 'an unknown commit'}"
 
 
 def provenance_of(
-    result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str | None = None, *,
-    workflow: str = "",
-) -> dict[str, Any]:  # fmt: skip
+    result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str, *, workflow: str = ""
+) -> dict[str, Any]:
     """Return the provenance of the image of a platform.
 
     `dockerfile` is the text that this checkout renders for the target; `workflow` is the address of the workflow that
     signs this and built the image, which others may have called. Raises ResultError if the build was of another text,
     as the provenance would then name other sources than the build had. Raises ConfigError if the lock lacks a source.
     """
-    if dockerfile is not None and result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
+    if result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
         raise ResultError(
             f"{result.target}: was built from another Dockerfile than this checkout renders; take the checkout of the "
             f"build ({result.revision or 'its commit is unknown'}), with the same options"
         )
-    by_uri: dict[str, list[Dependency]] = {}
-    for dependency in resolved_dependencies(recipe, lock, platform, result.replaced):
-        by_uri.setdefault(dependency.uri, []).append(dependency)
     # On GitHub the workflow is what vouches for a build; other CI systems name their builders by an https address.
     builder = workflow or result.workflow or result.builder
     if not builder.startswith("https://"):
         builder = BUILDER + quote(builder or "unknown", safe="")
-    resources = (*_own_resources(result), *map(_resource, by_uri.values()))
+    resources = [Resource(name="Dockerfile", digest={"sha256": result.dockerfile})]
+    if result.revision:
+        uri = f"git+{result.source}@{result.revision}" if result.source else ""
+        resources.insert(0, Resource(name=PROJECT, uri=uri, digest={"gitCommit": result.revision}))
+    resources += resolved_dependencies(recipe, lock, platform, result.replaced)
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -239,27 +199,6 @@ def provenance_of(
             "byproducts": [{"name": "index", "digest": _digest_set(result.digest)}] if result.digest else [],
         },
     }
-
-
-def _resource(same: Sequence[Dependency]) -> Resource:
-    """Return the description of a dependency that stands for all of its owners."""
-    first = same[0]
-    return Resource(
-        name=first.name, uri=first.uri, digest=dict(first.digest),
-        annotations={"for": ", ".join(dependency.owner for dependency in same), **first.annotations},
-        downloadLocation=first.address if first.kind == "archive" else "",
-    )  # fmt: skip
-
-
-def _own_resources(result: BuildResult) -> Iterator[Resource]:
-    """Yield the project's commit and the Dockerfile, which holds all that the build read."""
-    if result.revision:
-        commit = result.revision.removesuffix(DIRTY)
-        changed = {} if commit == result.revision else {"changed": "files differed from the commit"}
-        uri = f"git+{result.source}@{commit}" if result.source else ""
-        yield Resource(name=PROJECT, uri=uri, digest={"gitCommit": commit}, annotations=changed)
-    if result.dockerfile:
-        yield Resource(name="Dockerfile", digest={"sha256": result.dockerfile})
 
 
 def _metadata(result: BuildResult) -> dict[str, str]:

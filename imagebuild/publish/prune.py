@@ -1,77 +1,35 @@
-"""Find staged images that nobody needs, and delete them. No other module deletes anything in a registry."""
+"""Delete what builds pushed long ago and nothing needs any more. No other module deletes anything in a registry."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import for_each
-from imagebuild.oci.attestation import STATEMENT_MEDIA
-from imagebuild.oci.layout import INDEX_TYPES, REFERRERS_TAG, Descriptor, Manifest, manifests_of, referrers_tag
-from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Project, repository_name
+from imagebuild.oci.layout import INDEX_TYPES, REFERRERS_TAG, Manifest, manifests_of
+from imagebuild.oci.registry import DeletionDisabled, RepositoryAt
 
 STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
 """The tag that a push leaves: its time, and the first digits of the digest that it pushed."""
-OWN_TYPES = frozenset({STATEMENT_MEDIA})
-"""Types of attachments that are deleted with the image; what somebody signed keeps it."""
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
-
-R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Staged:
-    """Describe an image or index in a staging repository that was pushed at least once."""
-
-    digest: str
-    tags: tuple[str, ...]
-    """Tags that pushes left."""
-    pushed: datetime
-    """Time of the last push."""
-    parts: tuple[str, ...] = ()
-    """Digests of the manifests below it, if it is an index."""
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Return its digest and those of its parts."""
-        return (self.digest, *self.parts)
-
-
-@dataclass(frozen=True)
-class Survey:
-    """Hold what registries know about staged images."""
-
-    staging: RepositoryAt
-    staged: tuple[Staged, ...]
-    held: Mapping[str, str] = field(default_factory=dict)
-    """Digest → what keeps it: a tag that no push left, or an index with such a tag."""
-    referrers: Mapping[str, tuple[tuple[RepositoryAt, Descriptor], ...]] = field(default_factory=dict)
-    """Digest → what refers to it and where, for staged images that are old enough and for their attachments."""
+JOBS = 16
+"""Requests at a time: they are small, and a repository has thousands of tags."""
 
 
 @dataclass(frozen=True)
 class PruneVerdict:
-    """Say whether a staged image is deleted, and what is deleted with it."""
+    """Say whether an image or index in a staging repository is deleted."""
 
-    staged: Staged
-    kept: str | None
-    """Why it is kept; None if it can be deleted."""
+    digest: str
+    pushed: datetime
+    """Time of the last push."""
+    kept: str
+    """Why it is kept; empty if it goes."""
     parts: tuple[str, ...] = ()
-    """Digests of the manifests of its platforms that are deleted with it."""
-    attachments: tuple[str, ...] = ()
-    """Digests of the attachments that are deleted with it."""
-    lists: tuple[str, ...] = ()
-    """Tags that list those attachments."""
-
-
-# Decide
+    """Digests of the manifests below it that go with it."""
 
 
 def parse_age(text: str) -> timedelta:
@@ -82,65 +40,75 @@ def parse_age(text: str) -> timedelta:
     return int(match[1]) * UNITS[match[2]]
 
 
-def decide_pruning(
-    survey: Survey, now: datetime, limit: timedelta, only: frozenset[str] | None = None
-) -> tuple[PruneVerdict, ...]:
-    """Decide for every staged image, the oldest first, whether it can be deleted.
+def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
+    """Judge what was pushed to a staging repository, the oldest first.
 
-    With `only`, decide for those with these digests; all others are taken to be kept.
+    It goes if all of its pushes are older than the limit, no other tag there names it or a manifest below it, and
+    nothing there refers to one of them. Manifests below it go with it unless something that stays has them, too.
+    Published repositories are not looked at: what they have is a copy. Raises CommandError if the registry fails.
     """
-    asked = {s.digest for s in survey.staged if only is None or s.digest in only}
-    kept = {s.digest: _reason(s, survey, now, limit) if s.digest in asked else "stays" for s in survey.staged}
-    # An index that is kept keeps its parts, which may be indexes again.
-    while True:
-        whole = {part: s.digest for s in survey.staged if kept[s.digest] for part in s.parts}
-        more = [digest for digest, reason in kept.items() if not reason and digest in whole]
-        if not more:
-            break
-        kept |= {digest: f"is part of {short_digest(whole[digest])}, which stays" for digest in more}
-
-    needed = {digest for staged in survey.staged if kept[staged.digest] for digest in staged.all}
-    verdicts = []
-    for staged in sorted(survey.staged, key=lambda s: (s.pushed, s.digest)):
-        if staged.digest not in asked:
+    registry, repository = staging.registry, staging.repository
+    tags = registry.tags(repository)
+    # By a tag `sha256-…`, registries and cosign list what refers to a manifest.
+    kept = {f"sha256:{match[1]}": f"has {match[0]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
+    names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
+    read = for_each(lambda tag: registry.manifest(repository, tag), names, registry, jobs=JOBS)
+    named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
+    below = {manifest.digest: _below(staging, manifest) for manifest in named.values()}
+    pushes: dict[str, datetime] = {}
+    needed: set[str] = set()
+    for tag, manifest in named.items():
+        digest = manifest.digest
+        if pushed := _push_time(tag, digest):
+            pushes[digest] = max(pushed, pushes.get(digest, pushed))
             continue
-        unneeded = [] if kept[staged.digest] else [digest for digest in staged.all if digest not in needed]
-        referrers = {digest: survey.referrers[digest] for digest in unneeded if digest in survey.referrers}
-        verdicts.append(
-            PruneVerdict(
-                staged,
-                kept=kept[staged.digest],
-                parts=tuple(digest for digest in unneeded if digest != staged.digest),
-                attachments=tuple(dict.fromkeys(own.digest for listed in referrers.values() for _, own in listed)),
-                lists=tuple(map(referrers_tag, referrers)),
-            )
+        needed |= {digest, *below[digest]}
+        kept |= dict.fromkeys(below[digest], f"is part of {tag}") | {digest: f"is tagged {tag}"}
+
+    old = [digest for digest, pushed in pushes.items() if now - pushed >= limit]
+    asked = list(dict.fromkeys(part for digest in old for part in (digest, *below[digest]) if part not in kept))
+    referrers = for_each(lambda digest: registry.referrers(repository, digest), asked, registry, jobs=JOBS)
+    kept |= {digest: "has attachments" for digest, listed in zip(asked, referrers, strict=True) if listed}
+
+    def reason(digest: str) -> str:
+        if digest not in old:
+            return "too young"
+        why = {part: f"its part {short_digest(part)} {kept[part]}" for part in below[digest] if part in kept}
+        return kept.get(digest) or next(iter(why.values()), "")
+
+    reasons = {digest: reason(digest) for digest in pushes}
+    needed |= {part for digest, why in reasons.items() if why for part in (digest, *below[digest])}
+    return tuple(
+        PruneVerdict(
+            digest, pushed, kept=reasons[digest] or ("is part of what stays" if digest in needed else ""),
+            parts=tuple(part for part in below[digest] if part not in needed),
         )
-    return tuple(verdicts)
+        for digest, pushed in sorted(pushes.items(), key=lambda push: (push[1], push[0]))
+    )  # fmt: skip
 
 
-def _reason(staged: Staged, survey: Survey, now: datetime, limit: timedelta) -> str | None:
-    """Return why a staged image is kept for its own sake, None if nothing is known that keeps it."""
-    if now - staged.pushed < limit:
-        return f"pushed {_format_age(now - staged.pushed)} ago, younger than {_format_age(limit)}"
-    for digest in staged.all:
-        part = "" if digest == staged.digest else f"its part {short_digest(digest)} "
-        if digest in survey.held:
-            return f"{part}{survey.held[digest]}"
-        for place, own in survey.referrers.get(digest, ()):
-            text = f"{part}is referred to by {own.artifact_type or 'something'} in {place} ({short_digest(own.digest)})"
-            if place != survey.staging or own.artifact_type not in OWN_TYPES:
-                return text
-            if own.digest in survey.held:
-                return f"{text}, which {survey.held[own.digest]}"
-            if survey.referrers.get(own.digest):
-                return f"{text}, which something else refers to"
-    return None
+def delete_staged(staging: RepositoryAt, verdicts: Iterable[PruneVerdict]) -> int:
+    """Delete what the verdicts do not keep, and return the number of manifests.
 
-
-def _format_age(age: timedelta) -> str:
-    """Return `5 h` or `14 d`."""
-    hours = int(age.total_seconds() // 3600)
-    return f"{hours} h" if hours < 48 else f"{hours // 24} d"
+    Raises DeletionDisabled if the registry does not allow deletion, CommandError if it fails.
+    """
+    deleted: set[str] = set()
+    # An index goes before a part of it that was pushed alone, too.
+    for verdict in sorted((v for v in verdicts if not v.kept), key=lambda v: -len(v.parts)):
+        refused = []
+        for digest in verdict.parts:
+            try:
+                staging.registry.delete(staging.repository, digest)
+            except DeletionDisabled:
+                raise
+            except CommandError:
+                # Some registries do not delete a part of an index that still exists.
+                refused.append(digest)
+        # Its own manifest is the last: until then its tag tells the next run what is left to do.
+        for digest in (verdict.digest, *refused):
+            staging.registry.delete(staging.repository, digest)
+        deleted |= {verdict.digest, *verdict.parts}
+    return len(deleted)
 
 
 def short_digest(digest: str) -> str:
@@ -148,161 +116,14 @@ def short_digest(digest: str) -> str:
     return digest[: len("sha256:") + 12]
 
 
-# Survey and delete
-
-
-JOBS = 16
-"""Requests at a time: they are small, and a repository has thousands of tags."""
-BATCH = 16
-"""Images that are deleted after each new survey."""
-
-
-def repositories_of(
-    project: Project, plan: Plan, image: str, connect: Callable[[str], Registry]
-) -> tuple[RepositoryAt, tuple[RepositoryAt, ...]]:
-    """Return the staging repository of an image, and the repositories that its tags are in."""
-
-    def repository_at(name: str) -> RepositoryAt:
-        reference = parse_reference(name)
-        return RepositoryAt(connect(reference.host), reference.repository)
-
-    names = [f"{project.matrix.model.repository}/{image}"]
-    for target in plan.targets:
-        if target.image == image:
-            names += [tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)]
-    return repository_at(repository_name(project, image)), tuple(map(repository_at, dict.fromkeys(names)))
-
-
-@dataclass
-class Pruning:
-    """Survey and prune the staging repository of one image."""
-
-    staging: RepositoryAt
-    published: tuple[RepositoryAt, ...]
-    """Repositories in which the image is published."""
-    limit: timedelta
-    """Age that a staged image must have to be deleted."""
-    now: datetime
-    _manifests: dict[tuple[RepositoryAt, str], Manifest] = field(default_factory=dict)
-    """(Repository, digest) → manifest; a digest never names anything else, so it is read once."""
-    _pushes: dict[str, str] = field(default_factory=dict)
-    """Tag that a push left → digest; nobody moves these tags, so each is read once."""
-
-    def survey(self, only: frozenset[str] | None = None) -> Survey:
-        """Ask the registries about the staged images, or about those with these digests.
-
-        Raises CommandError if a registry fails.
-        """
-        names = self._names(self.staging)
-        pushes: dict[str, dict[str, datetime]] = {}
-        for tag, digest in names.items():
-            if time := _push_time(tag, digest):
-                self._pushes[tag] = digest
-                pushes.setdefault(digest, {})[tag] = time
-        parts = self._parts_of(self.staging, pushes)
-        staged = tuple(Staged(d, tuple(times), max(times.values()), parts[d]) for d, times in pushes.items())
-        held = self._held_by(self.staging, {tag: d for tag, d in names.items() if tag not in self._pushes})
-
-        old = [s for s in staged if (only is None or s.digest in only) and self.now - s.pushed >= self.limit]
-        digests = list(dict.fromkeys(digest for s in old for digest in s.all))
-        copies = {place: set(self._each(place, digests, place.registry.digest)) - {None} for place in self.published}
-        for place in (place for place, there in copies.items() if there):
-            held |= self._held_by(place, self._names(place))
-
-        # Only images that nothing else keeps need their referrers looked up.
-        asked = [digest for digest in digests if any(digest in s.all and held.keys().isdisjoint(s.all) for s in old)]
-        referrers = self._referrers(self.staging, asked)
-        referrers |= self._referrers(self.staging, [own.digest for listed in referrers.values() for _, own in listed])
-        for place, there in copies.items():
-            for digest, listed in self._referrers(place, [d for d in asked if d in there]).items():
-                referrers[digest] = (*referrers.get(digest, ()), *listed)
-        return Survey(self.staging, staged, held, referrers)
-
-    def delete(self, verdicts: Iterable[PruneVerdict]) -> tuple[int, tuple[PruneVerdict, ...]]:
-        """Delete what the verdicts allow, after another survey.
-
-        Return the number of deleted manifests, and the verdicts on images that are kept after all. Raises
-        DeletionDisabled if the registry does not allow deletion, CommandError if it fails.
-        """
-        # An index is deleted before its parts, which are staged images, too.
-        todo = sorted((v for v in verdicts if not v.kept), key=lambda v: -len(v.staged.parts))
-        deleted: set[str] = set()
-        spared: list[PruneVerdict] = []
-        for start in range(0, len(todo), BATCH):
-            batch = frozenset(v.staged.digest for v in todo[start : start + BATCH])
-            fresh = decide_pruning(self.survey(batch), self.now, self.limit, batch)
-            spared += [verdict for verdict in fresh if verdict.kept]
-            deleted.update(*for_each(self._delete, (v for v in fresh if not v.kept), self.staging.registry))
-        return len(deleted), tuple(spared)
-
-    def _delete(self, verdict: PruneVerdict) -> set[str]:
-        """Delete one image, last of all its own manifest: until then its tag tells the next run what is left to do."""
-        registry, repository = self.staging.registry, self.staging.repository
-        lists = filter(None, (registry.digest(repository, tag) for tag in verdict.lists))
-        first = list(dict.fromkeys((*verdict.attachments, *lists, *verdict.parts)))
-        refused = []
-        for digest in first:
-            try:
-                registry.delete(repository, digest)
-            except DeletionDisabled:
-                raise
-            except CommandError:
-                refused.append(digest)
-        registry.delete(repository, verdict.staged.digest)
-        # Some registries do not delete a part of an index that still exists.
-        for digest in refused:
-            registry.delete(repository, digest)
-        return {*first, verdict.staged.digest}
-
-    def _names(self, place: RepositoryAt) -> dict[str, str]:
-        """Return tag → digest of the tags that name images; tags of pushes count only in the staging repository."""
-        staged = place == self.staging
-        # A tag `sha256-…` lists what refers to a manifest; one with a suffix is a signature.
-        every = dict.fromkeys(place.registry.tags(place.repository))
-        tags = [tag for tag in every if "." in tag or not REFERRERS_TAG.fullmatch(tag)]
-        known = {tag: self._pushes[tag] for tag in tags if staged and tag in self._pushes}
-        unread = [tag for tag in tags if tag not in known and (staged or not STAGED.fullmatch(tag))]
-        read = zip(unread, self._each(place, unread, place.registry.manifest), strict=True)
-        manifests = {tag: manifest for tag, manifest in read if manifest}
-        self._manifests |= {(place, manifest.digest): manifest for manifest in manifests.values()}
-        return known | {tag: manifest.digest for tag, manifest in manifests.items()}
-
-    def _held_by(self, place: RepositoryAt, tags: Mapping[str, str]) -> dict[str, str]:
-        """Return digest → why it is kept, for the digests that these tags name and for their parts."""
-        parts = self._parts_of(place, tags.values())
-        held = {part: f"is part of {place}:{tag}" for tag, digest in tags.items() for part in parts[digest]}
-        for tag, digest in tags.items():
-            held[digest] = f"is tagged {tag} in {place}"
-            if match := REFERRERS_TAG.fullmatch(tag):
-                held[f"sha256:{match[1]}"] = f"has {tag} in {place}"
-        return held
-
-    def _parts_of(self, place: RepositoryAt, digests: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return digest → digests of the manifests below it, those in indexes below it included."""
-        distinct = list(dict.fromkeys(digests))
-        parts = for_each(lambda digest: self._parts(place, digest), distinct, place.registry, jobs=JOBS)
-        return dict(zip(distinct, parts, strict=True))
-
-    def _parts(self, place: RepositoryAt, digest: str) -> tuple[str, ...]:
-        manifest = self._manifests.get((place, digest)) or place.registry.manifest(place.repository, digest)
-        if manifest is None:
-            return ()
-        self._manifests[place, digest] = manifest
-        children = manifests_of(manifest.document)
-        deeper = [d for child in children if child.media_type in INDEX_TYPES for d in self._parts(place, child.digest)]
-        return tuple(dict.fromkeys((*(child.digest for child in children), *deeper)))
-
-    def _referrers(
-        self, place: RepositoryAt, digests: Iterable[str]
-    ) -> dict[str, tuple[tuple[RepositoryAt, Descriptor], ...]]:
-        """Return digest → what refers to it in a repository, for the digests that anything refers to."""
-        distinct = list(dict.fromkeys(digests))
-        answers = zip(distinct, self._each(place, distinct, place.registry.referrers), strict=True)
-        return {digest: tuple((place, own) for own in listed) for digest, listed in answers if listed}
-
-    def _each(self, place: RepositoryAt, names: Iterable[str], request: Callable[[str, str], R]) -> list[R]:
-        """Make a request about each tag or digest of a repository, several at a time."""
-        return for_each(lambda name: request(place.repository, name), names, place.registry, jobs=JOBS)
+def _below(staging: RepositoryAt, manifest: Manifest) -> tuple[str, ...]:
+    """Return the digests of the manifests in an index, and of those in indexes in it."""
+    found: dict[str, None] = {}
+    for child in manifests_of(manifest.document):
+        found[child.digest] = None
+        inner = child.media_type in INDEX_TYPES and staging.registry.manifest(staging.repository, child.digest)
+        found |= dict.fromkeys(_below(staging, inner) if inner else ())
+    return tuple(found)
 
 
 def _push_time(tag: str, digest: str) -> datetime | None:

@@ -6,26 +6,17 @@ that the tag will name.
 
 from __future__ import annotations
 
-import re
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from imagebuild.core.console import err, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
-from imagebuild.core.fields import Platform
 from imagebuild.core.run import for_each
-from imagebuild.oci.attestation import (
-    PREDICATE_DIGEST,
-    SIGNATURE,
-    encode_predicate,
-    kind_of,
-    list_attestations,
-    read_attestation,
-)
-from imagebuild.oci.image import PlatformImage, image_at
+from imagebuild.oci.attestation import SIGNATURE, encode_predicate
+from imagebuild.oci.image import image_at
 from imagebuild.oci.layout import (
     INDEX,
     Descriptor,
@@ -37,13 +28,14 @@ from imagebuild.oci.layout import (
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
-from imagebuild.project.matrix import Plan, Target
-from imagebuild.project.plan import REVISION, Project, restricted_components, select_targets
-from imagebuild.project.records import Published, PublishResult, VerifyResult
-from imagebuild.publish.attest import AttestRequest, Signer, attach, verify_attachments
-from imagebuild.publish.decide import Choice, Terms, choose_image, fill_tags, key_of_target, objections, rules_of
+from imagebuild.project.matrix import Plan, Publish, Target
+from imagebuild.project.plan import REVISION, restricted_components, select_targets
+from imagebuild.project.records import Published, PublishResult
+from imagebuild.publish.attest import Signer, attach, missing_attachments, verify_attachments
+from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, key_of_target, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
+from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
 JOBS = 4
@@ -52,40 +44,40 @@ JOBS = 4
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """Describe what to publish, and from which results."""
+    """Describe what to publish, from which results, and who signs it."""
 
     select: Sequence[str]
     """Targets; if empty, those that the folders have a build of."""
     folders: Sequence[Path]
     """Folders with results of builds, verifications, scans and benchmarks."""
-    platforms: Sequence[Platform] = ()
-    """If empty, all platforms of a target."""
-    allow_dirty: bool = False
-    """Whether builds of uncommitted files may be published; their tags say so."""
     dry_run: bool = False
+    signer: Signer | None = None
+    """Sign images and what is attached to them."""
+    origin: Mapping[str, str] | None = None
+    """Run, workflow, source and commit of the job that signs without a key, which a build has to name: anybody may have
+    written its result."""
 
 
 @dataclass(frozen=True)
-class PublishTools:
-    """Give access to registries, and to what makes provenance and signs it."""
+class Planned:
+    """Hold what this checkout says of a target: what its image must fulfil, and what its provenance is made of."""
 
-    registry: Callable[[str], Registry]
-    """Return the registry of a host, always the same one for a host."""
-    provenance: Callable[[Target, Choice], bytes] | None = None
-    """Return the provenance of an image. Raises ImagebuildError if this checkout does not fit the build."""
-    signer: Signer | None = None
-    """Sign images and what is attached to them."""
-    key: Callable[[Target], str] | None = None
-    """Return the key of a target, which later tells whether what is published is up to date."""
+    target: Target
+    recipe: Recipe
+    dockerfile: str
+    rules: tuple[PublishRule, ...]
+    key: str
+    """Tells later whether what is published is up to date."""
 
-    def repository(self, name: ImageReference) -> RepositoryAt:
-        """Return the repository of an image."""
-        return RepositoryAt(self.registry(name.host), name.repository)
+    @property
+    def policy(self) -> Publish:
+        """Return what images of the project must fulfil besides."""
+        return self.recipe.project.matrix.model.publish
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Describe what is published for a target without objections."""
+    """Describe what shall be published for a target."""
 
     target: Target
     choices: tuple[Choice, ...]
@@ -94,9 +86,8 @@ class Draft:
     aliases: tuple[ImageReference, ...]
     current: Mapping[ImageReference, str | None]
     """Tag or alias → the digest that it names now; None if it does not exist."""
-    attachments: Mapping[Platform, Sequence[NewAttachment]]
-    allow_dirty: bool = False
-    """Whether its provenance may name folders that nobody can compare."""
+    wanted: Sequence[tuple[Descriptor, Sequence[NewAttachment]]]
+    """Each image, and the index, with what shall be attached to it."""
 
     @property
     def missing(self) -> list[ImageReference]:
@@ -104,56 +95,58 @@ class Draft:
         return [name for name in (*self.tags, *self.aliases) if self.current[name] != self.index.digest]
 
 
-def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools: PublishTools) -> PublishResult:
+Connect = Callable[[str], Registry]
+"""Returns the registry of a host, always the same one for a host."""
+
+
+def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, connect: Connect) -> PublishResult:
     """Publish targets; a target that is refused or fails does not stop the others.
 
     Raises ConfigError, NothingSelected or ResultError before anything is published, if the request or a result is
     wrong, and CommandError if the key that signs cannot be read.
     """
-    if tools.signer:
-        tools.signer.trust.check()
+    if request.signer:
+        _ = request.signer.trusted
     evidence = read_evidence(request.folders)
     targets = requested_targets(plan, request, evidence)
-    keys = {target.id: tools.key(target) for target in targets} if tools.key else {}
+    planned = [
+        Planned(
+            target, renderer.recipe(target), renderer.dockerfile(target).text, rules_of(renderer.project, target),
+            key_of_target(renderer, target),
+        )
+        for target in targets
+    ]  # fmt: skip
     names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
     names += [build.value.repository for build in evidence.builds if build.value.repository]
-    registries = [tools.registry(host) for host in sorted({parse_reference(name).host for name in names})]
+    registries = [connect(host) for host in sorted({parse_reference(name).host for name in names})]
 
-    def publish(target: Target) -> Published:
-        platforms = tuple(p for p in target.platforms if not request.platforms or p in request.platforms)
-        key = keys.get(target.id, "")
-        terms = Terms(evidence, project.matrix.model.publish, rules_of(project, target), key)
+    def publish(planned: Planned) -> Published:
         try:
-            draft = make_draft(target, platforms, terms, tools, allow_dirty=request.allow_dirty)
-            return publish_draft(draft, tools, dry_run=request.dry_run) if isinstance(draft, Draft) else draft
+            draft = make_draft(planned, evidence, request, connect)
+            return publish_draft(draft, request, connect) if isinstance(draft, Draft) else draft
         except ImagebuildError as error:
-            return Published(target=target.id, state="failed", reasons=(str(error),))
+            return Published(target=planned.target.id, state="failed", reasons=(str(error),))
 
     def check_again(published: Published) -> Published:
         """See whether another publisher moved a tag that was just given."""
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
-                now = tools.registry(name.host).digest(name.repository, name.wanted)
+                now = connect(name.host).digest(name.repository, name.wanted)
                 if now != published.digest:
                     raise _overtaken(name, str(published.digest), now)
         except CommandError as error:
             return published.model_copy(update={"state": "failed", "reasons": (str(error),)})
         return published
 
-    done = for_each(publish, targets, *registries, jobs=JOBS)
+    done = for_each(publish, planned, *registries, jobs=JOBS)
     return PublishResult(
-        targets=tuple(for_each(check_again, done, *registries, jobs=JOBS)),
-        ignored=len(evidence.ignored),
-        unnamed=tuple(str(v.path) for v in evidence.of_type(VerifyResult) if not v.value.digest),
+        targets=tuple(for_each(check_again, done, *registries, jobs=JOBS)), unused=tuple(evidence.unused)
     )
 
 
 def requested_targets(plan: Plan, request: PublishRequest, evidence: Evidence) -> tuple[Target, ...]:
-    """Return the targets to publish.
-
-    Raises NothingSelected if there are none, and ConfigError for a platform that one of them is not for.
-    """
+    """Return the targets to publish. Raises NothingSelected if there are none."""
     targets = select_targets(plan, request.select)
     if not request.select:
         built = {build.value.target for build in evidence.builds}
@@ -161,107 +154,123 @@ def requested_targets(plan: Plan, request: PublishRequest, evidence: Evidence) -
         if not targets:
             folders = ", ".join(map(str, request.folders))
             raise NothingSelected(f"--results {folders}: no result.json of a target of the plan; build one first")
-    for target in targets:
-        if wrong := [platform for platform in request.platforms if platform not in target.platforms]:
-            raise ConfigError(f"--platform {wrong[0]}: {target.id} is for {', '.join(target.platforms)}")
     return targets
 
 
 # Look, and change nothing
 
 
-def make_draft(
-    target: Target, platforms: Sequence[Platform], terms: Terms, tools: PublishTools, *, allow_dirty: bool = False
-) -> Draft | Published:
+def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, connect: Connect) -> Draft | Published:
     """Find the images of a target, judge them, and look up its tags; return a refusal with every reason against them.
 
     Raises CommandError if a registry fails.
     """
-    choices = tuple(choose_image(target, platform, terms.evidence) for platform in platforms)
-    images = {choice.platform: _find_image(choice, target, tools) for choice in choices if choice.digest}
-    present = {platform: image for platform, image in images.items() if image}
-    index = None
-    if len(present) == len(platforms):
-        index = make_index(present, choices, terms.key)
-        members: dict[tuple[str, str], str] = {
-            (index.digest, platform): image.descriptor.digest for platform, image in present.items()
-        }
-        terms = replace(terms, evidence=replace(terms.evidence, indexes=members))
-
-    reasons = [
-        f"{choice.platform}: {reason}"
-        for choice in choices
-        for reason in objections(target, choice, images.get(choice.platform), terms)
-    ]
-    attachments: dict[Platform, list[NewAttachment]] = {}
-    for choice in (choice for choice in choices if choice.platform in present):
-        attachments[choice.platform] = attachments_of(choice.digest, choice.platform, terms.evidence)
-        kinds = {attachment.kind for attachment in attachments[choice.platform]}
-        if tools.provenance:
-            kinds.add("provenance")
-            try:
-                attachments[choice.platform].append(NewAttachment("provenance", tools.provenance(target, choice)))
-            except ImagebuildError as error:
-                reasons.append(f"{choice.platform}: provenance: {error}")
-        reasons += [
-            f"{choice.platform}: no {kind} of this digest; publish.require-attachments asks for it"
-            for kind in terms.policy.require_attachments
-            if kind not in kinds
-        ]
-    revisions: dict[str, list[str | None]] = {
-        choice.platform: [build.value.revision for build in choice.builds] for choice in choices if choice.builds
-    }
-    days = [build.value.rebuilt for choice in choices for build in choice.builds]
-    names, no_tags = fill_tags(target.tags, revisions, days, allow_dirty=allow_dirty)
-    reasons += filter(None, [no_tags if revisions else ""])
-    refused = Published(
-        target=target.id, state="refused", digest=index.digest if index else None,
-        platforms={choice.platform: choice.digest for choice in choices if choice.digest},
-    )  # fmt: skip
-    if reasons or index is None:
-        return refused.model_copy(update={"reasons": tuple(reasons)})
+    target = planned.target
+    choices = tuple(
+        _with_image(choose_image(target, platform, evidence), target, connect) for platform in target.platforms
+    )
+    index = make_index(choices, planned.key) if all(choice.image for choice in choices) else None
+    builds = [build.value for choice in choices for build in choice.builds]
+    names, untaggable = fill_tags(target.tags, builds)
+    reasons = [untaggable] if builds and untaggable else []
+    wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
+    for choice in choices:
+        indexes = {*([index.digest] if index else []), *(str(build.value.digest) for build in choice.builds)}
+        own = evidence.of_image(choice.digest, choice.platform, indexes)
+        against = objections(target, choice, own, planned.policy, planned.rules)
+        if choice.image:
+            attachments, more = _attachments(choice, own, planned, request)
+            wanted.append((choice.image.descriptor, attachments))
+            against += more
+        reasons += [f"{choice.platform}: {reason}" for reason in against]
 
     tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
-    current = {name: tools.registry(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
-    others = {name: digest for name, digest in current.items() if digest not in (None, index.digest)}
-    reasons += [
-        f"{tag} names {others[tag]} and never moves; this is {index.digest}; build from a new commit for a new tag"
-        for tag in tags
-        if tag in others
-    ]
-    lost = set(target.platforms) - set(platforms)
-    for alias in [alias for alias in aliases if lost and alias in others]:
-        moved = tools.registry(alias.host).manifest(alias.repository, str(others[alias]))
-        if taken := sorted(lost & {child.platform for child in manifests_of(moved.document)} if moved else ()):
-            reasons.append(f"{alias} would lose {', '.join(taken)}; publish all platforms together")
-    if reasons:
-        return refused.model_copy(update={"reasons": tuple(reasons)})
-    return Draft(target, choices, index, tags, aliases, current, attachments, allow_dirty)
+    current: dict[ImageReference, str | None] = {}
+    if index and not reasons:
+        current = {name: connect(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
+        reasons += [
+            f"{tag} names {current[tag]} and never moves; this is {index.digest}; build from a new commit for a new tag"
+            for tag in tags
+            if current[tag] not in (None, index.digest)
+        ]
+    if index is None or reasons:
+        return Published(
+            target=target.id, state="refused", digest=index.digest if index else None, reasons=tuple(reasons),
+            platforms={choice.platform: choice.digest for choice in choices if choice.digest},
+        )  # fmt: skip
+    # A tag names the index, so the index gets the same statements as its platforms.
+    every = {(new.kind, new.content): new for _, attachments in wanted for new in attachments}
+    wanted.append((Descriptor(index.media_type, index.digest, len(index.content)), list(every.values())))
+    return Draft(target, choices, index, tags, aliases, current, wanted)
 
 
-def _find_image(choice: Choice, target: Target, tools: PublishTools) -> PlatformImage | None:
+def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
     """Find a chosen image where it was pushed to or, if it is not there any more, where the target is published."""
-    for name in (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)):
-        place = tools.repository(parse_reference(name))
+    places = (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)) if choice.digest else ()
+    for name in map(parse_reference, places):
+        place = connect(name.host).at(name.repository)
         manifest = place.registry.manifest(place.repository, choice.digest)
         if manifest and manifest.document.get("config"):
-            return image_at(place, manifest)
-    return None
+            return replace(choice, image=image_at(place, manifest))
+    return choice
+
+
+def _attachments(
+    choice: Choice, evidence: Evidence, planned: Planned, request: PublishRequest
+) -> tuple[list[NewAttachment], list[str]]:
+    """Return what shall be attached to an image, and why it may not be published: what is lacking."""
+    attachments, lacking = attachments_of(choice.digest, choice.platform, evidence), []
+    try:
+        attachments.append(_provenance(choice, planned, request))
+    except ImagebuildError as error:
+        lacking.append(f"provenance: {error}")
+    kinds = {"provenance", *(attachment.kind for attachment in attachments)}
+    absent = [kind for kind in planned.policy.require_attachments if kind not in kinds]
+    lacking += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in absent]
+    return attachments, lacking
+
+
+ATTEMPT = "/attempts/"
+
+
+def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
+    """Make the provenance of an image from the results of its build.
+
+    Raises ResultError if the image was built from another Dockerfile than this checkout renders, and ConfigError if it
+    is of another origin than the job that signs, or if something in it came from a folder of the builder.
+    """
+    # Equal images of several builds have one provenance: that of the first build.
+    build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
+    for name, own in (request.origin or {}).items():
+        named = getattr(build, name) or "unknown"
+        # The second attempt of a run may publish what the first built.
+        if named.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
+            raise ConfigError(
+                f"{name} of its build is {named}, and that of this job {own or 'unknown'}; who signs without a key "
+                "publishes what the same run built"
+            )
+    workflow = str(request.signer.identity) if request.signer and request.origin else ""
+    lock = planned.recipe.project.lock
+    document = provenance_of(build, choice.platform, planned.recipe, lock, planned.dockerfile, workflow=workflow)
+    if folders := Provenance.model_validate(document).folders:
+        raise ConfigError(f"{', '.join(folders)} came from a folder that nobody can compare; build without --source")
+    return NewAttachment("provenance", encode_predicate(document))
 
 
 INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Beginnings of the labels that an index repeats as annotations."""
 
 
-def make_index(images: Mapping[Platform, PlatformImage], choices: Sequence[Choice], key: str) -> Manifest:
+def make_index(choices: Sequence[Choice], key: str) -> Manifest:
     """Return the index of the images of all platforms, with the labels that they share and their origin as annotations.
 
     Equal arguments give equal bytes, whenever and wherever the index is made. Manifests have their own origin where
     they are listed: in them, it would make every image another one with each commit. `key` is the target's.
     """
-    of_platform = {choice.platform: _origin([choice], [images[choice.platform]]) for choice in choices}
+    images = {choice.platform: choice.image for choice in choices if choice.image}
+    origins = {choice.platform: _origin([choice]) for choice in choices}
     manifests = [
-        replace(image.descriptor, platform=platform, annotations=of_platform[platform]).to_json()
+        replace(image.descriptor, platform=platform, annotations=origins[platform]).to_json()
         for platform, image in sorted(images.items())
     ]
     first, *others = [image.labels for image in images.values()]
@@ -270,24 +279,23 @@ def make_index(images: Mapping[Platform, PlatformImage], choices: Sequence[Choic
         for name, value in sorted(first.items())
         if name.startswith(INDEX_LABELS) and all(labels.get(name) == value for labels in others)
     }
-    annotations |= _origin(choices, images.values()) | ({KEY: key} if key else {})
+    annotations |= _origin(choices) | {KEY: key}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     content = encode_json(document)
     return Manifest(content, INDEX, digest_of(content))
 
 
-def _origin(choices: Sequence[Choice], images: Iterable[PlatformImage]) -> dict[str, str]:
-    """Return source, commit and date of images as annotations; what their builds do not agree on is left out.
+def _origin(choices: Sequence[Choice]) -> dict[str, str]:
+    """Return source, commit and date of images as annotations; all builds that are published are of one commit.
 
     `created` is the date of the files, not of the build, so that the same commit built again has the same index.
     """
     builds = [build.value for choice in choices for build in choice.builds]
-    sources, revisions = ({getattr(b, name) for b in builds} for name in ("source", "revision"))
-    source = sources.pop() if len(sources) == 1 else ""
-    created = max((str(image.config.get("created") or "") for image in images), default="")
+    source, revision = (max(getattr(build, name) or "" for build in builds) for name in ("source", "revision"))
     named = {
         "source": source, "url": source, "vendor": source.rstrip("/").split("/")[-2] if source.count("/") > 3 else "",
-        "revision": revisions.pop() if len(revisions) == 1 else "", "created": created,
+        "created": max(str(choice.image.config.get("created") or "") for choice in choices if choice.image),
+        "revision": revision,
     }  # fmt: skip
     return {f"{INDEX_LABELS[0]}{name}": str(value) for name, value in named.items() if value}
 
@@ -299,62 +307,48 @@ KEY = "imagebuild.key"
 # What is published already
 
 
-def unpublished_targets(
-    renderer: Renderer, targets: Sequence[Target], connect: Callable[[str], Registry]
-) -> list[Target]:
+def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: Connect) -> list[Target]:
     """Return the targets for which no image of their present key and of all platforms is published.
 
-    All aliases of a target have to name it; of a target without one, any of its tags may. Raises CommandError if a
-    registry fails, ConfigError if a template or a script cannot be read.
+    All aliases of a target have to name it; a target without one is never known to be published. Raises CommandError
+    if a registry fails, ConfigError if a template or a script cannot be read.
     """
     keys = {target.id: key_of_target(renderer, target) for target in targets}
 
     def is_published(target: Target) -> bool:
-        named = [_is_of(name, target) for name in map(parse_reference, target.aliases)]
-        return all(named) if named else any(_is_of(name, target) for name in _given_tags(target, connect))
+        for name in map(parse_reference, target.aliases):
+            manifest = connect(name.host).manifest(name.repository, name.wanted)
+            if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
+                return False
+            if not {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms):
+                return False
+        return bool(target.aliases)
 
-    def _is_of(name: ImageReference, target: Target) -> bool:
-        manifest = connect(name.host).manifest(name.repository, name.wanted)
-        if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
-            return False
-        return {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms)
-
-    registries = [connect(parse_reference(t.replace(REVISION, "0")).host) for target in targets for t in target.tags]
-    published = for_each(is_published, targets, *set(registries), jobs=JOBS)
+    registries = {connect(parse_reference(name).host) for target in targets for name in target.aliases}
+    published = for_each(is_published, targets, *registries, jobs=JOBS)
     return [target for target, done in zip(targets, published, strict=True) if not done]
-
-
-def _given_tags(target: Target, connect: Callable[[str], Registry]) -> Iterator[ImageReference]:
-    """Yield the tags in its repositories that a target may have been given, for any commit."""
-    for template in target.tags:
-        place = parse_reference(template.replace(REVISION, "0"))
-        pattern = re.compile(re.escape(template.rpartition(":")[2]).replace(re.escape(REVISION), r"[0-9a-f]+(-\d{8})?"))
-        for tag in connect(place.host).tags(place.repository):
-            if pattern.fullmatch(tag):
-                yield replace(place, tag=tag)
 
 
 # Publish
 
 
-@dataclass(frozen=True)
-class _MissingParts:
+class _Missing(NamedTuple):
     """List the attachments and signatures that a repository lacks."""
 
     place: RepositoryAt
     attach: Sequence[tuple[Descriptor, NewAttachment]]
-    """Image, and what to attach to it."""
     sign: Sequence[ImageReference]
 
 
-def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -> Published:
+def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
     """Store images, attachments and signatures in every repository, then give the tags.
 
     If a registry fails on the way, the state of the result is `failed`, and no tag names anything incomplete. Raises
     CommandError if a registry fails before anything is stored.
     """
-    places = {name.name: tools.repository(name) for name in (*draft.tags, *draft.aliases)}.values()
-    missing = [_find_missing(draft, place, tools) for place in places]
+    signer = None if request.dry_run else request.signer
+    repositories = {name.name: connect(name.host).at(name.repository) for name in (*draft.tags, *draft.aliases)}
+    missing = [_find_missing(draft, place, signer) for place in repositories.values()]
     attached = Counter(attachment.kind for parts in missing for _, attachment in parts.attach)
     signed = sum(len(parts.sign) for parts in missing)
     kept = tuple(str(name) for name, digest in draft.current.items() if digest == draft.index.digest)
@@ -363,24 +357,24 @@ def publish_draft(draft: Draft, tools: PublishTools, *, dry_run: bool = False) -
         platforms={choice.platform: choice.digest for choice in draft.choices},
         attached=dict(sorted(attached.items())),
     )  # fmt: skip
-    changes = bool(draft.missing or attached or signed)
-    if dry_run or not changes:
-        names = _given_and_moved(draft, draft.missing) if dry_run else {}
-        return published.model_copy(update={**names, "state": "possible" if changes else "unchanged"})
+    if not (draft.missing or attached or signed):
+        return published
+    if request.dry_run:
+        return published.model_copy(update={**_given_and_moved(draft, draft.missing), "state": "possible"})
 
     tagged, failure = list[ImageReference](), ""
     try:
-        if tools.signer and (attached or signed) and tools.signer.fault:
-            raise CommandError(f"nothing was sent, as it could not be signed: {tools.signer.fault}")
+        if signer and (attached or signed) and signer.fault:
+            raise CommandError(f"nothing was sent, as it could not be signed: {signer.fault}")
         for parts in missing:
             # A small blob shows whether we may write there, before anything large is sent.
             parts.place.check_writable()
         for parts in missing:
-            _store(draft, parts, tools)
+            _store(draft, parts, signer, connect)
             if draft.missing:
-                _judge_stored(draft, parts.place, tools)
+                _judge_stored(draft, parts.place, signer)
         for name in draft.missing:
-            _tag(name, draft, tools)
+            _tag(name, draft, connect)
             tagged.append(name)
     except ImagebuildError as error:
         failure = str(error)
@@ -398,58 +392,26 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
     }
 
 
-def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _MissingParts:
-    children = manifests_of(draft.index.document)
-    platforms = {choice.digest: choice.platform for choice in draft.choices}
-    subjects = [(child, draft.attachments[platforms[child.digest]]) for child in children]
-    # A tag names the index, so the index gets the same statements as its platforms.
-    index = Descriptor(draft.index.media_type, draft.index.digest, len(draft.index.content))
-    every = {(a.kind, digest_of(a.content)): a for _, attachments in subjects for a in attachments}
-    subjects.append((index, list(every.values())))
-    missing: list[tuple[Descriptor, NewAttachment]] = []
-    for subject, attachments in subjects:
-        present = _attached(place, subject.digest, tools.signer)
-        for attachment in attachments:
-            # The same image built again needs no second provenance: the two differ only in the time.
-            same = (attachment.kind, "" if attachment.kind == "provenance" else digest_of(attachment.content))
-            if present[same]:
-                present[same] -= 1
-            else:
-                missing.append((subject, attachment))
+def _find_missing(draft: Draft, place: RepositoryAt, signer: Signer | None) -> _Missing:
     name = ImageReference(place.registry.host, place.repository)
-    images = [name.at(digest) for digest in (*(child.digest for child in children), draft.index.digest)]
-    signer = tools.signer
-    return _MissingParts(place, missing, [image for image in images if signer and signer.trust.image_problem(image)])
+    images = [name.at(subject.digest) for subject, _ in draft.wanted]
+    unsigned = [image for image in images if signer and signer.image_problem(image)]
+    return _Missing(place, missing_attachments(place, draft.wanted, signer), unsigned)
 
 
-def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> Counter[tuple[str, str]]:
-    """Count the attachments of an image by kind and digest; provenance by its kind alone, as any will do.
-
-    With a signer, only attachments that it trusts count: anybody who may push can have attached others.
-    """
-    listed = list_attestations(place.registry, place.repository, digest)
-    if signer and listed:
-        manifest = place.manifest(digest).content
-        read = [read_attestation(place.registry, place.repository, item, digest) for item in listed]
-        trusted = [item for item in read if item.bundle and not signer.trust.attestation_problem(item, manifest)]
-        present = [(item.kind, digest_of(item.content)) for item in trusted]
-    else:
-        present = [(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")) for item in listed]
-    return Counter((kind, "" if kind == "provenance" else content) for kind, content in present)
-
-
-def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> None:
+def _store(draft: Draft, missing: _Missing, signer: Signer | None, connect: Connect) -> None:
     """Store the images, the index and attachments, check that the registry has them, and sign."""
-    registry, repository = missing.place.registry, missing.place.repository
-    if registry.digest(repository, draft.index.digest) is None:
+    place = missing.place
+    if not place.has(draft.index.digest):
         for choice in draft.choices:
-            copy_image(choice.digest, tools.repository(parse_reference(choice.repository)), missing.place)
-        registry.put_manifest(repository, draft.index.digest, draft.index.content, draft.index.media_type)
-    for child, new in missing.attach:
-        attach(missing.place, child, new.kind, new.content, created=new.created, signer=tools.signer)
-    _check_stored(missing.place, draft.index)
-    if tools.signer and missing.sign:
-        tools.signer.sign(missing.sign)
+            source = parse_reference(choice.repository)
+            copy_image(choice.digest, connect(source.host).at(source.repository), place)
+        place.put_manifest(draft.index)
+    for subject, new in missing.attach:
+        attach(place, subject, new, signer)
+    _check_stored(place, draft.index)
+    if signer and missing.sign:
+        signer.sign(missing.sign)
 
 
 def _check_stored(place: RepositoryAt, index: Manifest) -> None:
@@ -465,14 +427,11 @@ def _check_stored(place: RepositoryAt, index: Manifest) -> None:
         raise CommandError(f"{place}: does not have blob {lost[0]}; no tag was given; push the image again and publish")
 
 
-def _judge_stored(draft: Draft, place: RepositoryAt, tools: PublishTools) -> None:
+def _judge_stored(draft: Draft, place: RepositoryAt, trust: Signer | None) -> None:
     """Judge what the registry has as `attest verify` would. Raises CommandError if it would not trust the image."""
-    kinds = {attachment.kind for attachments in draft.attachments.values() for attachment in attachments}
-    kinds -= {"provenance"} if draft.allow_dirty else set()
-    trust = tools.signer.trust if tools.signer else None
-    request = AttestRequest((*sorted(kinds), *([SIGNATURE] if trust else [])), trust)
+    kinds = {new.kind for _, attachments in draft.wanted for new in attachments} | ({SIGNATURE} if trust else set())
     image = ImageReference(place.registry.host, place.repository, digest=draft.index.digest)
-    for finding in verify_attachments(image, place.registry, request).findings:
+    for finding in verify_attachments(image, place.registry, sorted(kinds), trust).findings:
         if finding.is_wrong:
             attachment = f" {finding.attachment}" if finding.attachment else ""
             raise CommandError(
@@ -481,9 +440,9 @@ def _judge_stored(draft: Draft, place: RepositoryAt, tools: PublishTools) -> Non
             )
 
 
-def _tag(name: ImageReference, draft: Draft, tools: PublishTools) -> None:
+def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
     """Make a tag or an alias name the index. Raises CommandError if another publisher's digest is there."""
-    registry = tools.registry(name.host)
+    registry = connect(name.host)
     before = registry.digest(name.repository, name.wanted)
     expected = None if name in draft.tags else draft.current[name]
     if before not in (expected, draft.index.digest):
@@ -499,46 +458,6 @@ def _overtaken(name: ImageReference, ours: str, theirs: str | None) -> CommandEr
         f"{name}: another publisher {happened} while this one moved it to {ours}; "
         "find out which is right, and let one publish at a time"
     )
-
-
-# Provenance
-
-
-ATTEMPT = "/attempts/"
-
-
-def provenance_maker(
-    renderer: Renderer, *, allow_dirty: bool, workflow: str = "", origin: Mapping[str, str] | None = None
-) -> Callable[[Target, Choice], bytes]:
-    """Return a function, safe for threads, that makes the provenance of an image from the results of its build.
-
-    `workflow` is what signs it without a key, if that is a workflow that also builds; `origin` is then what the build
-    has to name: the signer's own run, workflow, source and commit, as anybody may have written a result.
-    It raises ResultError if the image was built from another Dockerfile than this checkout renders, and ConfigError if
-    it is of another origin or, unless `allow_dirty`, if something in it came from a folder of the builder.
-    """
-    lock = threading.Lock()
-
-    def make(target: Target, choice: Choice) -> bytes:
-        # Equal images of several builds have one provenance: that of the first build.
-        build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
-        for name, own in (origin or {}).items():
-            named = getattr(build, name) or "unknown"
-            # The second attempt of a run may publish what the first built.
-            if named.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
-                raise ConfigError(
-                    f"{name} of its build is {named}, and that of this job {own or 'unknown'}; who signs without a key "
-                    "publishes what the same run built"
-                )
-        with lock:
-            recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
-        provenance = provenance_of(build, choice.platform, recipe, renderer.project.lock, text, workflow=workflow)
-        if (folders := Provenance.model_validate(provenance).folders) and not allow_dirty:
-            listed = ", ".join(folders)
-            raise ConfigError(f"{listed} came from a folder that nobody can compare; build without --source")
-        return encode_predicate(provenance)
-
-    return make
 
 
 # Print
@@ -561,10 +480,8 @@ def print_published(result: PublishResult, plan: Plan) -> None:
     public = {target.target for target in result.targets if target.state not in ("refused", "failed")}
     for name, text in restricted_components(plan, [t for t in plan.targets if t.id in public]).items():
         err.print(f"restricted: {name}: {text}", markup=False)
-    for path in result.unnamed:
-        err.print(f"{path}: not used, as it names no digest; verify the image as NAME@DIGEST", markup=False)
-    if result.ignored:
-        err.print(f"{result.ignored} other JSON files were ignored")
+    for problem in result.unused:
+        err.print(f"not used: {problem}", markup=False)
 
 
 def _details(target: Published) -> Iterator[str]:

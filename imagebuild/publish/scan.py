@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -39,15 +39,6 @@ from imagebuild.publish.evidence import attached_packages
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """All severities from the least to the worst; `unknown` comes first."""
-
-
-def load_report(file: Path) -> ScanReport:
-    """Return what a scanner wrote into a file. Raises ConfigError or ResultError if it cannot be read."""
-    text = files.read_text(file)
-    try:
-        return read_report(text)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ResultError(f"{file}: cannot be read as a report: {type(error).__name__}: {error}") from None
 
 
 def scan_result(
@@ -103,15 +94,19 @@ class ScanReport:
     notes: tuple[str, ...] = ()
 
 
-def read_report(text: str) -> ScanReport:
-    """Read what `grype -o json`, `trivy image --format json` or `debsecan --format detail` printed.
+def load_report(file: Path) -> ScanReport:
+    """Read what `grype -o json`, `trivy image --format json` or `debsecan --format detail` printed into a file.
 
-    Raises ValueError, LookupError, TypeError or AttributeError if it is something else.
+    Raises ConfigError if there is no such file, ResultError if it has something else.
     """
-    if not text.lstrip().startswith("{"):
-        return _read_debsecan(text)
-    document = json.loads(text)
-    return _read_grype(document) if "matches" in document else _read_trivy(document)
+    text = files.read_text(file)
+    try:
+        if not text.lstrip().startswith("{"):
+            return _read_debsecan(text)
+        document = json.loads(text)
+        return _read_grype(document) if "matches" in document else _read_trivy(document)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ResultError(f"{file}: cannot be read as a report: {type(error).__name__}: {error}") from None
 
 
 def _read_grype(document: Mapping[str, Any]) -> ScanReport:
@@ -122,13 +117,12 @@ def _read_grype(document: Mapping[str, Any]) -> ScanReport:
         findings.append(
             Vulnerability(
                 id=vulnerability["id"], severity=_severity(vulnerability.get("severity")), package=artifact["name"],
-                version=artifact.get("version", ""), link=vulnerability.get("dataSource") or None,
+                version=artifact.get("version", ""),
                 fixed_in=", ".join(fix.get("versions") or ()) or None if fix.get("state") == "fixed" else None,
             )
         )  # fmt: skip
     descriptor = document["descriptor"]
-    database = descriptor.get("db") or {}
-    built = (database.get("status") or database).get("built")  # one level deeper since version 6 of the database
+    built = ((descriptor.get("db") or {}).get("status") or {}).get("built")
     ignored = len(document.get("ignoredMatches") or ())
     notes = [f"grype left out {ignored} matches by rules of its own"] if ignored else []
     if not (document.get("distro") or {}).get("name"):
@@ -146,8 +140,7 @@ def _read_trivy(document: Mapping[str, Any]) -> ScanReport:
     findings = [
         Vulnerability(
             id=item["VulnerabilityID"], severity=_severity(item.get("Severity")), package=item["PkgName"],
-            version=item.get("InstalledVersion", ""), link=item.get("PrimaryURL") or None,
-            fixed_in=item.get("FixedVersion") or None,
+            version=item.get("InstalledVersion", ""), fixed_in=item.get("FixedVersion") or None,
         )
         for result in document.get("Results") or ()
         for item in result.get("Vulnerabilities") or ()
@@ -250,25 +243,20 @@ def judge_vulnerabilities(
     notes = []
     if SEVERITIES[limit] != fail.severity:
         notes.append(f"{report.scanner} reports nothing worse than {report.worst}, so that fails, not {fail.severity}")
-    used: set[Ignore] = set()
+    rules = [rule for rule in policy.model.ignore if today <= rule.until]
     judged = []
     for finding in dict.fromkeys(report.findings):  # a package that lies in two places is reported twice
-        ignored = [
-            rule for rule in policy.model.ignore
-            if rule.id == finding.id and fnmatchcase(finding.package, rule.package or "*")
-        ]  # fmt: skip
-        used.update(ignored)
-        valid = next((rule for rule in ignored if today <= rule.until), None)
+        fitting = (rule for rule in rules if rule.id == finding.id)
+        valid = next((rule for rule in fitting if fnmatchcase(finding.package, rule.package or "*")), None)
         severe = SEVERITIES.index(finding.severity) >= limit if finding.severity != "unknown" else fail.unknown_severity
         fails = severe and not valid and (finding.fixed_in is not None or not fail.only_fixed)
         waived = f"until {valid.until}: {valid.reason}" if valid else None
         judged.append(finding.model_copy(update={"waived": waived, "fails": fails}))
-    for i, rule in enumerate(policy.model.ignore):
-        name = f"{policy.at('ignore', i)}: the rule for {rule.id}"
-        if today > rule.until:
-            notes.append(f"{name} ended on {rule.until}; remove it, or give a new date and reason")
-        elif rule not in used:
-            notes.append(f"{name} matches nothing in this image")
+    notes += [
+        f"{policy.at('ignore', i)}: the rule for {rule.id} ended on {rule.until}; remove it, or give a new date"
+        for i, rule in enumerate(policy.model.ignore)
+        if rule not in rules
+    ]
     judged.sort(key=lambda f: (not f.fails, -SEVERITIES.index(f.severity), f.id, f.package, f.version))
     return tuple(judged), notes
 
@@ -276,31 +264,24 @@ def judge_vulnerabilities(
 # Print
 
 
-COLOURS: dict[Severity, str] = {"critical": "red", "high": "red", "medium": "yellow"}
-LISTED: tuple[Severity, ...] = ("critical", "high")
-"""Severities that are listed even if they do not fail the image."""
-
-
 def print_scan(result: ScanResult) -> None:
-    """Print the findings as a table; those below high that fail nothing are only counted."""
-    listed = [f for f in result.findings if f.fails or f.waived or f.severity in LISTED]
-    rows = []
-    for finding in listed:
-        colour = COLOURS.get(finding.severity)
-        severity = f"[{colour}]{finding.severity}[/]" if colour else finding.severity
-        policy = "[red]fails[/]" if finding.fails else escape(f"ignored {finding.waived}") if finding.waived else ""
-        texts = map(escape, (finding.id, finding.package, finding.version, finding.fixed_in or ""))
-        rows.append((severity, *texts, policy))
+    """Print the findings that fail the image or are ignored as a table; the others are only counted."""
+    listed = [finding for finding in result.findings if finding.fails or finding.waived]
+    rows = [
+        (f.severity, f.id, f.package, f.version, f.fixed_in or "", f"ignored {f.waived}" if f.waived else "fails")
+        for f in listed
+    ]
     if rows:
-        console.print_table(("severity", "vulnerability", "package", "installed", "fixed in", "policy"), rows)
-    rest = [finding for finding in result.findings if finding not in set(listed)]
+        columns = ("severity", "vulnerability", "package", "installed", "fixed in", "policy")
+        console.print_table(columns, [map(escape, row) for row in rows])
+    rest = [finding for finding in result.findings if finding not in listed]
     if rest:
         out.print(f"and {len(rest)} more that fail nothing ({_counts(rest)}); --json has them", markup=False)
     for note in result.notes:
-        out.print(f"[yellow]note:[/] {escape(note)}")
+        out.print(f"note: {note}", markup=False)
     out.print(f"{result.scanner}; database: {result.database}", markup=False)
-    counts = _counts(result.findings) or "nothing known"
     reason = f" ({escape(result.reason)})" if result.reason else ""
+    counts = _counts(result.findings) or "nothing known"
     out.print(f"{escape(result.image)}, {result.platform}: {counts}: {console.MARKS[result.verdict]}{reason}")
 
 
@@ -313,16 +294,18 @@ def _counts(findings: Iterable[Vulnerability]) -> str:
 # Packages that the distribution has fixed since
 
 
-class Update(Model):
-    """Describe a package of a published image that the distribution has a newer version of."""
+class NewestImage(Model):
+    """Name the image of a platform that the first alias of a target leads to, and what the distribution has mended."""
 
     target: str
-    image: str
+    platform: str = ""
+    digest: str = ""
+    index: str = ""
     """Name and digest of the index."""
-    platform: str
-    package: str
-    installed: str
-    available: str
+    updates: dict[str, str] = Field(default_factory=dict)
+    """Package → its version and the newer one."""
+    problem: str = ""
+    """Why nothing is known of it."""
 
 
 class Freshness(Model):
@@ -330,13 +313,33 @@ class Freshness(Model):
 
     read: str
     """When it was looked, in UTC."""
-    pending: dict[str, int]
-    """Digest of each image that was judged, one for each platform → packages that have updates."""
-    updates: tuple[Update, ...]
-    problems: tuple[str, ...] = ()
-    """Images that nothing is known of, and why."""
+    images: tuple[NewestImage, ...]
     rebuild: tuple[str, ...] = ()
     """Targets that need a new build: for an update, or since a scan failed on a package that has a fix now."""
+
+
+WORKERS = 8
+
+
+def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
+    """Return what the first alias of each target names, for each platform. Raises CommandError if a registry fails."""
+
+    def find(target: Target) -> list[NewestImage]:
+        if not target.aliases:
+            return [NewestImage(target=target.id, problem="has no alias that says which image is the newest")]
+        name = parse_reference(target.aliases[0])
+        index = connect(name.host).manifest(name.repository, name.wanted)
+        if index is None:
+            return [NewestImage(target=target.id, problem=f"{name}: is not published")]
+        return [
+            NewestImage(
+                target=target.id, platform=i.platform or "", digest=i.digest, index=str(name.at(index.digest))
+            )
+            for i in manifests_of(index.document)
+        ]  # fmt: skip
+
+    registries = {connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases}
+    return [image for found in for_each(find, targets, *registries, jobs=WORKERS) for image in found]
 
 
 def security_updates(
@@ -350,99 +353,59 @@ def security_updates(
     `newest` returns the versions of packages for an architecture; it is called once for each. `scans` are newer than
     what is attached. Signatures of SBOMs are not checked. Raises CommandError if a registry fails.
     """
-    published = published_images(targets, connect)
-    registries = {connect(parse_reference(image.name).host) for image in published if image.name}
-    images = for_each(lambda image: _listed_packages(image, connect), published, *registries, jobs=WORKERS)
+
+    def packages_of(image: NewestImage) -> tuple[tuple[Package, ...], str]:
+        if image.problem:
+            return (), image.problem
+        place = parse_reference(image.index)
+        return attached_packages(connect(place.host).at(place.repository), image.digest)
+
+    images = published_images(targets, connect)
+    registries = {connect(parse_reference(image.index).host) for image in images if image.index}
+    listed = list(zip(images, for_each(packages_of, images, *registries, jobs=WORKERS), strict=True))
     names: dict[str, set[str]] = {}
-    for image in (image for image in images if image.packages):
-        names.setdefault(image.platform.removeprefix("linux/"), set()).update(p.name for p in image.packages)
-    available = {arch: newest(arch, sorted(packages)) for arch, packages in sorted(names.items())}
-    updates: list[Update] = []
-    pending: dict[str, int] = {}
-    for image in (image for image in images if not image.problem):
-        newer = available[image.platform.removeprefix("linux/")]
-        mended = {
-            package.name: Update(
-                target=image.target, image=image.name, platform=image.platform, package=package.name,
-                installed=package.version, available=newer[package.name][-1],
-            )
-            for package in image.packages
-            if newer.get(package.name) and version_key(newer[package.name][-1]) > version_key(package.version)
-        }  # fmt: skip
-        updates += mended.values()
-        pending[image.digest] = len(mended)
+    for image, (packages, _) in listed:
+        names.setdefault(image.platform, set()).update(package.name for package in packages)
+    available = {p: newest(p.removeprefix("linux/"), sorted(wanted)) for p, wanted in sorted(names.items()) if wanted}
+    # A new build mends what fails in a package of the distribution.
     failed = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
-    stale = {image.target for image in images if any((image.digest, p.name) in failed for p in image.packages)}
-    stale |= {update.target for update in updates}
-    return Freshness(
-        read=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), pending=pending, updates=tuple(updates),
-        problems=tuple(f"{i.target} {i.platform}: {i.problem}".replace(" :", ":") for i in images if i.problem),
-        rebuild=tuple(target.id for target in targets if target.id in stale),
-    )  # fmt: skip
+    judged, stale = [], set()
+    for image, (packages, problem) in listed:
+        updates = {
+            package.name: f"{package.version} → {newer[-1]}"
+            for package in packages
+            if (newer := available[image.platform].get(package.name))
+            and version_key(newer[-1]) > version_key(package.version)
+        }
+        judged.append(image.model_copy(update={"updates": updates, "problem": problem}))
+        if updates or any((image.digest, package.name) in failed for package in packages):
+            stale.add(image.target)
+    read = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Freshness(read=read, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
 
 
 def with_updates(catalog: Catalog, freshness: Freshness) -> Catalog:
     """Return a catalogue that says how many packages of images have updates, of those that were looked at."""
+    pending = {image.digest: len(image.updates) for image in freshness.images if not image.problem}
 
     def known(platform: PublishedPlatform) -> PublishedPlatform:
-        pending = freshness.pending.get(platform.digest)
-        updates = None if pending is None else SecurityUpdates(pending=pending, read=freshness.read)
+        number = pending.get(platform.digest)
+        updates = None if number is None else SecurityUpdates(pending=number, read=freshness.read)
         return platform.model_copy(update={"updates": updates})
 
     images = (i.model_copy(update={"platforms": tuple(map(known, i.platforms))}) for i in catalog.images)
     return catalog.model_copy(update={"images": tuple(images)})
 
 
-WORKERS = 8
-
-
-@dataclass(frozen=True)
-class NewestImage:
-    """Name the image of a platform that the first alias of a target leads to, or say why there is none."""
-
-    target: str
-    name: str = ""
-    """Name and digest of the index; empty if there is none."""
-    platform: str = ""
-    digest: str = ""
-    packages: tuple[Package, ...] = ()
-    problem: str = ""
-
-
-def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
-    """Return what the first alias of each target names, for each platform. Raises CommandError if a registry fails."""
-
-    def find(target: Target) -> list[NewestImage]:
-        if not target.aliases:
-            return [NewestImage(target.id, problem="has no alias that says which image is the newest")]
-        name = parse_reference(target.aliases[0])
-        index = connect(name.host).manifest(name.repository, name.wanted)
-        if index is None:
-            return [NewestImage(target.id, problem=f"{name}: is not published")]
-        named = str(name.at(index.digest))
-        return [NewestImage(target.id, named, i.platform or "", i.digest) for i in manifests_of(index.document)]
-
-    registries = {connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases}
-    return [image for found in for_each(find, targets, *registries, jobs=WORKERS) for image in found]
-
-
-def _listed_packages(image: NewestImage, connect: Callable[[str], Registry]) -> NewestImage:
-    """Return an image with the packages of its SBOM, or with the problem that it has none."""
-    if image.problem:
-        return image
-    place = parse_reference(image.name)
-    packages, problem = attached_packages(connect(place.host).at(place.repository), image.digest)
-    return replace(image, packages=packages, problem=problem)
-
-
 def print_freshness(result: Freshness) -> None:
     """Print the updates and what could not be judged."""
-    rows = [(u.target, u.platform, u.package, u.installed, u.available) for u in result.updates]
+    rows = [(i.target, i.platform, package, change) for i in result.images for package, change in i.updates.items()]
     if rows:
-        console.print_table(("target", "platform", "package", "installed", "fixed in"), rows)
-    for problem in result.problems:
-        out.print(f"not judged: {problem}", markup=False)
-    stale, judged = sum(map(bool, result.pending.values())), len(result.pending)
-    out.print(f"{stale} of {judged} images have packages with updates, {len(result.problems)} were not judged")
+        console.print_table(("target", "platform", "package", "update"), rows)
+    problems = [f"not judged: {i.target} {i.platform}".rstrip() + f": {i.problem}" for i in result.images if i.problem]
+    for problem in problems:
+        out.print(problem, markup=False)
+    stale, judged = sum(bool(image.updates) for image in result.images), len(result.images) - len(problems)
+    out.print(f"{stale} of {judged} images have packages with updates, {len(problems)} were not judged")
     if result.rebuild:
         out.print(f"to be built again: {', '.join(result.rebuild)}", markup=False)

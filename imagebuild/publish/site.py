@@ -13,7 +13,7 @@ from imagebuild.core.console import format_size
 from imagebuild.core.errors import plural
 from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, Scan, Severity
-from imagebuild.publish.catalog import best_bandwidth, natural_order
+from imagebuild.publish.catalog import natural_order
 from imagebuild.report.document import NONE
 from imagebuild.report.page import STATE_MARKS, render_page, template_text
 
@@ -45,7 +45,6 @@ def catalog_page(catalog: Catalog) -> str:
         columns=[facet for facet in facets if facet.key not in ("image", PLATFORM)],
         newest=newest_of_kind(catalog.images),
         ABSENT=ABSENT,
-        bandwidth_text=bandwidth_text,
         checks_badge=checks_badge,
         day=format_day,
         minute=format_minute,
@@ -114,9 +113,8 @@ def newest_of_kind(images: Sequence[PublishedImage]) -> frozenset[str]:
 def picker_rows(images: Sequence[PublishedImage], facets: Sequence[Facet]) -> list[list[int]]:
     """Return the rows that the page's script searches; it offers the first that fits and has no failure.
 
-    A row is the number of an image, the number of its value of each facet, and a bit for each of its platforms. Of
-    images that are equal in all facets, the newest has a row; if it has failures, the newest without any, too. Rows are
-    sorted by day, then by CUDA, and else as the catalogue is.
+    A row is the number of an image, the number of its value of each facet, and a bit for each of its platforms. Rows
+    are sorted by day, then by CUDA, and else as the catalogue is.
     """
 
     def age(place: int) -> tuple[str, list[tuple[int, int, str]]]:
@@ -124,15 +122,11 @@ def picker_rows(images: Sequence[PublishedImage], facets: Sequence[Facet]) -> li
 
     numbers = [{value: number for number, value in enumerate(facet.values)} for facet in facets]
     rows: list[list[int]] = []
-    settled: dict[tuple[int, ...], bool] = {}
     for place in sorted(range(len(images)), key=age, reverse=True):
         choices = choices_of(images[place])
         row = [known[choices.get(f.key, ABSENT)] for f, known in zip(facets[:-1], numbers[:-1], strict=True)]
-        row.append(sum(1 << numbers[-1][platform.platform] for platform in images[place].platforms))
-        sound = not has_failures(images[place])
-        if tuple(row) not in settled or (sound and not settled[tuple(row)]):
-            settled[tuple(row)] = sound
-            rows.append([place, *row])
+        bits = sum(1 << numbers[-1][platform.platform] for platform in images[place].platforms)
+        rows.append([place, *row, bits])
     return rows
 
 
@@ -145,7 +139,7 @@ def picker_data(catalog: Catalog, facets: Sequence[Facet]) -> dict[str, object]:
         "rows": rows,
         "marks": STATE_MARKS,
         "titles": [title for title, _, _ in facts_of(catalog.images[0])] if rows else [],
-        "facts": {row[0]: [fact[1:] for fact in facts_of(catalog.images[row[0]])] for row in rows},
+        "facts": [[fact[1:] for fact in facts_of(image)] for image in catalog.images],
         "tags": [image.tag for image in catalog.images],
         "repositories": [repositories.index(image.repository) for image in catalog.images],
         "commands": [list(pull_commands(name).items()) for name in repositories],
@@ -204,9 +198,9 @@ def updates_text(image: PublishedImage) -> str:
 
 
 def signature_badge(image: PublishedImage) -> Badge:
-    """Say who signed an image, as far as it was asked; a signature that nobody verified says nothing."""
+    """Say who signed an image, as far as it was asked."""
     if image.verified_by is None:
-        return "skipped", "signed, not verified" if image.signed else "not signed"
+        return "skipped", "not verified"
     return ("passed", f"by {image.verified_by}") if image.verified_by else ("failed", "none that is trusted")
 
 
@@ -218,11 +212,6 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
     checks = min((checks_badge(platform.checks) for platform in image.platforms), key=rank)
     return checks, min((scan_badge(platform.scan) for platform in image.platforms), key=rank)
-
-
-def has_failures(image: PublishedImage) -> bool:
-    """Return whether a check of the image or a scan failed, on any platform, or its signature."""
-    return any(state == "failed" for state, _ in (*summary_badges(image), signature_badge(image)))
 
 
 def facts_of(image: PublishedImage) -> list[tuple[str, State | Literal[""], str]]:
@@ -253,12 +242,3 @@ def format_day(time: str) -> str:
 def format_minute(time: str) -> str:
     """Return a time as `2026-11-21 10:45 UTC`, or a dash."""
     return NONE if format_day(time) == NONE else f"{time[:10]} {time[11:16]} UTC" if len(time) > 15 else time
-
-
-def bandwidth_text(image: PublishedImage) -> str:
-    """Return `475 GB/s, 68%`: the best bandwidth of any platform, and its share of the limit if that is known."""
-    best = best_bandwidth(platform.bandwidth for platform in image.platforms if platform.bandwidth)
-    if best is None:
-        return NONE
-    ratio = f", {best.gb_s / best.ceiling_gb_s:.0%}" if best.ceiling_gb_s else ""
-    return f"{best.gb_s:.3g} GB/s{ratio}"

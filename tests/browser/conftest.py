@@ -102,7 +102,7 @@ def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dic
     runs = pairs({("n2",): 8.0}, hosts=8)
     sweep.write_text(report_html(made(runs=runs)), encoding="utf-8")
     index = write_site(catalog, folder).as_uri()
-    measured = next(image for image in catalog.images if any(p.bandwidth for p in image.platforms))
+    measured = next(image for image in catalog.images if any(run.gpus for p in image.platforms for run in p.checks))
     return {
         "report": report.as_uri(),
         "sweep": sweep.as_uri(),

@@ -9,14 +9,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import Descriptor, Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
+from imagebuild.oci import Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
 from imagebuild.project import BuildResult, Catalog, Published, PublishResult
 from tests.conftest import git
 from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, install, until, watched
@@ -41,8 +41,6 @@ class Shop:
     faulty: Faulty
     registry: Registry
     evidence: Path
-    complaint: str = field(default="", init=False)
-    """What the last command printed."""
 
     def args(self, name: str, *more: str | Path, evidence: Path | None = None, host: str = "") -> list[str | Path]:
         """The command that publishes into repositories of this name."""
@@ -50,13 +48,11 @@ class Shop:
         return ["publish", "--registry", place, "--results", evidence or self.evidence, *more]
 
     def publish(
-        self, name: str, *more: str | Path, expect: int = 0, evidence: Path | None = None, host: str = "",
-        environ: Mapping[str, str] | None = None,
-    ) -> dict[str, Published]:  # fmt: skip
+        self, name: str, *more: str | Path, evidence: Path | None = None, host: str = ""
+    ) -> dict[str, Published]:
         out = self.tiny.root.parent / f"{name}.json"
         command = self.args(name, *more, "--json", out, evidence=evidence, host=host)
-        done = self.tiny.imagebuild(*command, expect=expect, **dict(environ or {}))
-        self.said = done.out + done.err
+        self.tiny.imagebuild(*command)
         result = PublishResult.model_validate_json(out.read_text())
         return {target.target: target for target in result.targets}
 
@@ -223,48 +219,32 @@ def test_publishers_of_two_targets_at_once(shop: Shop) -> None:
 # The catalogue of what was published.
 
 
-def test_what_was_published_is_in_the_catalogue(shop: Shop, tmp_path: Path) -> None:
+def test_what_was_published_is_in_the_catalogue(shop: Shop, client: DockerClient, tmp_path: Path) -> None:
     shop.publish("catalogue")
-    site = tmp_path / "site"
-    place = f"{shop.faulty.address}/{REPOSITORY}/catalogue"
+    site, place = tmp_path / "site", f"{shop.faulty.address}/{REPOSITORY}/catalogue"
     shop.faulty.rule("busy", "GET", "/manifests/", seconds=1)
     done = shop.tiny.imagebuild("catalog", "--registry", place, "-o", site)
     assert f"2 images in {site}/index.html" in "".join(done.out.split("\n"))
-    assert "warning" not in done.err
     catalog = Catalog.model_validate_json((site / "images.json").read_text())
-    assert catalog.repository == place
-    assert not catalog.problems
+    assert (catalog.repository, catalog.problems) == (place, ())
     assert [image.target for image in catalog.images] == [NEW, OLD]
     named = shop.tags("catalogue")
     for image in catalog.images:
         result = shop.result(image.target)
         assert {named[tag] for tag in (*image.tags, *image.aliases)} == {image.digest}
-        assert re.fullmatch(rf"{image.axes['cuda']}-runtime-{str(result.revision)[:7]}", image.tag)
+        assert image.tags == (f"{image.axes['cuda']}-runtime-{str(result.revision)[:7]}",)
         assert image.versions == {"library": f"1.{shop.tiny.nonce}", "tool": f"2.{shop.tiny.nonce}"}
-        index = shop.registry.manifest(f"{REPOSITORY}/catalogue/tiny", image.digest)
-        assert index
-        listed: list[Descriptor] = list(manifests_of(index.document))
-        assert [(p.platform, p.digest) for p in image.platforms] == [(c.platform, c.digest) for c in listed]
-        assert [p.digest for p in image.platforms] == list(result.manifests.values())
         (platform,) = image.platforms
-        assert platform.size_bytes == result.size_bytes
+        assert (platform.digest, platform.size_bytes) == (*result.manifests.values(), result.size_bytes)
         (checks,) = platform.checks
         assert (checks.failed, checks.runner) == (0, "docker")
         assert checks.passed >= 1
         assert [entry.digest for entry in platform.evidence if entry.kind == "verification"] == [checks.evidence]
     assert [image.aliases for image in catalog.images] == [("latest",), ()]
-
-
-def test_what_the_catalogue_names_is_pulled(shop: Shop, client: DockerClient, tmp_path: Path) -> None:
-    """The commands in the article of an image, by tag and by digest."""
-    shop.publish("pulled", NEW)
-    site = tmp_path / "site"
-    shop.tiny.imagebuild("catalog", "--registry", f"{shop.faulty.address}/{REPOSITORY}/pulled", "-o", site)
-    (image,) = Catalog.model_validate_json((site / "images.json").read_text()).images
-    page = (site / "index.html").read_text()
-    assert re.findall(r">(docker pull [^<]+)<", page) == [
-        f"docker pull {image.repository}:{image.tag}", f"docker pull {image.reference}"
-    ]  # fmt: skip
+    # The commands in the article of an image, by tag and by digest.
+    image = catalog.images[0]
+    by_tag, by_digest = (f"docker pull {image.repository}:{image.tag}", f"docker pull {image.reference}")
+    assert {by_tag, by_digest} <= set(re.findall(r">(docker pull [^<]+)<", (site / "index.html").read_text()))
     shop.tiny.imagebuild("verify", image.reference, "--pull", "--only", "library/*")
     names = {name for stored in client.images.list() for name in stored.attrs["RepoDigests"]}
     assert image.reference not in names, "what was pulled stayed"
@@ -273,7 +253,7 @@ def test_what_the_catalogue_names_is_pulled(shop: Shop, client: DockerClient, tm
 # Programs of others that pull and run what was published.
 
 
-OTHERS = {"skopeo": "skopeo", "umoci": "umoci", "runc": "runc", "podman": "podman", "ctr": "containerd"}
+OTHERS = {"skopeo": "skopeo", "umoci": "umoci", "runc": "runc", "ctr": "containerd"}
 """Program → package."""
 
 
@@ -298,21 +278,6 @@ def test_skopeo_copies_it_umoci_unpacks_it_without_root_and_runc_runs_it(shop: S
     config["process"] |= {"terminal": False, "args": ["sh", "-c", "cat /library /tool"]}
     (bundle / "config.json").write_text(json.dumps(config))
     printed = call("runc", "--root", tmp_path / "state", "run", "--bundle", bundle, f"{REPOSITORY}-umoci")
-    assert [line.split()[0] for line in printed.splitlines()] == [f"1.{shop.tiny.nonce}", f"2.{shop.tiny.nonce}"]
-
-
-def test_podman_runs_it_and_mounts_it_as_a_volume(shop: Shop) -> None:
-    """CRI-O does so, by the same library, for the image volumes of Kubernetes."""
-    result = shop.result(NEW)
-    image = f"{result.repository}@{result.digest}"
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-        places = (f"--{name}={folder}/{name}" for name in ("root", "runroot", "tmpdir"))
-        podman = ("podman", *places, "--storage-driver=vfs", "--runtime=runc", "--cgroup-manager=cgroupfs")
-        call(*podman, "pull", "--tls-verify=false", image)
-        volume = ("--mount", f"type=image,source={image},destination=/volume")
-        # A machine may allow less than podman asks for.
-        own = ("--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", *volume)
-        printed = call(*podman, "run", *own, image, "cat", "/library", "/volume/tool")
     assert [line.split()[0] for line in printed.splitlines()] == [f"1.{shop.tiny.nonce}", f"2.{shop.tiny.nonce}"]
 
 

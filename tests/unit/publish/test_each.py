@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.cli import run_for_each
-from imagebuild.core import CommandError, NothingSelected, ResultError
+from imagebuild.cli import pushed_images, run_for_each
+from tests.unit.conftest import Call
 
 
 def digest(letter: str) -> str:
@@ -40,43 +40,31 @@ def test_values_are_filled_in_for_every_platform(folder: Path) -> None:
         return 0
 
     command = ["x", "{image}", "{target}/{arch}", "{folder}/o.json", "{other}"]
-    assert run_for_each(folder, (), command, called) == 0
+    assert run_for_each(list(pushed_images(folder)), command, called) == 0
     assert [list(call) for call in calls] == [
         ["x", f"r.example/x-staging@{digest(d)}", f"{t}/{arch}", f"{folder}/results-{n}/{t}/o.json", "{other}"]
         for d, t, arch, n in (("a", "a", "amd64", 0), ("b", "b", "amd64", 1), ("c", "b", "arm64", 1))
     ]
-    calls.clear()
-    run_for_each(folder, ("linux/arm64",), ["{image}"], called)
-    assert [list(call) for call in calls] == [[f"r.example/x-staging@{digest('c')}"]]
 
 
 def test_a_failure_does_not_stop_the_others_and_the_worst_status_counts(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     statuses = iter((1, 4, 0))
-    assert run_for_each(folder, (), ["x"], lambda _: next(statuses)) == 4
+    assert run_for_each(list(pushed_images(folder)), ["x"], lambda _: next(statuses)) == 4
     message = capsys.readouterr().err
     assert "a linux/amd64: exit status 1\nb linux/amd64: exit status 4\n1 of 3 succeeded" in message
 
 
-def test_groups_on_github(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    run_for_each(folder, ("linux/arm64",), ["x"], lambda _: 0)
-    assert "::group::b linux/arm64\n::endgroup::" in capsys.readouterr().err
-
-
-def test_nothing_pushed_and_what_is_no_result(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(NothingSelected, match="for linux/riscv64"):
-        run_for_each(folder, ("linux/riscv64",), ["x"])
-    (folder / "results-0/a/result.json").write_text("{}")
-    with pytest.raises(ResultError, match="was it written by another version"):
-        run_for_each(folder, (), ["x"])
-
-
 @pytest.mark.programs
-def test_programs_are_started(folder: Path) -> None:
-    assert run_for_each(folder, ("linux/arm64",), [sys.executable, "-c", "raise SystemExit('{target}' == 'b')"]) == 1
-    with pytest.raises(CommandError, match="/gone.*cannot be run"):
-        run_for_each(folder, (), ["/gone"])
-    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"]
-    assert run_for_each(folder, ("linux/arm64",), killed) == 143
+def test_programs_are_started_for_a_platform(folder: Path, command: Call) -> None:
+    each = ("each", folder, "--platform", "linux/arm64", "--")
+    assert command(*each, sys.executable, "-c", "raise SystemExit('{target}' == 'b')")[0] == 1
+    assert command(*each, sys.executable, "-c", "import os; os.kill(os.getpid(), 15)")[0] == 143
+    status, _, err = command("each", folder, "--", "/gone")
+    assert (status, "cannot be run" in err) == (4, True)
+    status, _, err = command("each", folder / "gone", "--platform", "linux/arm64", "--", "x")
+    assert (status, "no such folder; before the command, name" in err) == (3, True)
+    (folder / "results-0/a/result.json").write_text("{}")
+    status, _, err = command("each", folder, "--", "x")
+    assert (status, "was it written by another version" in err) == (5, True)

@@ -1,4 +1,4 @@
-"""Publishing that is interrupted anywhere, random evidence, and several publishers at once."""
+"""Publishing that is interrupted anywhere, another publisher meanwhile, and random evidence."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import itertools
 import json
 import random
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -72,68 +71,31 @@ def state(fake: FakeRegistry) -> dict[str, Any]:
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 def test_interrupted_at_any_write_and_run_again_it_ends_the_same(tmp_path: Path, done: bool) -> None:
-    wanted = Site(tmp_path / "wanted")
-    wanted.ready(NEW)
-    wanted.publish()
+    site = Site(tmp_path)
+    site.ready(NEW)
+    staged = deepcopy(site.fake.repositories)
+    site.publish()
+    wanted = state(site.fake)
     for n in itertools.count(1):
-        site = Site(tmp_path / str(n))
-        site.ready(NEW)
+        site.fake = FakeRegistry(HOST)
+        site.fake.repositories = deepcopy(staged)
         interrupted = Interrupted(site.fake, n, done=done)
         first = site.publish().only
         if interrupted.writes < n:
             break
         assert first.state == "failed"
         assert site.publish().only.state in ("published", "unchanged")
-        assert state(site.fake) == state(wanted.fake), f"write {n}"
+        assert state(site.fake) == wanted, f"write {n}"
     assert n > 15  # so many there are to interrupt
-
-
-def test_a_failing_registry_is_told_with_its_own_exit_status(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    site.ready(NEW, OLD)
-    site.verified("sha256:" + "0" * 64)
-
-    def refuse(what: str, repository: str, name: str) -> None:
-        if name == TAG:
-            raise CommandError(f"{HOST}: {repository}:{name}: 503")
-
-    site.fake.before = refuse
-    done = site.publish()
-    assert done.states == ["published", "failed"]
-    assert done.result.exit_status == 4
-    assert "503" in done.reasons
-    assert "latest" not in site.tags(), "an alias was moved though the tag could not be given"
-
-
-def test_what_is_lost_on_the_way_gets_no_tag(tmp_path: Path) -> None:
-    """A registry that took a blob, and has it no more."""
-    site = Site(tmp_path)
-    site.ready(NEW)
-
-    def lose(what: str, repository: str, name: str) -> None:
-        held = site.fake.repositories.get("acme/tiny")
-        if what == "manifest" and held and len(held.manifests) == 3 and held.blobs:
-            layer = next(b.digest for m in held.manifests.values() for b in blobs_of(m.document))
-            held.blobs.pop(layer, None)
-
-    site.fake.before = lose
-    done = site.publish().only
-    assert done.state == "failed"
-    assert not site.tags()
-
-
-def other_publisher(site: Site, name: str = NEW) -> Site:
-    """Another machine with the same commit and registry, whose build came out different."""
-    other = Site(site.root / "other", fake=site.fake)
-    other.ready(name, content=b"other")
-    return other
 
 
 def test_another_publisher_before_our_tag(tmp_path: Path) -> None:
     """While we copied, the tag was given to something else: it stays, and so do the aliases."""
     site = Site(tmp_path)
     site.ready(NEW)
-    other = other_publisher(site)
+    # Another machine with the same commit and registry, whose build came out different.
+    other = Site(site.root / "other", fake=site.fake)
+    other.ready(NEW, content=b"other")
     theirs: list[Published] = []
 
     def meanwhile(what: str, repository: str, name: str) -> None:
@@ -147,46 +109,6 @@ def test_another_publisher_before_our_tag(tmp_path: Path) -> None:
     assert str(theirs[0].digest) in done.reasons
     assert done.result.exit_status == 4
     assert site.tags() == dict.fromkeys((TAG, "cuda13.0", "latest"), theirs[0].digest)
-
-
-@pytest.mark.parametrize(("while_given", "taken"), [("latest", TAG), (TAG, "latest")])
-def test_another_publisher_that_does_not_look(tmp_path: Path, while_given: str, taken: str) -> None:
-    """Nobody can keep it from moving our tag or alias, but it is seen and told."""
-    site = Site(tmp_path)
-    site.ready(NEW, OLD)
-    site.publish(OLD)
-    theirs = site.tags()["cuda12.9"]
-
-    def meanwhile(what: str, repository: str, name: str) -> None:
-        if what == "manifest" and name == while_given:
-            site.fake.repositories["acme/tiny"].tags[taken] = theirs
-
-    site.fake.before = meanwhile
-    done = site.publish(NEW)
-    assert (done.states, done.result.exit_status) == (["failed"], 4)
-    assert f"{taken}: another publisher moved it to {theirs} while this one moved it to" in done.reasons
-    assert str(done.only.digest) in done.reasons
-    assert site.tags()[taken] == theirs
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_two_publishers_of_the_same_target_never_mix(tmp_path: Path, seed: int) -> None:
-    site = Site(tmp_path)
-    site.ready(NEW)
-    publishers = [site, other_publisher(site)]
-    digests = {publisher.publish(dry_run=True).only.digest for publisher in publishers}
-    chance = random.Random(seed)
-    # Their calls follow each other in a random order.
-    site.fake.before = lambda *_: time.sleep(chance.random() / 200)
-    with ThreadPoolExecutor(2) as pool:
-        done = [future.result().only for future in [pool.submit(publisher.publish) for publisher in publishers]]
-    assert len(digests) == 2
-    assert not incomplete(site.fake)
-    assert set(site.tags().values()) <= digests
-    assert "published" in [entry.state for entry in done] or all(entry.state == "failed" for entry in done)
-    for entry in done:
-        assert entry.state in ("published", "refused", "failed")
-        assert entry.state == "published" or all(digest in "".join(entry.reasons) for digest in digests if digest)
 
 
 def evidence_of(site: Site) -> Iterator[tuple[str, str, Outcome]]:
@@ -220,8 +142,10 @@ def at_random(site: Site, seed: int) -> None:
 
 def test_whatever_the_evidence_tags_name_only_what_passed(tmp_path: Path) -> None:
     states: list[str] = []
-    for seed in range(60):
-        site = Site(tmp_path / str(seed))
+    site = Site(tmp_path)
+    for seed in range(40):
+        site.fake, site.evidence = FakeRegistry(HOST), tmp_path / str(seed)
+        site.evidence.mkdir()
         at_random(site, seed)
         done = site.publish("*")
         states += done.states
@@ -244,5 +168,5 @@ def test_whatever_the_evidence_tags_name_only_what_passed(tmp_path: Path) -> Non
         assert not incomplete(site.fake)
         assert all((target.state == "refused") == bool(target.reasons) for target in done.result.targets)
     # Were the evidence all good or all bad, this would prove little.
-    assert 15 < states.count("published") < 105
-    assert states.count("refused") == 120 - states.count("published")
+    assert 10 < states.count("published") < 70
+    assert states.count("refused") == 80 - states.count("published")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import ConfigError, YamlFile
+from imagebuild.core import ConfigError, ResultError, YamlFile
 from imagebuild.oci import image
 from imagebuild.project import ScanResult, Severity, Vulnerability
 from imagebuild.publish import (
@@ -20,7 +20,7 @@ from imagebuild.publish import (
     ScanReport,
     judge_vulnerabilities,
     load_policy,
-    read_report,
+    load_report,
 )
 from tests.conftest import ROOT
 from tests.unit import image_files as make
@@ -39,18 +39,19 @@ def summary(report: ScanReport) -> list[tuple[str, str, str, str | None]]:
 # Reports
 
 
-@pytest.mark.parametrize(
-    "database",
-    [
-        {"status": {"schemaVersion": "v6.0.2", "built": "2099-01-02T03:04:05Z", "valid": True}, "providers": {}},
-        {"built": "2099-01-02T03:04:05Z", "schemaVersion": 5},
-    ],
-    ids=["of version 6", "before"],
-)
-def test_grype(database: dict[str, Any]) -> None:
-    descriptor = {"name": "grype", "version": "0.92.0", "db": database}
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[str], ScanReport]:
+    def load(text: str) -> ScanReport:
+        (tmp_path / "report").write_text(text)
+        return load_report(tmp_path / "report")
+
+    return load
+
+
+def test_grype(read: Callable[[str], ScanReport]) -> None:
+    descriptor = {"name": "grype", "version": "0.92.0", "db": {"status": {"built": "2099-01-02T03:04:05Z"}}}
     target = {"manifestDigest": DIGEST, "repoDigests": [f"ghcr.io/acme/open@sha256:{'b' * 64}"]}
-    report = read_report(samples.grype(descriptor=descriptor, source={"type": "image", "target": target}))
+    report = read(samples.grype(descriptor=descriptor, source={"type": "image", "target": target}))
     assert summary(report) == [
         ("CVE-2099-0001", "critical", "libssl3t64", "3.5.98-1~deb13u1"),
         ("GHSA-aaaa-bbbb-cccc", "medium", "pip", None),
@@ -59,27 +60,24 @@ def test_grype(database: dict[str, Any]) -> None:
     assert (report.scanner, report.database) == ("grype 0.92.0", "of 2099-01-02T03:04:05Z")
     assert report.digests == {DIGEST, f"sha256:{'b' * 64}"}
     assert not report.notes
+    left_out, unrecognised = read(samples.grype(ignoredMatches=[{}, {}], distro={})).notes
+    assert "left out 2 matches" in left_out
+    assert "recognised no distribution" in unrecognised
 
 
-def test_grype_says_what_it_left_out() -> None:
-    report = read_report(samples.grype(ignoredMatches=[{}, {}], distro={}))
-    assert "left out 2 matches" in report.notes[0]
-    assert "recognised no distribution" in report.notes[1]
-
-
-def test_trivy() -> None:
+def test_trivy(read: Callable[[str], ScanReport]) -> None:
     system = {"OS": {"Family": "debian", "Name": "13.1"}}
-    report = read_report(samples.trivy(Metadata={**system, "RepoDigests": [f"open@{DIGEST}"]}, CreatedAt="2099-01-02"))
+    report = read(samples.trivy(Metadata={**system, "RepoDigests": [f"open@{DIGEST}"]}, CreatedAt="2099-01-02"))
     assert summary(report) == [
         ("CVE-2099-0001", "high", "libssl3t64", "3.5.98-1~deb13u1"),
         ("CVE-2099-0002", "low", "libc6", None),
     ]
     assert (report.digests, report.started, report.notes) == (frozenset({DIGEST}), "2099-01-02", ())
-    assert "recognised no distribution" in read_report(samples.trivy(Metadata={})).notes[0]
+    assert "recognised no distribution" in read(samples.trivy(Metadata={})).notes[0]
 
 
-def test_debsecan() -> None:
-    report = read_report(samples.DEBSECAN)
+def test_debsecan(read: Callable[[str], ScanReport]) -> None:
+    report = read(samples.DEBSECAN)
     assert summary(report) == [
         ("CVE-2099-0001", "high", "libssl3t64", "a newer version"),
         ("CVE-2099-0002", "medium", "libc6", None),
@@ -88,13 +86,13 @@ def test_debsecan() -> None:
     assert [finding.version for finding in report.findings] == ["3.5.7-1~deb13u3", "2.41-12", "5.2.37-2+b10"]
     assert report.worst == "high"
     assert any("wheels, CUDA, HPC-X" in note for note in report.notes)
-    assert read_report("").findings == (), "debsecan prints nothing where it finds nothing"
+    assert read("").findings == (), "debsecan prints nothing where it finds nothing"
 
 
 @pytest.mark.parametrize("text", ["no report", "{", "{}", '{"matches": [{}]}', '{"Metadata": []}', '{"matches": 1}'])
-def test_what_is_no_report(text: str) -> None:
-    with pytest.raises((ValueError, LookupError, TypeError, AttributeError)):
-        read_report(text)
+def test_what_is_no_report(read: Callable[[str], ScanReport], text: str) -> None:
+    with pytest.raises(ResultError, match="cannot be read as a report"):
+        read(text)
 
 
 # The policy
@@ -144,8 +142,8 @@ def test_a_scanner_without_critical_fails_by_its_worst() -> None:
     [
         ({}, True, ""),
         ({"package": "p*"}, True, ""),
-        ({"package": "q"}, False, "p.yaml:1: the rule for CVE-1-1 matches nothing in this image"),
-        ({"id": "CVE-1-2"}, False, "the rule for CVE-1-2 matches nothing in this image"),
+        ({"package": "q"}, False, ""),
+        ({"id": "CVE-1-2"}, False, ""),
         ({"until": "2099-06-14"}, False, "the rule for CVE-1-1 ended on 2099-06-14; remove it, or give a new date"),
     ],
 )
@@ -227,7 +225,7 @@ def test_a_scan_that_fails_and_one_whose_finding_is_ignored(scan: Call) -> None:
     ("arguments", "status", "message"),
     [
         (["./image", "--report", "trivy.json"], 0, "does not exist, so critical fails and nothing is ignored"),
-        (["./image", "--report", "trivy.json"], 0, "and 1 more that fail nothing (1 low); --json has them"),
+        (["./image", "--report", "trivy.json"], 0, "and 2 more that fail nothing (1 high, 1 low); --json has them"),
         (["./image", "--report", "other.json"], 2, f"other.json: is about {DIGEST}, not about sha256:"),
         (
             ["./image", "--report", "nameless.json"],
