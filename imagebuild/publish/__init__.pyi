@@ -52,16 +52,10 @@ from .scan import print_scan as print_scan
 from .scan import published_images as published_images
 from .scan import scan_result as scan_result
 from .scan import with_updates as with_updates
-from .site import ABSENT as ABSENT
-from .site import PLATFORM as PLATFORM
 from .site import catalog_page as catalog_page
 from .site import checks_badge as checks_badge
-from .site import choices_of as choices_of
-from .site import facets_of as facets_of
-from .site import facts_of as facts_of
 from .site import format_day as format_day
 from .site import format_minute as format_minute
 from .site import newest_of_kind as newest_of_kind
-from .site import picker_rows as picker_rows
 from .site import pull_commands as pull_commands
 from .site import write_site as write_site

@@ -1,21 +1,18 @@
-"""Write the page of a catalogue: a picker, a table of all images, and what is known of each."""
+"""Write the page of a catalogue: a table of all images, a picker that reads it, and what is known of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from imagebuild.bench.models import State
 from imagebuild.core import files
-from imagebuild.core.console import format_size
 from imagebuild.core.errors import plural
 from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, Scan, Severity
-from imagebuild.publish.catalog import natural_order
 from imagebuild.report.document import NONE
-from imagebuild.report.page import STATE_MARKS, render_page, template_text
+from imagebuild.report.page import render_page, template_text
 
 Badge = tuple[State, str]
 """A verdict: its state, which gives the colour, and its text."""
@@ -34,19 +31,18 @@ def write_site(catalog: Catalog, folder: Path) -> Path:
 
 def catalog_page(catalog: Catalog) -> str:
     """Return the page, always the same for the same catalogue."""
-    facets = facets_of(catalog.images)
+    repositories = dict.fromkeys(image.repository for image in catalog.images)
     return render_page(
         "catalog.html.j2",
         package="imagebuild.publish",
         program=template_text("imagebuild.publish", "picker.js") if catalog.images else "",
-        data=picker_data(catalog, facets),
+        data={repository: pull_commands(repository) for repository in repositories},
         catalog=catalog,
-        facets=facets,
-        columns=[facet for facet in facets if facet.key not in ("image", PLATFORM)],
+        columns=columns_of(catalog.images),
         newest=newest_of_kind(catalog.images),
-        ABSENT=ABSENT,
         checks_badge=checks_badge,
         day=format_day,
+        device_of=device_of,
         minute=format_minute,
         scan_badge=scan_badge,
         signature_badge=signature_badge,
@@ -55,95 +51,24 @@ def catalog_page(catalog: Catalog) -> str:
     )
 
 
-# The picker
+TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
+"""Titles of what people choose an image by, in their order; other axes come after them."""
 
 
-FACET_TITLES = {"image": "Image", "cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
-"""Facets in their order; other axes come after them, the platform last."""
-PLATFORM = "platform"
-ABSENT = "none"
-"""Value of a facet that an image does not have."""
-
-
-@dataclass(frozen=True)
-class Facet:
-    """Describe a property that people choose an image by."""
-
-    key: str
-    title: str
-    values: tuple[str, ...]
-
-
-def facets_of(images: Sequence[PublishedImage]) -> tuple[Facet, ...]:
-    """Return the facets of these images, the newest versions first; the last facet is the platform."""
-    values: dict[str, dict[str, None]] = {key: {} for key in FACET_TITLES}
-    for image in images:
-        for key, value in choices_of(image).items():
-            values.setdefault(key, {})[value] = None
-    facets = []
-    for key, distinct in values.items():
-        # Images stay in the order of the matrix. Versions count down, words of variants do not.
-        ordered = list(distinct)
-        if key != "image":
-            ordered.sort(key=natural_order, reverse=key != "variant")
-        if any(key not in choices_of(image) for image in images):
-            ordered.append(ABSENT)
-        if distinct:
-            facets.append(Facet(key, FACET_TITLES.get(key, key), tuple(ordered)))
-    platforms = sorted({platform.platform for image in images for platform in image.platforms})
-    return (*facets, Facet(PLATFORM, "Platform", tuple(platforms)))
-
-
-def choices_of(image: PublishedImage) -> dict[str, str]:
-    """Return facet → value of an image, for all facets but the platform, of which it may have several.
-
-    CUDA is chosen by its minor version, as people ask for it: 13.2 for 13.2.1.
-    """
-    choices = {"image": image.image, **image.axes, **image.stack}
-    if "cuda" in choices:
-        choices["cuda"] = ".".join(choices["cuda"].split(".")[:2])
-    return choices
+def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
+    """Return axis, `nccl` or `mpi` → the title of its column, of those that some of these images have."""
+    found = dict.fromkeys(key for image in images for key in (*image.axes, *image.stack))
+    return {key: TITLES.get(key, key) for key in (*TITLES, *found) if key in found}
 
 
 def newest_of_kind(images: Sequence[PublishedImage]) -> frozenset[str]:
-    """Return the digests of the images that are the newest with their facets."""
-    return frozenset({tuple(choices_of(image).items()): image.digest for image in reversed(images)}.values())
-
-
-def picker_rows(images: Sequence[PublishedImage], facets: Sequence[Facet]) -> list[list[int]]:
-    """Return the rows that the page's script searches; it offers the first that fits and has no failure.
-
-    A row is the number of an image, the number of its value of each facet, and a bit for each of its platforms. Rows
-    are sorted by day, then by CUDA, and else as the catalogue is.
-    """
-
-    def age(place: int) -> tuple[str, list[tuple[int, int, str]]]:
-        return images[place].created[:10], natural_order(images[place].axes.get("cuda", ""))
-
-    numbers = [{value: number for number, value in enumerate(facet.values)} for facet in facets]
-    rows: list[list[int]] = []
-    for place in sorted(range(len(images)), key=age, reverse=True):
-        choices = choices_of(images[place])
-        row = [known[choices.get(f.key, ABSENT)] for f, known in zip(facets[:-1], numbers[:-1], strict=True)]
-        bits = sum(1 << numbers[-1][platform.platform] for platform in images[place].platforms)
-        rows.append([place, *row, bits])
-    return rows
-
-
-def picker_data(catalog: Catalog, facets: Sequence[Facet]) -> dict[str, object]:
-    """Return the data that the page's script reads."""
-    repositories = list(dict.fromkeys(image.repository for image in catalog.images))
-    rows = picker_rows(catalog.images, facets)
-    return {
-        "facets": [[facet.key, facet.title, list(facet.values)] for facet in facets],
-        "rows": rows,
-        "marks": STATE_MARKS,
-        "titles": [title for title, _, _ in facts_of(catalog.images[0])] if rows else [],
-        "facts": [[fact[1:] for fact in facts_of(image)] for image in catalog.images],
-        "tags": [image.tag for image in catalog.images],
-        "repositories": [repositories.index(image.repository) for image in catalog.images],
-        "commands": [list(pull_commands(name).items()) for name in repositories],
-    }
+    """Return the digests of the images that no newer one of the same kind follows; of CUDA, the minor version counts."""
+    newest: dict[frozenset[tuple[str, str]], str] = {}
+    for image in images:
+        cuda = ".".join(image.axes.get("cuda", "").split(".")[:2])
+        kind = {"image": image.image, **image.axes, **image.stack, "cuda": cuda}
+        newest.setdefault(frozenset(kind.items()), image.digest)
+    return frozenset(newest.values())
 
 
 def pull_commands(repository: str) -> dict[str, str]:
@@ -214,24 +139,9 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
     return checks, min((scan_badge(platform.scan) for platform in image.platforms), key=rank)
 
 
-def facts_of(image: PublishedImage) -> list[tuple[str, State | Literal[""], str]]:
-    """Return what people weigh before they take an image: title, state, and text of each fact.
-
-    The last one is the day, to which the page adds the age.
-    """
-    checks, scan = summary_badges(image)
-    runs = [run for platform in image.platforms for run in platform.checks if run.gpus]
-    device = next((run.device for run in runs if run.device), f"{runs[0].gpus} GPUs" if runs else "")
-    return [
-        ("Checks", *checks),
-        ("Scan", scan[0], "; ".join(filter(None, (scan[1], updates_text(image))))),
-        ("Signature", *signature_badge(image)),
-        ("GPU", "" if device else "skipped", device or "not tried on any"),
-        ("CUDA", "", image.axes.get("cuda", NONE)),
-        ("Platforms", "", ", ".join(p.platform.removeprefix("linux/") for p in image.platforms)),
-        ("Compressed", "", format_size(image.platforms[0].size_bytes)),
-        ("Dated", "", format_day(image.created)),
-    ]
+def device_of(image: PublishedImage) -> str:
+    """Return the name of the GPUs that an image was tried on; empty if no benchmark printed one."""
+    return next((run.device for platform in image.platforms for run in platform.checks if run.device), "")
 
 
 def format_day(time: str) -> str:

@@ -1,133 +1,138 @@
-// The picker works as soon as this has run, even while the table below is still loading.
+// The picker, which knows what the table of images says, and no more; then the table itself, and copying.
 (function () {
   "use strict";
-  var node = function (id) { return document.getElementById(id); };
-  var data = JSON.parse(node("data").textContent), form = document.querySelector("form.facets");
-  var selects = Array.from(form.querySelectorAll("select")), last = data.facets.length - 1, byDigest = false, rows;
+  const node = id => document.getElementById(id), form = document.querySelector("form.facets");
+  const table = document.querySelector("table.images"), rows = Array.from(table.tBodies[0].rows);
+  const commands = JSON.parse(node("data").textContent), collator = new Intl.Collator("en", { numeric: true });
+  const cell = (row, title) => row.querySelector(`[data-title="${title}"]`), nameOf = row => row.querySelector("a").hash.slice(1);
+  const FACTS = ["Checks", "Scan", "Signature", "CUDA", "Platforms", "Compressed", "Dated"]; // what people weigh
+  let byDigest = false;
 
-  function chosen() { return selects.map(function (select) { return Number(select.value); }); }
-  function fits(row, wanted) {
-    return wanted.every(function (value, i) {
-      return value < 0 || (i === last ? (row[i + 1] >> value) & 1 : row[i + 1] === value);
-    });
+  const addAges = times => times.forEach(time => time.append(age(time.dateTime)));
+  addAges(document.querySelectorAll("time"));
+  function age(time) {
+    const days = Math.floor(Date.now() / 864e5) - Math.floor(Date.parse(time) / 864e5);
+    if (!(days >= 0 && days < 1e4)) { return ""; }
+    return days < 1 ? ", today" : days < 2 ? ", yesterday" : days < 60 ? `, ${days} days ago` : `, ${Math.round(days / 30.44)} months ago`;
   }
-  function any(wanted) { return data.rows.some(function (row) { return fits(row, wanted); }); }
-  function withChoice(wanted, i, value) { var copy = wanted.slice(); copy[i] = value; return copy; }
-  function nameOf(i, value) { return data.facets[i][1] + " " + data.facets[i][2][value]; }
+
+  // Facets are the columns that have a key. A row has a list of values for each, as an image may be for several platforms.
+  const columns = Array.from(table.tHead.rows[0].cells, (head, column) => ({ key: head.dataset.key, title: head.dataset.facet, column }));
+  const facets = columns.filter(facet => facet.key);
+  const choices = new Map(rows.map(row => [row, facets.map(facet => valuesOf(row.cells[facet.column], facet.key))]));
+  function valuesOf(cell, key) {
+    const text = cell.textContent.trim();
+    if (key === "image") { return [text.split(/\s/)[0]]; }
+    if (key === "platform") { return text.split(", ").map(name => "linux/" + name); }
+    return [key === "cuda" ? text.split(".").slice(0, 2).join(".") : text]; // as people ask for it: 13.2 for 13.2.1
+  }
+  // Images stay in the order of the matrix. Versions count down, words of variants do not; what an image lacks is the last.
+  facets.forEach((facet, i) => {
+    const sign = facet.key === "variant" || facet.key === "platform" ? 1 : -1;
+    facet.values = Array.from(new Set(rows.flatMap(row => choices.get(row)[i])));
+    if (facet.key !== "image") { facet.values.sort((a, b) => (a === "none") - (b === "none") || sign * collator.compare(a, b)); }
+    const box = document.createElement("div"), label = document.createElement("label"), select = document.createElement("select");
+    label.append(facet.title);
+    label.htmlFor = select.id = "choice-" + facet.key;
+    select.append(new Option("any", ""), ...facet.values.map(value => new Option(value, value)));
+    box.append(label, " ", select);
+    form.querySelector("button").before(box);
+    facet.select = select;
+  });
+  const day = row => cell(row, "Dated").querySelector("time").dateTime.slice(0, 10);
+  const cuda = row => cell(row, "CUDA") ? cell(row, "CUDA").textContent : "";
+  const newest = rows.slice().sort((a, b) => collator.compare(day(b), day(a)) || collator.compare(cuda(b), cuda(a)));
+
+  const chosen = () => facets.map(facet => facet.select.value);
+  const withChoice = (wanted, i, value) => Object.assign(wanted.slice(), { [i]: value });
+  const fits = (row, wanted) => wanted.every((value, i) => !value || choices.get(row)[i].includes(value));
+  const any = wanted => rows.some(row => fits(row, wanted));
 
   // Names the choice that excludes a value: one that the value never goes with, else all choices together.
   function exclusion(wanted, i, value) {
-    var nothing = wanted.map(function () { return -1; }), names = [];
-    for (var j = 0; j < wanted.length; j++) {
-      if (j === i || wanted[j] < 0) { continue; }
-      if (!any(withChoice(withChoice(nothing, i, value), j, wanted[j]))) { return nameOf(j, wanted[j]); }
-      names.push(nameOf(j, wanted[j]));
-    }
-    return names.join(" and ");
+    const nothing = facets.map(() => ""), others = facets.map((_, j) => j).filter(j => j !== i && wanted[j]);
+    const alone = others.find(j => !any(withChoice(withChoice(nothing, i, value), j, wanted[j])));
+    return (alone === undefined ? others : [alone]).map(j => facets[j].title + " " + wanted[j]).join(" and ");
   }
   function limit(wanted) {
-    selects.forEach(function (select, i) {
-      data.facets[i][2].forEach(function (text, value) {
-        var option = select.options[value + 1];
-        option.disabled = !any(withChoice(wanted, i, value));
-        option.textContent = option.disabled ? text + " – not with " + exclusion(wanted, i, value) : text;
-      });
-    });
-  }
-
-  function age(time) {
-    var days = Math.floor(Date.now() / 864e5) - Math.floor(Date.parse(time) / 864e5);
-    if (!(days >= 0 && days < 1e4)) { return ""; }
-    return days < 1 ? ", today" : days < 2 ? ", yesterday" : days < 60 ? ", " + days + " days ago" : ", " + Math.round(days / 30.44) + " months ago";
-  }
-  function tile(fact, i) {
-    var pair = document.createElement("div"), title = document.createElement("dt"), value = document.createElement("dd"), text = document.createElement("span");
-    title.textContent = data.titles[i];
-    text.textContent = (fact[0] && data.marks[fact[0]] + " ") + fact[1] + (i === data.titles.length - 1 ? age(fact[1]) : "");
-    text.className = fact[0] && "badge " + fact[0];
-    value.append(text);
-    pair.append(title, value);
-    return pair;
-  }
-
-  // Fills a place with the commands for an image. The digests of tags are in the table, which may not be there yet.
-  function showCommands(list, place, digest, reference, platform) {
-    list.replaceChildren.apply(list, data.commands[data.repositories[place]].map(function (command) {
-      var title = command[0], row = node("command").content.firstElementChild.cloneNode(true);
-      row.querySelector("b").textContent = title;
-      row.querySelector(".away").textContent = " the command for " + title;
-      row.querySelector("button").disabled = !digest && reference.charAt(0) === "@";
-      row.querySelector("code").textContent = command[1].replace("{ref}", reference)
-        .replace("{enroot}", reference.replace("@", ":")).replace("docker pull", "docker pull" + platform);
-      return row;
+    facets.forEach((facet, i) => facet.values.forEach((value, at) => {
+      const option = facet.select.options[at + 1];
+      option.disabled = !any(withChoice(wanted, i, value));
+      option.textContent = option.disabled ? `${value} – not with ${exclusion(wanted, i, value)}` : value;
     }));
   }
-  function isSound(row) { return !data.facts[row[0]].some(function (fact) { return fact[0] === "failed"; }); }
+
+  // Fills a list with the commands for an image.
+  function showCommands(list, row, reference, platform) {
+    list.replaceChildren(...Object.entries(commands[row.dataset.repository]).map(([title, command]) => {
+      const line = node("command").content.firstElementChild.cloneNode(true);
+      line.querySelector("b").textContent = title;
+      line.querySelector(".away").textContent = " the command for " + title;
+      line.querySelector("code").textContent = command.replace("{ref}", reference)
+        .replace("{enroot}", reference.replace("@", ":")).replace("docker pull", "docker pull" + platform);
+      return line;
+    }));
+  }
+  function tile(title, row) {
+    const pair = document.createElement("div"), name = document.createElement("dt"), value = document.createElement("dd");
+    name.textContent = title;
+    value.append(...cell(row, title).cloneNode(true).childNodes);
+    pair.append(name, value);
+    return pair;
+  }
   function answer(wanted) {
-    var found = data.rows.filter(function (row) { return fits(row, wanted); }), sound = found.filter(isSound);
-    var best = sound[0] || found[0], place = best[0], tag = data.tags[place], image = data.facets[0][2][best[1]];
-    var row = (rows || document.querySelectorAll("tr[data-digest]"))[place], digest = row && row.dataset.digest;
-    var reference = byDigest ? "@sha256:" + (digest || "…") : ":" + tag, over = found[0];
+    const found = newest.filter(row => fits(row, wanted)), sound = found.filter(row => !row.querySelector(".failed"));
+    const best = sound[0] || found[0], over = found[0], name = nameOf(best), platform = wanted[facets.length - 1];
+    const reference = byDigest ? "@sha256:" + best.dataset.digest : name.slice(name.indexOf(":"));
     node("fits").textContent = !sound.length ? "All that fit have failures; this is the newest."
-      : sound.length === 1 ? "This one fits." : "The newest of " + sound.length + " that fit.";
-    node("tag").textContent = image + reference;
-    node("page").href = "#" + image + ":" + tag;
-    node("facts").replaceChildren.apply(node("facts"), data.facts[place].map(tile));
+      : sound.length === 1 ? "This one fits." : `The newest of ${sound.length} that fit.`;
+    node("tag").textContent = name.split(":")[0] + reference;
+    node("page").href = "#" + name;
+    node("facts").replaceChildren(...FACTS.filter(title => cell(best, title)).map(title => tile(title, best)));
     node("over").hidden = over === best;
-    if (over !== best) {
-      var name = data.facets[0][2][over[1]] + ":" + data.tags[over[0]], link = document.createElement("a");
-      link.href = "#" + name;
-      link.textContent = name;
-      node("over").replaceChildren("Not offered, as it has failures: ", link, ", dated " + data.facts[over[0]].slice(-1)[0][1] + ".");
-    }
-    showCommands(node("commands"), place, digest, reference, wanted[last] >= 0 ? " --platform " + data.facets[last][2][wanted[last]] : "");
+    const link = over.querySelector("a").cloneNode();
+    link.textContent = nameOf(over);
+    node("over").replaceChildren("Not offered, as it has failures: ", link, `, dated ${day(over)}.`);
+    showCommands(node("commands"), best, reference, platform && " --platform " + platform);
   }
   function show(unmet) {
-    var wanted = chosen();
-    limit(wanted);
-    answer(wanted);
+    limit(chosen());
+    answer(chosen());
     node("unmet").hidden = !unmet;
     node("unmet").textContent = unmet;
-    return wanted;
   }
 
   // The choice is in the address, so that it can be sent to somebody. Parts that cannot be met are named.
-  function remember(wanted) {
-    var parts = [];
-    wanted.forEach(function (value, i) {
-      if (value >= 0) { parts.push(data.facets[i][0] + "=" + encodeURIComponent(data.facets[i][2][value])); }
-    });
+  function remember() {
+    const parts = facets.filter(facet => facet.select.value).map(facet => facet.key + "=" + encodeURIComponent(facet.select.value));
     try { history.replaceState(null, "", location.pathname + (parts.length ? "#" + parts.join("&") : "")); } catch (error) { /* a page in a frame */ }
+    show("");
   }
   function decoded(text) { try { return decodeURIComponent(text); } catch (error) { return text; } }
   function recall() {
-    var unmet = [];
-    selects.forEach(function (select) { select.value = -1; });
-    (location.search.slice(1) + "&" + location.hash.slice(1)).split("&").forEach(function (part) {
-      var key = part.split("=")[0], value = decoded(part.slice(key.length + 1)), i = data.facets.findIndex(function (facet) { return facet[0] === key; });
-      if (key === part || !value) { return; }
-      if (i < 0) { unmet.push("images are not chosen by " + key); return; }
-      var values = data.facets[i][2], at = values.indexOf(value), asked = data.facets[i][1] + " " + value;
-      if (at < 0) {
-        at = values.findIndex(function (known) { return value.indexOf(known + ".") === 0; });
-        unmet.push(at < 0 ? "no image has " + asked : "it asks for " + asked + ", and " + nameOf(i, at) + " is shown");
-      }
-      if (at < 0) { return; }
-      if (any(withChoice(chosen(), i, at))) { selects[i].value = at; }
-      else { unmet.push("no image has " + asked + " and " + exclusion(chosen(), i, at)); }
+    const unmet = [];
+    facets.forEach(facet => { facet.select.value = ""; });
+    (location.search.slice(1) + "&" + location.hash.slice(1)).split("&").forEach(part => {
+      const key = part.split("=")[0], asked = decoded(part.slice(key.length + 1));
+      const i = facets.findIndex(facet => facet.key === key), facet = facets[i];
+      if (key === part || !asked) { return; }
+      if (!facet) { unmet.push("images are not chosen by " + key); return; }
+      const value = facet.values.find(known => known === asked) || facet.values.find(known => asked.startsWith(known + "."));
+      if (!value) { unmet.push(`no image has ${facet.title} ${asked}`); return; }
+      if (value !== asked) { unmet.push(`it asks for ${facet.title} ${asked}, and ${facet.title} ${value} is shown`); }
+      if (any(withChoice(chosen(), i, value))) { facet.select.value = value; }
+      else { unmet.push(`no image has ${facet.title} ${asked} and ${exclusion(chosen(), i, value)}`); }
     });
-    show(unmet.length ? "This link cannot be met in full: " + unmet.join("; ") + "." : "");
+    show(unmet.length ? `This link cannot be met in full: ${unmet.join("; ")}.` : "");
   }
-  form.addEventListener("change", function () { remember(show("")); });
-  form.addEventListener("reset", function () { setTimeout(function () { remember(show("")); }, 0); });
-  [["by-tag", false], ["by-digest", true]].forEach(function (pair) {
-    node(pair[0]).addEventListener("click", function () {
-      byDigest = pair[1];
-      node("by-tag").setAttribute("aria-pressed", String(!byDigest));
-      node("by-digest").setAttribute("aria-pressed", String(byDigest));
-      answer(chosen());
-    });
-  });
+  form.addEventListener("change", remember);
+  form.addEventListener("reset", () => setTimeout(remember, 0));
+  ["by-tag", "by-digest"].forEach(id => node(id).addEventListener("click", () => {
+    byDigest = id === "by-digest";
+    node("by-tag").setAttribute("aria-pressed", String(!byDigest));
+    node("by-digest").setAttribute("aria-pressed", String(byDigest));
+    answer(chosen());
+  }));
   node("picker").hidden = false;
   recall();
 
@@ -135,68 +140,64 @@
   function announce(button, text) {
     button.dataset.label = button.dataset.label || button.innerHTML;
     button.textContent = text;
-    setTimeout(function () { button.innerHTML = button.dataset.label; }, 1500);
+    setTimeout(() => { button.innerHTML = button.dataset.label; }, 1500);
   }
-  document.addEventListener("click", function (event) {
-    var button = event.target.closest && event.target.closest("button.copy");
+  document.addEventListener("click", event => {
+    const button = event.target.closest && event.target.closest("button.copy");
     if (!button) { return; }
-    var code = button.parentNode.querySelector("code");
+    const code = button.parentNode.querySelector("code");
     function copySelection() {
       getSelection().selectAllChildren(code);
       announce(button, document.execCommand("copy") ? "Copied" : "Selected");
     }
     if (navigator.clipboard && window.isSecureContext) {
-      navigator.clipboard.writeText(code.textContent).then(function () { announce(button, "Copied"); }, copySelection);
+      navigator.clipboard.writeText(code.textContent).then(() => announce(button, "Copied"), copySelection);
     } else { copySelection(); }
   });
 
-  // The table, once it is there: search, sort, and turn its pages. The image that the address names.
-  document.addEventListener("DOMContentLoaded", function () {
-    var table = document.querySelector("table.images"), size = 50, first = 0, texts;
-    document.querySelectorAll("time").forEach(function (time) { time.append(age(time.dateTime)); });
-    rows = Array.from(table.tBodies[0].rows);
-    texts = new Map(rows.map(function (row) { return [row, row.textContent.toLowerCase() + " sha256:" + row.dataset.digest]; }));
-    answer(chosen());
-    document.querySelector(".search").hidden = false;
-
-    function turn(to) {
-      var asked = node("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-      var hits = Array.from(table.tBodies[0].rows).filter(function (row) {
-        row.hidden = !asked.every(function (word) { return texts.get(row).indexOf(word) >= 0; });
-        return !row.hidden;
-      });
-      first = to;
-      hits.forEach(function (row, i) { row.classList.toggle("elsewhere", i < first || i >= first + size); });
-      node("found").textContent = hits.length ? first + 1 + "–" + Math.min(first + size, hits.length) + " of " + hits.length : "nothing fits";
-      node("before").disabled = !first;
-      node("after").disabled = first + size >= hits.length;
-      document.querySelector(".pager").hidden = hits.length <= size;
-    }
-    [["before", -size], ["after", size]].forEach(function (pair) {
-      node(pair[0]).addEventListener("click", function () { turn(first + pair[1]); node("images").scrollIntoView(); });
+  // Search the table, sort it, and turn its pages.
+  const size = 50, texts = new Map(rows.map(row => [row, `${row.textContent.toLowerCase()} sha256:${row.dataset.digest}`]));
+  let first = 0;
+  function turn(to) {
+    const asked = node("search").value.toLowerCase().split(/\s+/);
+    const hits = Array.from(table.tBodies[0].rows).filter(row => {
+      row.hidden = !asked.every(word => texts.get(row).includes(word));
+      return !row.hidden;
     });
-    node("search").addEventListener("input", function () { turn(0); });
+    first = to;
+    hits.forEach((row, i) => row.classList.toggle("elsewhere", i < first || i >= first + size));
+    node("found").textContent = hits.length ? `${first + 1}–${Math.min(first + size, hits.length)} of ${hits.length}` : "nothing fits";
+    node("before").disabled = !first;
+    node("after").disabled = first + size >= hits.length;
+    document.querySelector(".pager").hidden = hits.length <= size;
+  }
+  [["before", -size], ["after", size]].forEach(([id, step]) => node(id).addEventListener("click", () => {
+    turn(first + step);
+    node("images").scrollIntoView();
+  }));
+  node("search").addEventListener("input", () => turn(0));
+  document.querySelector(".search").hidden = false;
+  // Numbers without a unit are versions, which compare part by part: CUDA 12.9 comes before 12.10.
+  const units = { MB: 1e6, GB: 1e9 };
+  sortable(table, rows, text => {
+    const size = /^([\d.]+) (MB|GB)$/.exec(text);
+    return size ? size[1] * units[size[2]] : text;
+  });
+  table.tHead.addEventListener("click", () => turn(0));
+  turn(0);
 
-    // Numbers without a unit are versions, which compare part by part: CUDA 12.9 comes before 12.10.
-    var units = { MB: 1e6, GB: 1e9 };
-    sortable(table, rows, function (text) {
-      var size = /^([\d.]+) (MB|GB)$/.exec(text);
-      return size ? size[1] * units[size[2]] : text;
-    });
-    table.tHead.addEventListener("click", function () { turn(0); });
-    turn(0);
-
-    function showImage() {
-      var name = decoded(location.hash.slice(1)), list = document.querySelector("article.image:target .commands");
-      if (name.indexOf(":") > 0 && !node(name)) { show("There is no image " + name + " here, or no longer."); }
-      if (!list) { return; }
-      var place = Number(list.dataset.place);
-      showCommands(list, place, rows[place].dataset.digest, ":" + data.tags[place], "");
-    }
-    window.addEventListener("load", showImage);
-    window.addEventListener("hashchange", function () {
-      if (location.hash.indexOf("=") > 0) { recall(); }
-      showImage();
-    });
+  // The image that the address names.
+  function showImage() {
+    const name = decoded(location.hash.slice(1)), list = document.querySelector("article.image:target .commands");
+    if (name.includes(":") && !node(name)) { show(`There is no image ${name} here, or no longer.`); }
+    if (list) { showCommands(list, rows[list.dataset.place], name.slice(name.indexOf(":")), ""); }
+  }
+  window.addEventListener("load", () => {
+    addAges(document.querySelectorAll("article time"));
+    showImage();
+  });
+  window.addEventListener("hashchange", () => {
+    if (location.hash.includes("=")) { recall(); }
+    showImage();
   });
 })();
