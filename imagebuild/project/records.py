@@ -260,14 +260,6 @@ class Checks(Model):
     """Of imagebuild."""
 
 
-class SecurityUpdates(Model):
-    """Say how many packages of an image the distribution has mended since."""
-
-    pending: int
-    read: str
-    """When its archive of security updates was read, in UTC."""
-
-
 class PublishedPlatform(Model):
     """Describe the published image for one platform."""
 
@@ -281,8 +273,8 @@ class PublishedPlatform(Model):
     packages: int | None = None
     """In its SBOM; None without one."""
     scan: Scan | None = None
-    updates: SecurityUpdates | None = None
-    """As `imagebuild freshness` found them; None if it did not look at this image."""
+    updates: int | None = None
+    """Packages that the distribution has mended since; None if `imagebuild freshness` did not look at this image."""
     checks: tuple[Checks, ...] = ()
     """The newest first."""
     evidence: tuple[AttachedFile, ...] = ()
@@ -341,3 +333,5 @@ class Catalog(Model):
     """By image in the order of the matrix; the newest first."""
     problems: tuple[str, ...] = ()
     """What the registry has, but could not be read."""
+    updates_read: str = ""
+    """When the archive of security updates was read, in UTC."""

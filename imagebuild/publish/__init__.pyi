@@ -55,7 +55,6 @@ from .scan import with_updates as with_updates
 from .site import catalog_page as catalog_page
 from .site import checks_badge as checks_badge
 from .site import format_day as format_day
-from .site import format_minute as format_minute
 from .site import newest_of_kind as newest_of_kind
 from .site import pull_commands as pull_commands
 from .site import write_site as write_site

@@ -27,14 +27,7 @@ from imagebuild.oci.layout import manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
 from imagebuild.project.matrix import Target, axes_of
-from imagebuild.project.records import (
-    Catalog,
-    PublishedPlatform,
-    ScanResult,
-    SecurityUpdates,
-    Severity,
-    Vulnerability,
-)
+from imagebuild.project.records import Catalog, ScanResult, Severity, Vulnerability
 from imagebuild.publish.evidence import attached_packages
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -354,47 +347,44 @@ def security_updates(
     what is attached. Signatures of SBOMs are not checked. Raises CommandError if a registry fails.
     """
 
-    def packages_of(image: NewestImage) -> tuple[tuple[Package, ...], str]:
+    def read(image: NewestImage) -> tuple[NewestImage, tuple[Package, ...]]:
         if image.problem:
-            return (), image.problem
+            return image, ()
         place = parse_reference(image.index)
-        return attached_packages(connect(place.host).at(place.repository), image.digest)
+        packages, problem = attached_packages(connect(place.host).at(place.repository), image.digest)
+        return image.model_copy(update={"problem": problem}), packages
 
     images = published_images(targets, connect)
     registries = {connect(parse_reference(image.index).host) for image in images if image.index}
-    listed = list(zip(images, for_each(packages_of, images, *registries, jobs=WORKERS), strict=True))
-    names: dict[str, set[str]] = {}
-    for image, (packages, _) in listed:
-        names.setdefault(image.platform, set()).update(package.name for package in packages)
-    available = {p: newest(p.removeprefix("linux/"), sorted(wanted)) for p, wanted in sorted(names.items()) if wanted}
+    listed = for_each(read, images, *registries, jobs=WORKERS)
     # A new build mends what fails in a package of the distribution.
     failed = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
-    judged, stale = [], set()
-    for image, (packages, problem) in listed:
-        updates = {
-            package.name: f"{package.version} → {newer[-1]}"
-            for package in packages
-            if (newer := available[image.platform].get(package.name))
-            and version_key(newer[-1]) > version_key(package.version)
-        }
-        judged.append(image.model_copy(update={"updates": updates, "problem": problem}))
-        if updates or any((image.digest, package.name) in failed for package in packages):
-            stale.add(image.target)
-    read = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Freshness(read=read, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
+    judged, stale = list[NewestImage](), set[str]()
+    for platform in dict.fromkeys(image.platform for image in images):
+        own = [(image, packages) for image, packages in listed if image.platform == platform]
+        names = {package.name for _, packages in own for package in packages}
+        available = newest(platform.removeprefix("linux/"), sorted(names)) if names else {}
+        for image, packages in own:
+            updates = {
+                package.name: f"{package.version} → {newer[-1]}"
+                for package in packages
+                if (newer := available.get(package.name)) and version_key(newer[-1]) > version_key(package.version)
+            }
+            judged.append(image.model_copy(update={"updates": updates}))
+            if updates or any((image.digest, package.name) in failed for package in packages):
+                stale.add(image.target)
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Freshness(read=now, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
 
 
 def with_updates(catalog: Catalog, freshness: Freshness) -> Catalog:
     """Return a catalogue that says how many packages of images have updates, of those that were looked at."""
     pending = {image.digest: len(image.updates) for image in freshness.images if not image.problem}
-
-    def known(platform: PublishedPlatform) -> PublishedPlatform:
-        number = pending.get(platform.digest)
-        updates = None if number is None else SecurityUpdates(pending=number, read=freshness.read)
-        return platform.model_copy(update={"updates": updates})
-
-    images = (i.model_copy(update={"platforms": tuple(map(known, i.platforms))}) for i in catalog.images)
-    return catalog.model_copy(update={"images": tuple(images)})
+    images = []
+    for image in catalog.images:
+        platforms = tuple(p.model_copy(update={"updates": pending.get(p.digest)}) for p in image.platforms)
+        images.append(image.model_copy(update={"platforms": platforms}))
+    return catalog.model_copy(update={"images": tuple(images), "updates_read": freshness.read})
 
 
 def print_freshness(result: Freshness) -> None:
@@ -402,10 +392,10 @@ def print_freshness(result: Freshness) -> None:
     rows = [(i.target, i.platform, package, change) for i in result.images for package, change in i.updates.items()]
     if rows:
         console.print_table(("target", "platform", "package", "update"), rows)
-    problems = [f"not judged: {i.target} {i.platform}".rstrip() + f": {i.problem}" for i in result.images if i.problem]
-    for problem in problems:
-        out.print(problem, markup=False)
-    stale, judged = sum(bool(image.updates) for image in result.images), len(result.images) - len(problems)
-    out.print(f"{stale} of {judged} images have packages with updates, {len(problems)} were not judged")
+    unknown = [image for image in result.images if image.problem]
+    for image in unknown:
+        out.print(f"not judged: {image.target} {image.platform}: {image.problem}", markup=False)
+    stale, judged = sum(bool(image.updates) for image in result.images), len(result.images) - len(unknown)
+    out.print(f"{stale} of {judged} images have packages with updates, {len(unknown)} were not judged")
     if result.rebuild:
         out.print(f"to be built again: {', '.join(result.rebuild)}", markup=False)

@@ -43,7 +43,6 @@ def catalog_page(catalog: Catalog) -> str:
         checks_badge=checks_badge,
         day=format_day,
         device_of=device_of,
-        minute=format_minute,
         scan_badge=scan_badge,
         signature_badge=signature_badge,
         summary_badges=summary_badges,
@@ -62,7 +61,7 @@ def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
 
 
 def newest_of_kind(images: Sequence[PublishedImage]) -> frozenset[str]:
-    """Return the digests of the images that no newer one of the same kind follows; of CUDA, the minor version counts."""
+    """Return the digests of the images that no newer one of the same kind follows; CUDA counts by its minor version."""
     newest: dict[frozenset[tuple[str, str]], str] = {}
     for image in images:
         cuda = ".".join(image.axes.get("cuda", "").split(".")[:2])
@@ -112,14 +111,10 @@ def scan_badge(scan: Scan | None) -> Badge:
     return scan.verdict, counts[0] if counts else "no findings"
 
 
-def updates_text(image: PublishedImage) -> str:
+def updates_text(image: PublishedImage, read: str) -> str:
     """Return `3 security updates pending, as of 2026-11-22`: of the worst platform; empty if nobody looked."""
-    known = [platform.updates for platform in image.platforms if platform.updates]
-    if not known:
-        return ""
-    worst = max(known, key=lambda updates: updates.pending)
-    number = plural(worst.pending, "security update") if worst.pending else "no security updates"
-    return f"{number} pending, as of {format_day(worst.read)}"
+    known = [platform.updates for platform in image.platforms if platform.updates is not None]
+    return f"{plural(max(known), 'security update')} pending, as of {format_day(read)}" if known else ""
 
 
 def signature_badge(image: PublishedImage) -> Badge:
@@ -147,8 +142,3 @@ def device_of(image: PublishedImage) -> str:
 def format_day(time: str) -> str:
     """Return the day of a time; a dash for the beginning of Unix time, which stands for an unknown time."""
     return NONE if not time or time.startswith(("1970-01-01", "0001-")) else time[:10]
-
-
-def format_minute(time: str) -> str:
-    """Return a time as `2026-11-21 10:45 UTC`, or a dash."""
-    return NONE if format_day(time) == NONE else f"{time[:10]} {time[11:16]} UTC" if len(time) > 15 else time

@@ -61,8 +61,9 @@ def test_updates_that_an_image_lacks(published: Published, ours: Project) -> Non
     images = [{"target": "t", "platform": AMD64, "digest": published.amd64, "updates": {"a": "1 → 2", "b": "1 → 3"}},
               {"target": "t", "platform": ARM64, "digest": published.platforms[ARM64].digest, "problem": "has no SBOM"}]  # fmt: skip
     fresh = Freshness.model_validate({"read": "2026-11-22T04:17:00Z", "images": images})
-    (image,) = with_updates(catalog(published.registry, ours), fresh).images
-    assert [p.updates and (p.updates.pending, p.updates.read) for p in image.platforms] == [(2, fresh.read), None]
+    made = with_updates(catalog(published.registry, ours), fresh)
+    (image,) = made.images
+    assert (made.updates_read, [p.updates for p in image.platforms]) == (fresh.read, [2, None])
 
 
 def test_an_image_of_one_platform(published: Published, ours: Project) -> None:
