@@ -139,19 +139,10 @@ KindOption = Annotated[
 ]
 
 
-PublicKeyOption = Annotated[str | None, option("--key FILE", "Public key by which signatures are verified.")]
-UnloggedSignatureOption = Annotated[
-    bool, option("--no-tlog", "Accept signatures that are not in the transparency log.")
-]
-
-
 @subcommand(attest, "verify", "imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub")
 def verify_attachments_of(
+    signers: options.TrustOptions,
     image: PublishedArgument,
-    key: PublicKeyOption = None,
-    identity: options.IdentityOption = None,
-    issuer: options.IssuerOption = None,
-    no_tlog: UnloggedSignatureOption = False,
     require: Annotated[
         str, option("--require KIND,…", "Kinds of attachments that must be there; `signature` is one, too.")
     ] = "sbom,provenance,verification",
@@ -163,9 +154,9 @@ def verify_attachments_of(
     """
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.publish.attest import trust_of, verify_attachments
+    from imagebuild.publish.attest import verify_attachments
 
-    reference, trust = parse_reference(image), trust_of(key, identity, issuer, log=not no_tlog)
+    reference, trust = parse_reference(image), signers.trusted()
     required = [kind.strip() for kind in require.split(",") if kind.strip()]
     result = verify_attachments(reference, connect_registry(reference.host), required, trust)
     options.print_result(json_file, result, lambda: _show(result, signed=bool(trust)))
@@ -192,13 +183,11 @@ def show_attachment_of(
 
 @subcommand(attest, "add", "imagebuild attest add ghcr.io/acme/open@sha256:… results.json --kind benchmark")
 def add_attachment_to(
+    signing: options.SignOptions,
     image: Annotated[str, argument("IMAGE@DIGEST", "An image of a registry, by digest.")],
     file: Annotated[Path, argument("FILE", "File to attach.")],
     kind: KindOption,
     platform: options.PlatformOption = None,
-    sign: options.SignOption = False,
-    key: options.SigningKeyOption = None,
-    no_tlog: options.UnloggedOption = False,
 ) -> None:
     """Attach a file to a published image, such as results that were measured later.
 
@@ -207,13 +196,12 @@ def add_attachment_to(
     from imagebuild.core.files import read_text
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.publish.attest import add_attachment, signer_of
+    from imagebuild.publish.attest import add_attachment
 
     reference = parse_reference(image)
-    signer = signer_of(key, sign=sign, log=not no_tlog)
     digests = add_attachment(
         reference, connect_registry(reference.host), kind, read_text(file).encode(),
-        file=file, platform=platform, signer=signer,
+        file=file, platform=platform, signer=signing.signer(),
     )  # fmt: skip
     for digest in digests:
         out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
@@ -271,22 +259,19 @@ def diff(
 )
 def catalog(
     project: options.ProjectFiles,
+    signers: options.TrustOptions,
     registry: options.RegistryOption = None,
     output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
     check: options.CheckOption = False,
     freshness: Annotated[Path | None, option("--freshness FILE", "Result of `freshness --json`, for the page.")] = None,
-    key: PublicKeyOption = None,
-    identity: options.IdentityOption = None,
-    issuer: options.IssuerOption = None,
-    no_tlog: UnloggedSignatureOption = False,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
     from rich.markup import escape
 
     from imagebuild.core.files import read_text, write_text
     from imagebuild.core.yaml import read_written
-    from imagebuild.publish.attest import trust_of, with_signers
+    from imagebuild.publish.attest import with_signers
     from imagebuild.publish.catalog import catalog_from_registry, images_table, replace_table
     from imagebuild.publish.scan import Freshness, with_updates
     from imagebuild.publish.site import write_site
@@ -299,7 +284,7 @@ def catalog(
     if output:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
         made = catalog_from_registry(workspace.project, workspace.plan)
-        if trust := trust_of(key, identity, issuer, log=not no_tlog):
+        if trust := signers.trusted():
             made = with_signers(made, trust)
         if fresh:
             made = with_updates(made, fresh)

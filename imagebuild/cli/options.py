@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from imagebuild.project.load import ProjectPaths
     from imagebuild.project.matrix import Plan, Target
     from imagebuild.project.plan import Changes, Pins, Project
+    from imagebuild.publish.attest import Signer
     from imagebuild.render.renderer import Renderer
 
 STDIN = STDOUT = "-"
@@ -145,17 +146,6 @@ ProfileOption = Annotated[
     ),
 ]
 ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profiles of this folder alone.")]
-
-# Signatures
-SignOption = Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")]
-SigningKeyOption = Annotated[str | None, option("--key FILE", "With --sign: sign with this private key.")]
-IdentityOption = Annotated[
-    str | None, option("--certificate-identity ID", "Identity that signs, or must have signed, without a key.")
-]
-IssuerOption = Annotated[
-    str | None, option("--certificate-oidc-issuer URL", "OIDC issuer that vouches, or must vouch, for that identity.")
-]
-UnloggedOption = Annotated[bool, option("--no-tlog", "With --sign: leave the signature out of the transparency log.")]
 
 # What a command writes
 JsonOption = Annotated[
@@ -408,6 +398,55 @@ class ImageChanges(PlanChanges):
                 raise ConfigError(f"{where}: {problem}")
         hint = "" if has_digest else "; add @sha256:… so that it stays the same"
         err.print(f"{where}: must be {', '.join(releases)}, which packages and pins are for{hint}", markup=False)
+
+
+@dataclass(frozen=True)
+class TrustOptions:
+    """Hold the options that say whose signatures count."""
+
+    key: Annotated[str | None, option("--key FILE", "Key that signs with --sign, else the public key.")] = None
+    identity: Annotated[
+        str | None, option("--certificate-identity ID", "Identity that signs, or must have signed, without a key.")
+    ] = None
+    issuer: Annotated[
+        str | None,
+        option("--certificate-oidc-issuer URL", "OIDC issuer that vouches, or must vouch, for that identity."),
+    ] = None
+    no_tlog: Annotated[bool, option("--no-tlog", "Do without the public transparency log of signatures.")] = False
+
+    def trusted(self) -> Signer | None:
+        """Return who is trusted, None if nobody is named. Raises ConfigError or CommandError as `Signer.check` does."""
+        return self._signer(signs=False) if self.key or self.identity or self.issuer else None
+
+    def _signer(self, *, signs: bool) -> Signer:
+        from imagebuild.publish.attest import Signer
+
+        signer = Signer(self.key, self.identity, self.issuer, not self.no_tlog, signs=signs)
+        signer.check()
+        return signer
+
+
+@dataclass(frozen=True)
+class SignOptions(TrustOptions):
+    """Hold the options that say who signs."""
+
+    sign: Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")] = False
+
+    def signer(self) -> Signer | None:
+        """Return who signs, None without --sign; a job of GitHub knows its identity.
+
+        Raises ConfigError or CommandError if that could not sign anything.
+        """
+        from imagebuild.publish.attest import GITHUB_ISSUER, job_workflow
+
+        if not self.sign:
+            if self != SignOptions():
+                raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
+            return None
+        named = self
+        if not (self.key or self.identity) and (workflow := job_workflow(os.environ)):
+            named = replace(self, identity=f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", issuer=GITHUB_ISSUER)
+        return named._signer(signs=True)
 
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:

@@ -34,6 +34,7 @@ RESULT = "result.json"
 def publish(
     project: options.ProjectFiles,
     edits: options.ImageChanges,
+    signing: options.SignOptions,
     select: options.SelectArgument = None,
     registry: options.RegistryOption = None,
     results: Annotated[
@@ -43,11 +44,6 @@ def publish(
             "Folder with results of build, verify, scan and benchmarks; by default build. Repeat for several.",
         ),
     ] = None,
-    sign: options.SignOption = False,
-    key: options.SigningKeyOption = None,
-    identity: options.IdentityOption = None,
-    issuer: options.IssuerOption = None,
-    no_tlog: options.UnloggedOption = False,
     dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
     json_file: options.JsonOption = None,
 ) -> None:
@@ -57,10 +53,10 @@ def publish(
     """
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.revision import current_revision, origin_of_build
-    from imagebuild.publish.attest import GITHUB_ISSUER, signer_of
+    from imagebuild.publish.attest import GITHUB_ISSUER
     from imagebuild.publish.publish import PublishRequest, print_published, publish_targets
 
-    signer = signer_of(key, sign=sign, log=not no_tlog, identity=identity, issuer=issuer)
+    signer = signing.signer()
     workspace = project.open(edits.parse(registry))
     origin = None
     if signer and signer.issuer == GITHUB_ISSUER:

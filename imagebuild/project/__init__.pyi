@@ -54,7 +54,6 @@ from .records import PublishedPlatform as PublishedPlatform
 from .records import PublishResult as PublishResult
 from .records import Scan as Scan
 from .records import ScanResult as ScanResult
-from .records import SecurityUpdates as SecurityUpdates
 from .records import Severity as Severity
 from .records import Step as Step
 from .records import Surroundings as Surroundings

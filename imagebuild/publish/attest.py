@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError, suggestion
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import INSTALL_COSIGN, for_each, run_program, which
@@ -67,8 +67,8 @@ NO_SERVICES = '{"mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+js
 NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}'
 """What cosign trusts besides a key; without it, cosign fetches the roots of the public log, which needs a network."""
 
-
 PUBLIC_KEY = "COSIGN_PUBLIC_KEY"
+WHOSE = "--key FILE, or --certificate-identity with --certificate-oidc-issuer"
 SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
 """What cosign names where the services of the public log cannot be used."""
 
@@ -131,20 +131,16 @@ class Signer:
 
     @property
     def name(self) -> str:
-        """Return the identity, the address of the key, or the name of its file."""
-        key = self.key or ""
-        return self.identity or (key if "://" in key else Path(key).name)
+        """Return the identity, or the name of the key."""
+        return self.identity or Path(self.key or "").name
 
     def check(self) -> None:
         """Raise ConfigError if it is not clear who is meant or the key cannot be used, CommandError without cosign."""
         is_file = self.key is not None and "://" not in self.key
-        if self.key and self.identity:
-            raise ConfigError("whose signature? give --key FILE, or --certificate-identity with its issuer")
         if is_file and not Path(str(self.key)).is_file():
-            hint = "; `cosign generate-key-pair` makes one" if self.signs else ""
-            raise ConfigError(f"--key {self.key}: no such file{hint}")
-        if bool(self.identity) != bool(self.issuer):
-            raise ConfigError("--certificate-identity: needs --certificate-oidc-issuer, or anybody could vouch for it")
+            raise ConfigError(f"--key {self.key}: no such file; `cosign generate-key-pair` makes one")
+        if (self.key and self.identity) or bool(self.identity) != bool(self.issuer):
+            raise ConfigError(f"whose signature? give {WHOSE}")
         if self.identity and not self.log:
             raise ConfigError(
                 "--no-tlog: needs --key; a certificate is valid for minutes, and only the log says when it was used"
@@ -162,10 +158,7 @@ class Signer:
         """
         cosign, key = self.cosign, self.key
         if not (key or self.identity):
-            raise ConfigError(
-                "no signer is named; give --key FILE, or --certificate-identity and "
-                "--certificate-oidc-issuer; in a job of GitHub they are known"
-            )
+            raise ConfigError(f"no signer is named; give {WHOSE}; in a job of GitHub they are known")
         if key and self.signs:
             public = cosign("public-key", "--key", key)
             cosign, key = replace(cosign, environ={**cosign.environ, PUBLIC_KEY: public}), f"env://{PUBLIC_KEY}"
@@ -188,11 +181,11 @@ class Signer:
                 return str(error)
 
     def sign(self, images: Iterable[ImageReference]) -> None:
-        """Sign images. Raises ConfigError for one that is not named by its digest, CommandError if cosign fails."""
+        """Sign images that are named by their digests. Raises CommandError if cosign fails."""
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             arguments = self._arguments(Path(folder))
             for image in images:
-                self.cosign("sign", *arguments, *self.cosign.connection(image), _by_digest(image))
+                self.cosign("sign", *arguments, *self.cosign.connection(image), str(image))
 
     def attest(self, kind: str, content: bytes, name: str, manifest: bytes) -> bytes:
         """Return the signed statement that the image with this manifest has this predicate, as a sigstore bundle.
@@ -220,7 +213,7 @@ class Signer:
 
     def image_problem(self, image: ImageReference) -> str:
         """Return why an image, named by digest, has no trusted signature, in cosign's words; empty if it has one."""
-        return self._problem("verify", *self.cosign.connection(image), "--output", "json", _by_digest(image))
+        return self._problem("verify", *self.cosign.connection(image), "--output", "json", str(image))
 
     def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str:
         """Return why an attestation of the image with this manifest has no trusted signature; empty if it has one."""
@@ -268,39 +261,6 @@ def job_workflow(environ: Mapping[str, str]) -> str:
         raise CommandError(f"GitHub does not say who signs: {type(error).__name__}: {error}") from None
 
 
-def signer_of(
-    key: str | None, *, sign: bool, log: bool, identity: str | None = None, issuer: str | None = None
-) -> Signer | None:
-    """Return who signs by the options of a command, None without --sign; a job of GitHub knows its identity.
-
-    Raises ConfigError or CommandError if that could not sign anything.
-    """
-    if not sign:
-        if key or identity or issuer or not log:
-            raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
-        return None
-    if not key and not identity and (workflow := job_workflow(os.environ)):
-        identity, issuer = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", GITHUB_ISSUER
-    signer = Signer(key, identity, issuer, log, signs=True)
-    signer.check()
-    return signer
-
-
-def trust_of(key: str | None, identity: str | None, issuer: str | None, *, log: bool) -> Signer | None:
-    """Return who is trusted by the options of a command, None if they name nobody. Raises as `Signer.check` does."""
-    trust = Signer(key, identity, issuer, log) if key or identity or issuer else None
-    if trust:
-        trust.check()
-    return trust
-
-
-def _by_digest(image: ImageReference) -> str:
-    """Return the name of an image without its tag, which may move meanwhile. Raises ConfigError without a digest."""
-    if not image.digest:
-        raise ConfigError(f"{image}: only an image named by digest can be signed or verified; write NAME@DIGEST")
-    return f"{image.name}@{image.digest}"
-
-
 # Verify
 
 
@@ -344,18 +304,6 @@ class AttestResult(Model):
         return "failed" if any(finding.is_wrong for finding in self.findings) else "passed"
 
 
-def check_required(kinds: Iterable[str], trust: Signer | None) -> None:
-    """Raise ConfigError for an unknown kind, and for required signatures without saying whose."""
-    known = (*PREDICATES, SIGNATURE)
-    for kind in kinds:
-        if kind not in known:
-            raise ConfigError(
-                f"--require {kind}: unknown kind{suggestion(kind, list(known))}; one of {', '.join(known)}"
-            )
-        if kind == SIGNATURE and not trust:
-            raise ConfigError("--require signature: whose? give --key FILE, or --certificate-identity with its issuer")
-
-
 def verify_attachments(
     reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None
 ) -> AttestResult:
@@ -365,7 +313,11 @@ def verify_attachments(
     once; everything after that is about its digest. Raises ConfigError if there is no such image or it is unclear what
     is required, CommandError if the registry fails, and ResultError if it has something else by this name.
     """
-    check_required(required, trust)
+    known = (*PREDICATES, SIGNATURE)
+    if unknown := [kind for kind in required if kind not in known]:
+        raise ConfigError(f"--require {unknown[0]}: unknown kind; use {', '.join(known)}")
+    if SIGNATURE in required and not trust:
+        raise ConfigError(f"--require signature: whose? give {WHOSE}")
     found = image_in_registry(str(reference), reference, registry, Path())
     place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
@@ -468,14 +420,12 @@ def show_attachment(reference: ImageReference, registry: Registry, kind: str, pl
     """
     image = image_in_registry(str(reference), reference, registry, Path()).image(platform)
     digest, repository = str(image.digest), reference.repository
-    of_kind = read_attestations(registry, repository, digest, kind)
-    if not of_kind:
-        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(registry, repository, digest)}))
-        raise ConfigError(f"{reference}: {digest} has no {kind}; it has {kinds or 'nothing attached'}")
-    whole = [attachment for attachment in of_kind if not attachment.problem]
-    if not whole:
-        raise ConfigError(f"{reference}: its {kind} {of_kind[0].digest} cannot be trusted: {of_kind[0].problem}")
-    return whole[0].content
+    problem = "there is none"
+    for attachment in read_attestations(registry, repository, digest, kind):
+        if not attachment.problem:
+            return attachment.content
+        problem = f"{attachment.digest} {attachment.problem}"
+    raise ConfigError(f"{reference}: {digest} has no {kind} to show: {problem}")
 
 
 def add_attachment(
