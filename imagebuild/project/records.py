@@ -94,6 +94,11 @@ class CheckResult(Model):
     judgements: tuple[Judgement, ...] = ()
     """What is claimed about each result, where a profile was given."""
 
+    @property
+    def name(self) -> str:
+        """Return `component/check`."""
+        return f"{self.component}/{self.check}"
+
 
 class Surroundings(Model):
     """Describe where the checks ran."""

@@ -399,7 +399,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
         case VerifyResult():
             outcomes = Counter(check.outcome for check in value.checks)
             summary = f"{outcomes['passed']} checks passed, {outcomes['skipped']} skipped"
-            failed = [f"{c.component}/{c.check}" for c in value.checks if c.outcome == "failed"]
+            failed = [check.name for check in value.checks if check.outcome == "failed"]
             failure = f"failed: {', '.join(failed)}" if failed else "" if outcomes["passed"] else "nothing passed"
         case Report():
             count = len(value.entries) + len(value.diagnostics)

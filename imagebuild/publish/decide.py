@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -13,7 +13,7 @@ from imagebuild.project.component import parse_need
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.matrix import Publish, Target, axes_of, components_of
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Project
-from imagebuild.project.records import SPEED, BuildResult, CheckResult, ScanResult, VerifyResult
+from imagebuild.project.records import SPEED, BuildResult, ScanResult, VerifyResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.checks import IMAGE, SAME_FILES
@@ -123,16 +123,16 @@ def _label_objections(target: Target, platform: Platform, image: PlatformImage) 
     """Compare platform and labels of the image with the plan."""
     if image.platform != platform:
         yield f"the image is for {image.platform}"
-    labelled = {
-        "target": {"id": image.labels.get("imagebuild.target", "")},
-        "component": components_of(image.labels), "axis": axes_of(image.labels),
-    }  # fmt: skip
-    planned = {"target": {"id": target.id}, "component": target.components, "axis": target.axes}
-    for noun, wanted in planned.items():
-        for name in sorted({*wanted, *labelled[noun]}):
-            if wanted.get(name) != labelled[noun].get(name):
-                has, wants = labelled[noun].get(name) or "none", wanted.get(name) or "none"
-                yield f"{noun} {name}: the image has {has}, the plan {wants}"
+
+    def facts(id_: str, components: Mapping[str, str], axes: Mapping[str, str]) -> dict[str, str]:
+        named = [("component", components), ("axis", axes)]
+        return {"target id": id_} | {f"{noun} {name}": value for noun, of in named for name, value in of.items()}
+
+    has = facts(image.labels.get("imagebuild.target", "none"), components_of(image.labels), axes_of(image.labels))
+    wants = facts(target.id, target.components, target.axes)
+    for name in sorted({*has, *wants}):
+        if has.get(name) != wants.get(name):
+            yield f"{name}: the image has {has.get(name, 'none')}, the plan {wants.get(name, 'none')}"
 
 
 def _check_objections(
@@ -150,7 +150,7 @@ def _check_objections(
         checks = verification.value.checks
         unproven = _unproven(verification.value)
         for check in checks:
-            name, outcome, reason = _name(check), check.outcome, check.reason
+            name, outcome, reason = check.name, check.outcome, check.reason
             if outcome == "failed":
                 yield f"{name} failed ({verification.path}): {reason}"
             elif unproven and check.component != IMAGE:
@@ -162,9 +162,9 @@ def _check_objections(
                     "run `imagebuild verify` again"
                 )
             reasons[outcome][name] = reason
-        image_checks = [c for c in checks if c.component == IMAGE and c.sha256 == hashes.get(_name(c))]
+        image_checks = [c for c in checks if c.component == IMAGE and c.sha256 == hashes.get(c.name)]
         if any(check.check == READABLE and check.outcome == "passed" for check in image_checks):
-            inapplicable |= {_name(check) for check in image_checks if check.outcome == "skipped"}
+            inapplicable |= {check.name for check in image_checks if check.outcome == "skipped"}
 
     required = _required_patterns(target, choice.platform, policy)
     for rule in rules:
@@ -200,10 +200,6 @@ def _required_patterns(target: Target, platform: Platform, policy: Publish) -> l
 def _fits(rule: PublishRule, pattern: str) -> bool:
     """Return whether a pattern names a check; it names the verdict on a check's speed only if it ends like that."""
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
-
-
-def _name(check: CheckResult) -> str:
-    return f"{check.component}/{check.check}"
 
 
 # Tags

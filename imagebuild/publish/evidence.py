@@ -133,17 +133,9 @@ class Evidence:
         """Return the results of builds."""
         return self.of_type(BuildResult)
 
-    @cached_property
-    def _by_digest(self) -> Mapping[str, Sequence[EvidenceFile[BaseModel]]]:
-        by_digest: dict[str, list[EvidenceFile[BaseModel]]] = {}
-        for file in self.files:
-            for digest in about(file.value)[0]:
-                by_digest.setdefault(digest, []).append(file)
-        return by_digest
-
     def of_image(self, digest: str, platform: str, indexes: Collection[str]) -> Evidence:
         """Return the results about the image of a platform, which these indexes list."""
-        files = [file for name in dict.fromkeys((digest, *indexes)) for file in self._by_digest.get(name, ())]
+        files = [file for file in self.files if about(file.value)[0] & {digest, *indexes}]
         return Evidence([file for file in files if not mismatch(file.value, digest, platform, indexes)])
 
     def of_type(self, kind: type[T_co]) -> Sequence[EvidenceFile[T_co]]:

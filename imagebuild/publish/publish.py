@@ -262,42 +262,27 @@ INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 
 
 def make_index(choices: Sequence[Choice], key: str) -> Manifest:
-    """Return the index of the images of all platforms, with the labels that they share and their origin as annotations.
+    """Return the index of the images of all platforms; annotations are the labels that they share and their origin.
 
-    Equal arguments give equal bytes, whenever and wherever the index is made. Manifests have their own origin where
-    they are listed: in them, it would make every image another one with each commit. `key` is the target's.
+    Equal arguments give equal bytes, whenever and wherever the index is made. The origin is in no image: each commit
+    would make it another one. `created` is the date of the files, not of the build. `key` is the target's.
     """
     images = {choice.platform: choice.image for choice in choices if choice.image}
-    origins = {choice.platform: _origin([choice]) for choice in choices}
-    manifests = [
-        replace(image.descriptor, platform=platform, annotations=origins[platform]).to_json()
-        for platform, image in sorted(images.items())
-    ]
+    manifests = [replace(image.descriptor, platform=platform).to_json() for platform, image in sorted(images.items())]
     first, *others = [image.labels for image in images.values()]
     annotations = {
         name: value
         for name, value in sorted(first.items())
         if name.startswith(INDEX_LABELS) and all(labels.get(name) == value for labels in others)
     }
-    annotations |= _origin(choices) | {KEY: key}
+    # All builds that are published are of one commit.
+    builds = [build.value for choice in choices for build in choice.builds]
+    origin = {name: max(getattr(build, name) or "" for build in builds) for name in ("source", "revision")}
+    origin["created"] = max(str(image.config.get("created") or "") for image in images.values())
+    annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in origin.items() if value} | {KEY: key}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     content = encode_json(document)
     return Manifest(content, INDEX, digest_of(content))
-
-
-def _origin(choices: Sequence[Choice]) -> dict[str, str]:
-    """Return source, commit and date of images as annotations; all builds that are published are of one commit.
-
-    `created` is the date of the files, not of the build, so that the same commit built again has the same index.
-    """
-    builds = [build.value for choice in choices for build in choice.builds]
-    source, revision = (max(getattr(build, name) or "" for build in builds) for name in ("source", "revision"))
-    named = {
-        "source": source, "url": source, "vendor": source.rstrip("/").split("/")[-2] if source.count("/") > 3 else "",
-        "created": max(str(choice.image.config.get("created") or "") for choice in choices if choice.image),
-        "revision": revision,
-    }  # fmt: skip
-    return {f"{INDEX_LABELS[0]}{name}": str(value) for name, value in named.items() if value}
 
 
 KEY = "imagebuild.key"

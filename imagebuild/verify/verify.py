@@ -272,8 +272,7 @@ class ResultFolder:
             kept = self.kept and path.exists()
             self.results.append(result.model_copy(update={"log": path.name}) if kept else result)
             if result.outcome == "failed" or result.seconds >= SLOW_S:
-                name = f"{result.component}/{result.check}"
-                console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")
+                console.err.print(f"{console.MARKS[result.outcome]} {result.name} ({result.seconds:.1f} s)")
 
     def write(self) -> None:
         """Write the results so far into the folder, if there are any and it stays."""
