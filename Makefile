@@ -20,7 +20,6 @@ lint: $(VENV)/installed-dev workflows docs
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(IMAGEBUILD) limits --check
-	$(IMAGEBUILD) catalog --readme README.md --check
 
 workflows: $(VENV)/installed-dev ## .github; actionlint only where it is installed: its package fetches it from GitHub
 	$(VENV)/bin/zizmor --offline --quiet .

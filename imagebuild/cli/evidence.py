@@ -255,7 +255,7 @@ def diff(
 
 @example(
     "imagebuild catalog --registry ghcr.io/acme -o site",
-    "imagebuild catalog --readme README.md --check",
+    "imagebuild catalog --readme README.md",
 )
 def catalog(
     project: options.ProjectFiles,
@@ -263,7 +263,6 @@ def catalog(
     registry: options.RegistryOption = None,
     output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
     readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
-    check: options.CheckOption = False,
     freshness: Annotated[Path | None, option("--freshness FILE", "Result of `freshness --json`, for the page.")] = None,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
@@ -278,8 +277,6 @@ def catalog(
 
     if output is None and readme is None:
         raise ConfigError("catalog: give -o DIR for the page, or --readme FILE for the table of images")
-    if check and readme is None:
-        raise ConfigError("--check: needs --readme FILE")
     workspace = project.open(options.PlanChanges().parse(registry))
     if output:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
@@ -292,10 +289,5 @@ def catalog(
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         out.print(f"{plural(len(made.images), 'image')} in {write_site(made, output)}", markup=False)
     if readme:
-        old = read_text(readme)
-        new = replace_table(str(readme), old, images_table(workspace.project, workspace.plan))
-        if not check:
-            write_text(readme, new)
-        elif old != new:
-            out.print(f"{readme}: its table of images is stale; `imagebuild catalog --readme {readme}` writes it anew")
-            raise typer.Exit(1)
+        table = images_table(workspace.project, workspace.plan)
+        write_text(readme, replace_table(str(readme), read_text(readme), table))

@@ -12,7 +12,6 @@ from .attest import with_signers as with_signers
 from .catalog import BEGIN as BEGIN
 from .catalog import END as END
 from .catalog import catalog_from_registry as catalog_from_registry
-from .catalog import image_tags as image_tags
 from .catalog import images_table as images_table
 from .catalog import natural_order as natural_order
 from .catalog import newest_first as newest_first

@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from imagebuild import __version__
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.fields import TAG, full_reference
+from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, read_attestations
 from imagebuild.oci.image import PlatformImage, image_at, is_image
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
-from imagebuild.oci.reference import ImageReference, parse_reference
+from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
 from imagebuild.project.matrix import Plan, axes_of, components_of
 from imagebuild.project.plan import REVISION_DIGITS, Project
@@ -52,14 +51,6 @@ def read_catalog(path: Path) -> Catalog:
     return read_written(Catalog, files.read_text(path), str(path))
 
 
-def published_repositories(plan: Plan) -> dict[ImageReference, str]:
-    """Return the repositories of the tags, each with its image. Raises ConfigError for one without a registry."""
-    names = {tag.rpartition(":")[0]: t.image for t in plan.targets for tag in (*t.tags, *t.aliases)}
-    if unnamed := [name for name in names if full_reference(name) != name]:
-        raise ConfigError(f"catalog: {unnamed[0]} names no registry; give --registry, or `repository:` in the matrix")
-    return {parse_reference(name): image for name, image in names.items()}
-
-
 def catalog_from_registry(
     project: Project,
     plan: Plan,
@@ -72,13 +63,14 @@ def catalog_from_registry(
     """
     problems: list[str] = []
     images: list[PublishedImage] = []
-    repositories = published_repositories(plan)
-    registries = {host: connect(host) for host in {name.host for name in repositories}}
-    for reference, image in repositories.items():
-        place = registries[reference.host].at(reference.repository)
-        named = _tags_by_digest(place, image_tags(place.registry.tags(place.repository)))
-        read = partial(_read_image, place=place, known=partial(_what_is_known, image, project, plan))
-        results = for_each(read, named.items(), place.registry, jobs=WORKERS)
+    repositories = {tag.rpartition(":")[0]: t.image for t in plan.targets for tag in (*t.tags, *t.aliases)}
+    if unnamed := [name for name in repositories if full_reference(name) != name]:
+        raise ConfigError(f"catalog: {unnamed[0]} names no registry; give --registry, or `repository:` in the matrix")
+    registries = {host: connect(host) for host in {parse_reference(name).host for name in repositories}}
+    for name, image in repositories.items():
+        reference = parse_reference(name)
+        reader = _Reader(project, plan, registries[reference.host].at(reference.repository), image)
+        results = for_each(reader.read, reader.tags_by_digest().items(), reader.place.registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
     return Catalog(
@@ -100,57 +92,51 @@ def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
     return sorted(images, key=lambda image: (*age(image), natural_order(image.tag), image.digest), reverse=True)
 
 
-def _tags_by_digest(place: RepositoryAt, tags: Sequence[str]) -> dict[str, list[str]]:
-    """Return digest → the tags that name it."""
-    registry = place.registry
-    digests = for_each(lambda tag: registry.digest(place.repository, tag), tags, registry, jobs=WORKERS)
-    by_digest: dict[str, list[str]] = {}
-    for tag, digest in zip(tags, digests, strict=True):
-        if digest:  # a tag may have been deleted meanwhile
-            by_digest.setdefault(digest, []).append(tag)
-    return by_digest
+@dataclass(frozen=True)
+class _Reader:
+    """Read the published images of one name."""
 
+    project: Project
+    plan: Plan
+    place: RepositoryAt
+    image: str
 
-def _read_image(
-    tagged: tuple[str, Sequence[str]], *, place: RepositoryAt, known: Callable[[Mapping[str, str]], dict[str, Any]]
-) -> tuple[PublishedImage | None, list[str]]:
-    """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it.
+    def tags_by_digest(self) -> dict[str, list[str]]:
+        """Return digest → the tags that name it."""
+        registry, repository = self.place.registry, self.place.repository
+        tags = [tag for tag in registry.tags(repository) if not REFERRERS_TAG.fullmatch(tag)]
+        digests = for_each(lambda tag: registry.digest(repository, tag), tags, registry, jobs=WORKERS)
+        by_digest: dict[str, list[str]] = {}
+        for tag, digest in zip(tags, digests, strict=True):
+            if digest:  # a tag may have been deleted meanwhile
+                by_digest.setdefault(digest, []).append(tag)
+        return by_digest
 
-    `known` returns what is known of an image by its labels.
-    """
-    digest, tags = tagged
-    problems: list[str] = []
-    try:
-        top = place.manifest(digest)
-        children = [child for child in manifests_of(top.document) if is_image(child)]
-        manifests = [place.manifest(child.digest) for child in children] or [top]
-        platforms = tuple(_read_platform(place, image_at(place, m), digest, problems) for m in manifests)
-        revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
-        # A tag that never moves names the commit; all platforms are of one target.
-        fixed, aliases = split_tags(tags, revision)
-        image = PublishedImage(
-            repository=str(place), digest=digest, tags=fixed, aliases=aliases, revision=revision,
-            created=max(platform.created for platform in platforms), platforms=platforms,
-            **known(platforms[0].labels),
-        )  # fmt: skip
-    except READ_ERRORS as error:
-        return None, [f"{place}@{digest}: {str(error).removeprefix(f'{place}@{digest}: ')}"]
-    return image, [f"{place}@{digest}: {problem}" for problem in problems]
-
-
-def _what_is_known(image: str, project: Project, plan: Plan, labels: Mapping[str, str]) -> dict[str, Any]:
-    """Return what an image's labels and the matrix say of it, as fields of `PublishedImage`."""
-    entry = project.matrix.model.images[image]
-    axes, versions = axes_of(labels), components_of(labels)
-    return {
-        "target": labels.get("imagebuild.target", ""),
-        "image": image,
-        "description": labels.get("org.opencontainers.image.description", entry.description),
-        "axes": {axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
-        "versions": versions,
-        "stack": stack_of(versions, project),
-        "restricted": {name: text for name, text in plan.restricted.items() if name in versions},
-    }
+    def read(self, tagged: tuple[str, Sequence[str]]) -> tuple[PublishedImage | None, list[str]]:
+        """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
+        (digest, tags), place = tagged, self.place
+        problems: list[str] = []
+        try:
+            top = place.manifest(digest)
+            children = [child for child in manifests_of(top.document) if is_image(child)]
+            manifests = [place.manifest(child.digest) for child in children] or [top]
+            platforms = tuple(_read_platform(place, image_at(place, m), digest, problems) for m in manifests)
+            revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
+            fixed, aliases = split_tags(tags, revision)
+            labels = platforms[0].labels  # all platforms are of one target
+            entry, axes, versions = self.project.matrix.model.images[self.image], axes_of(labels), components_of(labels)
+            image = PublishedImage(
+                repository=str(place), digest=digest, tags=fixed, aliases=aliases, revision=revision,
+                created=max(platform.created for platform in platforms), platforms=platforms,
+                target=labels.get("imagebuild.target", ""), image=self.image,
+                description=labels.get("org.opencontainers.image.description", entry.description),
+                axes={axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
+                versions=versions, stack=stack_of(versions, self.project),
+                restricted={name: text for name, text in self.plan.restricted.items() if name in versions},
+            )  # fmt: skip
+        except READ_ERRORS as error:
+            return None, [f"{place}@{digest}: {str(error).removeprefix(f'{place}@{digest}: ')}"]
+        return image, [f"{place}@{digest}: {problem}" for problem in problems]
 
 
 def _read_platform(place: RepositoryAt, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
@@ -197,11 +183,6 @@ def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     # The version of Open MPI in HPC-X is only a series; that of HPC-X is exact.
     mpi = f"HPC-X {known['hpcx']}" if "hpcx" in known else f"Open MPI {known['mpi']}" if "mpi" in known else ""
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
-
-
-def image_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Return the tags of images. One that the specification does not allow is left out, as the page has tags as ids."""
-    return tuple(tag for tag in tags if re.fullmatch(TAG, tag) and not REFERRERS_TAG.fullmatch(tag))
 
 
 def split_tags(tags: Iterable[str], revision: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -340,7 +340,8 @@ def test_of_scans_the_newest_of_each_scanner_counts(published: Published) -> Non
 
 
 @pytest.mark.parametrize(
-    ("required", "message"), [(("sboom",), "unknown kind; use sbom, provenance"), (("signature",), "whose\\? give --key")]
+    ("required", "message"),
+    [(("sboom",), "unknown kind; use sbom, provenance"), (("signature",), "whose\\? give --key")],
 )
 def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

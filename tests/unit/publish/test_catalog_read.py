@@ -11,7 +11,7 @@ from imagebuild import __version__
 from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import BUNDLE_MEDIA, MANIFEST, Attachment, digest_of
 from imagebuild.project import Catalog, Project, PublishedImage, make_plan
-from imagebuild.publish import Freshness, catalog_from_registry, image_tags, split_tags, with_signers, with_updates
+from imagebuild.publish import Freshness, catalog_from_registry, split_tags, with_signers, with_updates
 from tests import attached
 from tests.registry_fake import FakeRegistry, index, put_image
 from tests.unit.publish.conftest import AMD64, ARM64, LABELS, REPOSITORY, TAG, Published, Signers, put_index
@@ -138,4 +138,3 @@ def test_tags() -> None:
     fixed = ("13.4.2-nccl2.32.3-0a1b2c3-20261126", "13.4.2-nccl2.32.3-0a1b2c3")
     assert split_tags(tags, "0a1b2c3" + "d" * 33) == (fixed, ("latest", "13.4"))
     assert split_tags(("latest",), "") == ((), ("latest",))
-    assert image_tags(("a", f"sha256-{'0' * 64}", f"sha256-{'0' * 64}.sig")) == ("a",)
