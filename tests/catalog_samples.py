@@ -24,11 +24,11 @@ def platform(name: str, key: object, dice: random.Random, labels: dict[str, str]
             for kind in ("sbom", "provenance", "verification", "benchmark", "scan")]  # fmt: skip
     measured = dice.random() < 0.3
     found = Checks(
-        evidence=refs[2].digest, passed=dice.randrange(50, 90), failed=int(dice.random() < 0.05), skipped=13,
-        started=created, runner="docker", version="0.6.0", failures=(),
+        passed=dice.randrange(50, 90), failed=int(dice.random() < 0.05), skipped=13,
+        started=created, runner="docker",
     )  # fmt: skip
     scan = Scan(
-        evidence=refs[4].digest, verdict="passed", counts={"medium": dice.randrange(1, 9), "low": 31}, waived=2,
+        verdict="passed", counts={"medium": dice.randrange(1, 9), "low": 31}, waived=2,
         scanner="debsecan 0.4.20.1", database="security tracker of 2026-11-20", started=created,
     )  # fmt: skip
     on_gpus = (found.model_copy(update={"gpus": 8, "device": "NVIDIA H100 80GB HBM3"}),) if measured else ()

@@ -1,4 +1,4 @@
-"""Define the types of the results of building, verifying, scanning and publishing."""
+"""Define the types of the results of building, verifying, scanning and publishing. Times are in UTC."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class BuildResult(Model):
     builder: str = ""
     """What built it: name of the builder, or address of the engine."""
     started: str = ""
-    """When, in UTC."""
     source: str = ""
     """Address of the project's repository, without credentials."""
     run: str = ""
@@ -84,7 +83,6 @@ class CheckResult(Model):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables that were set besides the image's own; secrets are blanked."""
     started: str | None = None
-    """When, in UTC."""
     log: str | None = None
     """Name of the file in the evidence folder that has the whole output."""
     sha256: str = ""
@@ -129,7 +127,6 @@ class VerifyResult(Model):
     checks: tuple[CheckResult, ...]
     labels: dict[str, str] = Field(default_factory=dict)
     started: str = ""
-    """When, in UTC."""
     version: str = ""
     """Of imagebuild."""
     revision: str | None = None
@@ -145,7 +142,6 @@ class Vulnerability(Model):
     """Describe something that a scanner found in a package of an image."""
 
     id: str
-    """CVE or other identifier."""
     severity: Severity
     package: str
     version: str
@@ -226,13 +222,11 @@ class AttachedFile(Model):
     digest: str
     """Of its manifest; of a signature by tag, of what the tag names."""
     size_bytes: int = 0
-    """Of its files."""
 
 
 class Scan(Model):
     """Summarise a scan."""
 
-    evidence: str
     verdict: Literal["passed", "failed"]
     reason: str = ""
     counts: dict[Severity, int] = Field(default_factory=dict)
@@ -247,12 +241,10 @@ class Scan(Model):
 class Checks(Model):
     """Summarise a verification."""
 
-    evidence: str
     passed: int
     failed: int
     skipped: int
     started: str = ""
-    """When, in UTC."""
     runner: str = ""
     """What ran the checks; empty if nothing could be run."""
     gpus: int = 0
@@ -261,8 +253,6 @@ class Checks(Model):
     """Name of the GPUs, where a benchmark printed it."""
     failures: tuple[str, ...] = ()
     """Checks that failed, as `component/check`."""
-    version: str = ""
-    """Of imagebuild."""
 
 
 class PublishedPlatform(Model):
@@ -298,7 +288,6 @@ class PublishedImage(Model):
     stack: dict[str, str] = Field(default_factory=dict)
     """What people choose by besides axes: `nccl` → its version, `mpi` → `HPC-X 2.51` or `Open MPI 5.0.10`."""
     repository: str
-    """With its registry."""
     digest: Digest
     tags: tuple[Tag, ...]
     """Tags that never move."""

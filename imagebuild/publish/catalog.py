@@ -157,9 +157,9 @@ def _read_platform(place: RepositoryAt, image: PlatformImage, index: str, proble
             case SpdxDocument():
                 packages = len(value.contents) if packages is None else packages
             case ScanResult():
-                scans.append(scan_summary(item.digest, value))
+                scans.append(scan_summary(value))
             case VerifyResult():
-                checks.append(checks_summary(item.digest, value))
+                checks.append(checks_summary(value))
     return PublishedPlatform(
         platform=image.platform,
         digest=image.digest,
@@ -200,22 +200,22 @@ def natural_order(text: str) -> list[tuple[int, int, str]]:
 # What attachments say
 
 
-def scan_summary(digest: str, result: ScanResult) -> Scan:
-    """Return what the attachment with this digest says of a scan."""
+def scan_summary(result: ScanResult) -> Scan:
+    """Return what the catalogue says of a scan."""
     facts = result.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
     counts = Counter(finding.severity for finding in result.findings)
     waived = sum(finding.waived is not None for finding in result.findings)
-    return Scan(evidence=digest, counts=dict(counts), waived=waived, **facts)
+    return Scan(counts=dict(counts), waived=waived, **facts)
 
 
-def checks_summary(digest: str, result: VerifyResult) -> Checks:
-    """Return what the attachment with this digest says of a verification, and of the GPUs that its benchmarks name."""
+def checks_summary(result: VerifyResult) -> Checks:
+    """Return what the catalogue says of a verification, and of the GPUs that its benchmarks name."""
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings or Surroundings(runner="")
     runs = [run for check in result.checks if check.results for run in check.results.runs]
     return Checks(
-        evidence=digest, passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
-        started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes, version=result.version,
+        passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
+        started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes,
         device=next((run.device for run in runs if run.device), ""),
         failures=tuple(check.name for check in result.checks if check.outcome == "failed"),
     )  # fmt: skip

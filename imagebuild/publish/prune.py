@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import for_each
-from imagebuild.oci.layout import INDEX_TYPES, REFERRERS_TAG, Manifest, manifests_of
+from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.registry import DeletionDisabled, RepositoryAt
 
 STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
@@ -54,7 +54,7 @@ def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tupl
     names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
     read = for_each(lambda tag: registry.manifest(repository, tag), names, registry, jobs=JOBS)
     named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
-    below = {manifest.digest: _below(staging, manifest) for manifest in named.values()}
+    below = {m.digest: tuple(child.digest for child in manifests_of(m.document)) for m in named.values()}
     pushes: dict[str, datetime] = {}
     needed: set[str] = set()
     for tag, manifest in named.items():
@@ -114,16 +114,6 @@ def delete_staged(staging: RepositoryAt, verdicts: Iterable[PruneVerdict]) -> in
 def short_digest(digest: str) -> str:
     """Return the beginning of a digest that is enough for people: `sha256:` and 12 digits."""
     return digest[: len("sha256:") + 12]
-
-
-def _below(staging: RepositoryAt, manifest: Manifest) -> tuple[str, ...]:
-    """Return the digests of the manifests in an index, and of those in indexes in it."""
-    found: dict[str, None] = {}
-    for child in manifests_of(manifest.document):
-        found[child.digest] = None
-        inner = child.media_type in INDEX_TYPES and staging.registry.manifest(staging.repository, child.digest)
-        found |= dict.fromkeys(_below(staging, inner) if inner else ())
-    return tuple(found)
 
 
 def _push_time(tag: str, digest: str) -> datetime | None:

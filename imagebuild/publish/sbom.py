@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -37,8 +37,8 @@ LICENSE_REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Document:
     """Return the SPDX document of an image: always the same for the same image and components.
 
-    Raises CommandError if syft is missing or fails, and ResultError if it writes something else than a document, or if
-    the image's creation time cannot be read.
+    Raises CommandError if syft is missing or fails, and ResultError if it writes no JSON, or if the image's creation
+    time cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")), Path(name))
@@ -56,8 +56,8 @@ SYFT_SETTINGS = {
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
     """Return the SPDX document that syft writes about the only image of an OCI layout. Uses no network.
 
-    `folder` is for files that syft needs. Raises CommandError if syft is missing or fails, ResultError if it writes
-    something else.
+    `folder` is for files that syft needs. Raises CommandError if syft is missing or fails, ResultError if it writes no
+    JSON.
     """
     syft = program or syft_program()
     if not syft:
@@ -68,12 +68,10 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
     arguments = ("scan", "--quiet", "--config", str(settings), f"oci-dir:{layout}", "--output", SYFT_FORMAT)
     output = run(syft, *arguments, env={**SYFT_SETTINGS, "SYFT_CACHE_DIR": str(folder / "cache")})
     try:
-        document = json.loads(output)
+        document: Document = json.loads(output)
     except ValueError as error:
         raise ResultError(f"syft wrote something that is not JSON: {error}") from None
-    if not isinstance(document, Mapping) or document.get("spdxVersion") != "SPDX-2.3":
-        raise ResultError(f"syft wrote something that is not SPDX 2.3; {INSTALL_SYFT}")
-    return dict(document)
+    return document
 
 
 # The document
@@ -169,11 +167,6 @@ def _licenses(component: Component | None) -> dict[str, dict[str, str]]:
 # Reading
 
 
-def purl_of(references: Iterable[Mapping[str, str]]) -> str:
-    """Return the package URL among the references of a package; empty if there is none."""
-    return next((r["referenceLocator"] for r in references if r.get("referenceType") == "purl"), "")
-
-
 class SpdxPackage(BaseModel):
     """Hold what is read of a package."""
 
@@ -214,11 +207,10 @@ class SpdxDocument(BaseModel):
     def debian_packages(self) -> tuple[debian.Package, ...]:
         """Return the packages of dpkg that it lists."""
         packages = []
-        for url in (purl_of(package.externalRefs) for package in self.contents):
-            if url.startswith("pkg:deb/"):
-                read = PackageURL.from_string(url)
-                qualifiers = dict(read.qualifiers)
-                source, _, version = qualifiers.get("upstream", "").partition("@")
-                source = f"{source} ({version})" if version else source
-                packages.append(debian.Package(read.name, read.version or "", qualifiers.get("arch", ""), source))
+        urls = (str(ref.get("referenceLocator")) for package in self.contents for ref in package.externalRefs)
+        for url in map(PackageURL.from_string, (url for url in urls if url.startswith("pkg:deb/"))):
+            qualifiers = dict(url.qualifiers)
+            source, _, version = qualifiers.get("upstream", "").partition("@")
+            source = f"{source} ({version})" if version else source
+            packages.append(debian.Package(url.name, url.version or "", qualifiers.get("arch", ""), source))
         return tuple(sorted(packages, key=lambda package: (package.name, package.architecture)))

@@ -239,7 +239,7 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, client: DockerClient
         (checks,) = platform.checks
         assert (checks.failed, checks.runner) == (0, "docker")
         assert checks.passed >= 1
-        assert [entry.digest for entry in platform.evidence if entry.kind == "verification"] == [checks.evidence]
+        assert "verification" in {entry.kind for entry in platform.evidence}
     assert [image.aliases for image in catalog.images] == [("latest",), ()]
     # The commands in the article of an image, by tag and by digest.
     image = catalog.images[0]

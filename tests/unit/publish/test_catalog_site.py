@@ -141,7 +141,7 @@ def test_commands() -> None:
 
 
 def test_words() -> None:
-    run = Checks(evidence="x", passed=60, failed=0, skipped=9)
+    run = Checks(passed=60, failed=0, skipped=9)
     gpu = run.model_copy(update={"passed": 80, "gpus": 8})
     assert checks_badge([]) == ("skipped", "not checked")
     assert checks_badge([run, gpu]) == ("passed", "80 passed, 8 GPUs")
