@@ -25,7 +25,6 @@ class FakeCosign:
         self.signed: set[tuple[str, str]] = set()
         """Digests of images, and names of keys that signed them."""
         self.calls: list[tuple[str, ...]] = []
-        self.environ: Mapping[str, str] = {}
         self.down = ""
         """What it fails with."""
 
@@ -35,7 +34,6 @@ class FakeCosign:
         return Cosign({"COSIGN_PASSWORD": "", **environ}, self.run, program="cosign")
 
     def run(self, _program: str, command: str, *args: str, env: Mapping[str, str]) -> str:
-        self.environ = env
         self.calls.append((command, *args))
         if command == "version":
             return ""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,20 +91,12 @@ def each(
 
     A failure does not stop the others; the worst exit status counts.
     """
-    if published is None and not folder.is_dir():
-        raise NothingSelected(
-            f"{folder}: no such folder; before the command, name the one where builds are: `imagebuild each build -- …`"
-        )
-    if published is None:
-        images = list(pushed_images(folder))
-        nothing = f"{folder}: no {RESULT} below it names a pushed image; push one with `imagebuild build --push`"
-    else:
-        images = list(_published_images(project, published, folder))
-        nothing = f"--published {published}: no alias of the project's targets is there"
+    images = pushed_images(folder) if published is None else _published_images(project, published, folder)
     platforms = options.parse_platforms(platform)
     chosen = [image for image in images if not platforms or image["platform"] in platforms]
     if not chosen:
-        raise NothingSelected(nothing + (f" for {', '.join(platforms)}" if platforms else ""))
+        where = f"no alias in {published}" if published else f"no {RESULT} of `imagebuild build --push` below {folder}"
+        raise NothingSelected(f"{where} names an image{' for ' * bool(platforms)}{', '.join(platforms)}")
     if status := run_for_each(chosen, command):
         raise typer.Exit(status)
 
@@ -172,13 +164,13 @@ def run_for_each(
 
 
 @options.example(
-    "imagebuild prune --registry ghcr.io/acme", "imagebuild prune --registry ghcr.io/acme --older-than 4w --yes"
+    "imagebuild prune --registry ghcr.io/acme", "imagebuild prune --registry ghcr.io/acme --older-than 28 --yes"
 )
 def prune(
     project: options.ProjectFiles,
     select: options.SelectArgument = None,
     registry: options.RegistryOption = None,
-    older_than: Annotated[str, option("--older-than AGE", "Keep what was pushed more recently: 36h, 14d, 2w.")] = "14d",
+    days: Annotated[int, option("--older-than DAYS", "Keep what was pushed more recently.", min=0)] = 14,
     yes: Annotated[bool, option("--yes", "Delete; without it, only list.")] = False,
     json_file: options.JsonOption = None,
 ) -> None:
@@ -189,15 +181,14 @@ def prune(
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.plan import repository_name, select_targets
-    from imagebuild.publish.prune import delete_staged, judge_staged, parse_age
+    from imagebuild.publish.prune import delete_staged, judge_staged
 
-    limit = parse_age(older_than)
     workspace = project.open(options.PlanChanges().parse(registry))
     targets = select_targets(workspace.plan, select or ())
     names = dict.fromkeys(repository_name(workspace.project, target.image) for target in targets)
     connect, now = cache(connect_registry), datetime.now(UTC)
     places = [connect(name.host).at(name.repository) for name in map(parse_reference, names)]
-    judged = {place: judge_staged(place, now, limit) for place in places}
+    judged = {place: judge_staged(place, now, timedelta(days=days)) for place in places}
     listed = [{"repository": str(place), **asdict(v)} for place, verdicts in judged.items() for v in verdicts]
     options.print_result(json_file, listed, lambda: _show(judged))
 

@@ -31,7 +31,6 @@ from .provenance import resolved_dependencies as resolved_dependencies
 from .prune import PruneVerdict as PruneVerdict
 from .prune import delete_staged as delete_staged
 from .prune import judge_staged as judge_staged
-from .prune import parse_age as parse_age
 from .prune import short_digest as short_digest
 from .publish import PublishRequest as PublishRequest
 from .publish import publish_targets as publish_targets

@@ -75,7 +75,7 @@ SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Cosign:
-    """Call cosign, version 2.5 or newer, with the variables of `environ` that begin with COSIGN_."""
+    """Call cosign, version 2.5 or newer, with these variables."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run: Callable[..., str] = run_program
@@ -89,9 +89,8 @@ class Cosign:
             raise CommandError(
                 f"`cosign` is missing, which signs images and verifies signatures; install it: {INSTALL_COSIGN}"
             )
-        environ = {name: value for name, value in self.environ.items() if name.startswith("COSIGN_")}
         try:
-            return self.run(program, *map(str, arguments), env=environ)
+            return self.run(program, *map(str, arguments), env=self.environ)
         except CommandError as error:
             # Before the last line come terms of use, and the same error once more.
             last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]

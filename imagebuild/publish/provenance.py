@@ -57,23 +57,15 @@ class Resource(BaseModel):
 def resolved_dependencies(
     recipe: Recipe, lock: Lock, platform: Platform, replaced: Mapping[str, str] | None = None
 ) -> tuple[Resource, ...]:
-    """Return the sources of a target for one platform, in a fixed order, with what needs each as the annotation `for`.
+    """Return the sources of a target for one platform, each once, in a fixed order.
 
     `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if the lock lacks a
     source or could not resolve it.
     """
     owned = tuple(recipe.for_platform(platform).owned_sources())
     check_resolved(lock, (source for _, source in owned))
-    owners: dict[str, dict[str, None]] = {}
-    resources: dict[str, Resource] = {}
-    for owner, source in owned:
-        for resource in _resources(lock, owner, source, platform, replaced or {}):
-            resources.setdefault(resource.uri, resource)
-            owners.setdefault(resource.uri, {})[owner] = None
-    return tuple(
-        resource.model_copy(update={"annotations": {"for": ", ".join(owners[uri]), **resource.annotations}})
-        for uri, resource in resources.items()
-    )
+    resources = (r for owner, source in owned for r in _resources(lock, owner, source, platform, replaced or {}))
+    return tuple({resource.uri: resource for resource in resources}.values())
 
 
 def _resources(
@@ -196,7 +188,6 @@ def provenance_of(
         "runDetails": {
             "builder": {"id": builder},
             "metadata": _metadata(result),
-            "byproducts": [{"name": "index", "digest": _digest_set(result.digest)}] if result.digest else [],
         },
     }
 

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.registry import DeletionDisabled, RepositoryAt
 
 STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
 """The tag that a push leaves: its time, and the first digits of the digest that it pushed."""
-UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 JOBS = 16
 """Requests at a time: they are small, and a repository has thousands of tags."""
 
@@ -30,14 +29,6 @@ class PruneVerdict:
     """Why it is kept; empty if it goes."""
     parts: tuple[str, ...] = ()
     """Digests of the manifests below it that go with it."""
-
-
-def parse_age(text: str) -> timedelta:
-    """Parse `14d`, `36h` or `2w`. Raises ConfigError for anything else."""
-    match = re.fullmatch(r"(\d{1,6})([hdw])", text)
-    if not match:
-        raise ConfigError(f"--older-than {text}: not an age; write a number of hours, days or weeks: 36h, 14d, 2w")
-    return int(match[1]) * UNITS[match[2]]
 
 
 def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
@@ -56,13 +47,11 @@ def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tupl
     named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
     below = {m.digest: tuple(child.digest for child in manifests_of(m.document)) for m in named.values()}
     pushes: dict[str, datetime] = {}
-    needed: set[str] = set()
     for tag, manifest in named.items():
         digest = manifest.digest
         if pushed := _push_time(tag, digest):
             pushes[digest] = max(pushed, pushes.get(digest, pushed))
             continue
-        needed |= {digest, *below[digest]}
         kept |= dict.fromkeys(below[digest], f"is part of {tag}") | {digest: f"is tagged {tag}"}
 
     old = [digest for digest, pushed in pushes.items() if now - pushed >= limit]
@@ -77,7 +66,7 @@ def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tupl
         return kept.get(digest) or next(iter(why.values()), "")
 
     reasons = {digest: reason(digest) for digest in pushes}
-    needed |= {part for digest, why in reasons.items() if why for part in (digest, *below[digest])}
+    needed = {part for digest, why in reasons.items() if why for part in (digest, *below[digest])} | kept.keys()
     return tuple(
         PruneVerdict(
             digest, pushed, kept=reasons[digest] or ("is part of what stays" if digest in needed else ""),

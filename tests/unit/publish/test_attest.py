@@ -122,7 +122,6 @@ def test_what_signing_needs_is_looked_at_first(signers: Signers, monkeypatch: py
         Signer(str(signers.folder / "ours.key"), cosign=without_password, signs=True).check()
     for key in (None, "gcpkms://projects/x"):
         Signer(key, cosign=without_password, signs=True).check()
-    assert signers.fake.environ == {}, "cosign got variables that are not its own"
     monkeypatch.setattr(attest_module, "which", lambda _: None)
     with pytest.raises(CommandError, match=r"`cosign` is missing.*apt-get install cosign"):
         Signer(identity="me", issuer="https://issuer.example").check()

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError
+from imagebuild.core import CommandError
 from imagebuild.oci import Attachment, Descriptor, RepositoryAt, connect_registry, referrers_tag
 from imagebuild.project import staged_tag
-from imagebuild.publish import PruneVerdict, delete_staged, judge_staged, parse_age
+from imagebuild.publish import PruneVerdict, delete_staged, judge_staged
 from tests.registry_fake import FakeRegistry, image, index, serve
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -131,14 +131,6 @@ def test_other_tags_are_no_pushes(site: Site) -> None:
     for name in ("staged-20260101T000000Z-000000000000", f"staged-20269901T000000Z-{digest[7:19]}"):
         site.tag(digest, name)
     assert site.verdicts() == {}
-
-
-def test_ages() -> None:
-    hours = {"36h": 36, "14d": 14 * 24, "2w": 14 * 24, "0d": 0}
-    assert {text: parse_age(text) for text in hours} == {text: timedelta(hours=h) for text, h in hours.items()}
-    for text in ("14", "d", "-1d", "1.5d", "14 d", ""):
-        with pytest.raises(ConfigError, match="--older-than"):
-            parse_age(text)
 
 
 @pytest.mark.parametrize("api", [True, False])
