@@ -6,7 +6,6 @@ GitHub's part is the test's: what it fills in for variables, which job follows w
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -293,7 +292,8 @@ def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:
 
         def look(version: str, findings: str = "") -> dict[str, str]:
             """Publish this version of libc6 in the archive, and let the scanner find something."""
-            archive(suite, f"Package: libc6\nVersion: {version}\nArchitecture: amd64\n\n", keys)
+            index = f"Package: libc6\nVersion: {version}\nArchitecture: amd64\n\n".encode()
+            keys.publish(suite, {"main/binary-amd64/Packages.gz": gzip.compress(index)})
             (machine.folder / "found").write_text(findings)
             machine.environ["STANDIN_FOUND"] = str(machine.folder / "found")
             values = {"ARCHIVE": f"http://127.0.0.1:{server.port}", "SUITE": "trixie-security", "TARGETS": "tiny"}
@@ -313,16 +313,6 @@ FOUND = """CVE-2026-0001 (remotely exploitable, high urgency)
   fixed in unstable: glibc 2 (source package)
   fix is available for the selected suite
 """
-
-
-def archive(suite: Path, packages: str, keys: Keys) -> None:
-    """An index of one architecture, signed."""
-    index = suite / "main/binary-amd64/Packages.gz"
-    index.parent.mkdir(parents=True, exist_ok=True)
-    index.write_bytes(data := gzip.compress(packages.encode()))
-    line = f" {hashlib.sha256(data).hexdigest()} {len(data)} {index.relative_to(suite)}"
-    release = f"Origin: test\nSHA256:\n{line}\n"
-    (suite / "InRelease").write_bytes(keys.sign(release.encode(), CUDA)["InRelease"])
 
 
 def test_a_pull_request_pushes_nothing(machine: Machine, origin: Tiny, registry: str) -> None:

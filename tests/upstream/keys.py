@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +55,16 @@ class Keys:
                 self._gpg(*when, "--local-user", _address(name), "--armor", "--digest-algo", "SHA512",
                           "--output", f"{folder}/{output}", kind, str(plain))  # fmt: skip
             return {output: (Path(folder) / output).read_bytes() for output in ("InRelease", "Release.gpg")}
+
+    def publish(self, suite: Path, files: Mapping[str, bytes], by: str = CUDA, more: str = "") -> None:
+        """Write the indexes of a suite, and the signed list of them, which may have more fields."""
+        lines = []
+        for name, content in files.items():
+            (suite / name).parent.mkdir(parents=True, exist_ok=True)
+            (suite / name).write_bytes(content)
+            lines.append(f" {hashlib.sha256(content).hexdigest()} {len(content)} {name}")
+        release = "\n".join(["Origin: test", *more.splitlines(), "SHA256:", *lines, ""])
+        (suite / "InRelease").write_bytes(self.sign(release.encode(), by)["InRelease"])
 
     def _create(self, name: str, expires: str, *when: str) -> None:
         self._gpg(*when, "--passphrase", "", "--quick-generate-key", _address(name), "ed25519", "sign", expires)

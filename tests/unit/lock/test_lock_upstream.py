@@ -79,12 +79,8 @@ def publish(root: Path, keys: Keys, *, by: str = CUDA) -> None:
     """A flat repository at /repo/, signed by a key."""
     folder = root / "repo"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    (folder / "Packages.gz").write_bytes(gzip.compress(PACKAGES.encode()))
-    (folder / "Packages.xz").write_bytes(lzma.compress(PACKAGES.encode()))
-    lines = [f" {hashlib.sha256(p.read_bytes()).hexdigest()} {p.stat().st_size} {p.name}" for p in folder.iterdir()]
-    release = "\n".join(["Origin: test", "SHA256:", *lines, ""]).encode()
-    (folder / "InRelease").write_bytes(keys.sign(release, by)["InRelease"])
+    packages = PACKAGES.encode()
+    keys.publish(folder, {"Packages.gz": gzip.compress(packages), "Packages.xz": lzma.compress(packages)}, by)
     for name in (CUDA, DOCA):
         shutil.copy(keys.public / f"{name}.asc", folder)
         shutil.copy(keys.public / f"{name}.gpg", folder)

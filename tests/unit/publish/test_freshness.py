@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -47,19 +46,11 @@ Look = Callable[..., tuple[int, Freshness | None, str]]
 @pytest.fixture
 def look(site: Site, keys: Keys, command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
     """Publish a version of the package in the archive, which has a mirror, and ask; the status, the result, and what is said."""
-    folder = tmp_path / "server" / "dists" / SUITE
-    folder.mkdir(parents=True)
 
     def ask(version: str, *select: str, by: str = CUDA, more: str = "") -> tuple[int, Freshness | None, str]:
-        lines = []
-        for arch in ("amd64", "arm64"):
-            index = f"Package: libssl3t64\nVersion: {version}\nArchitecture: {arch}\n\n".encode()
-            path = folder / f"main/binary-{arch}/Packages.gz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data := gzip.compress(index))
-            lines.append(f" {hashlib.sha256(data).hexdigest()} {len(data)} {path.relative_to(folder)}")
-        release = "\n".join(["Origin: test", *more.splitlines(), "SHA256:", *lines, ""]).encode()
-        (folder / "InRelease").write_bytes(keys.sign(release, by)["InRelease"])
+        index = f"Package: libssl3t64\nVersion: {version}\n\n".encode()
+        indexes = {f"main/binary-{arch}/Packages.gz": gzip.compress(index) for arch in ("amd64", "arm64")}
+        keys.publish(tmp_path / "server/dists" / SUITE, indexes, by, more)
         result = tmp_path / "freshness.json"
         result.unlink(missing_ok=True)
         where = ("--archive", ARCHIVE, "--suite", SUITE)
