@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import posixpath
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 
 from imagebuild.build import gateway_address
 from imagebuild.oci import find_engine
+from tests.upstream.server import Server
 
 PASSWORD = "geheim-of-the-mirror"
 
@@ -73,42 +71,23 @@ def run(folder: Path, *command: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, env=environ).stdout
 
 
-class Site(ThreadingHTTPServer):
+@dataclass(frozen=True)
+class Site:
     """Serves a folder, and remembers what it was asked for."""
 
-    def __init__(self, folder: Path, login: str | None) -> None:
-        self.asked: list[str] = []
-        site = self
+    server: Server
+    host: str
 
-        class Handler(SimpleHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.asked.append(posixpath.normpath(self.path))
-                given = self.headers.get("Authorization", "")
-                if login and given != "Basic " + base64.b64encode(login.encode()).decode():
-                    self.send_response(401)
-                    self.send_header("WWW-Authenticate", 'Basic realm="site"')
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                else:
-                    super().do_GET()
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        address = gateway_address(find_engine())
-        super().__init__((address, 0), partial(Handler, directory=str(folder)))
-        self.host = f"{address}:{self.server_address[1]}"
-        self.url = f"http://{self.host}"
+    @property
+    def asked(self) -> list[str]:
+        return [posixpath.normpath(request.path) for request in self.server.requests]
 
 
 @contextmanager
-def served(folder: Path, login: str | None = None) -> Iterator[Site]:
-    site = Site(folder, login)
-    thread = Thread(target=site.serve_forever)
-    thread.start()
-    try:
-        yield site
-    finally:
-        site.shutdown()
-        site.server_close()
-        thread.join()
+def served(folder: Path, login: str = "") -> Iterator[Site]:
+    with Server(folder, login=login).running() as server:
+        yield Site(server, f"{gateway_address(find_engine())}:{server.port}")

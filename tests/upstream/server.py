@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import threading
@@ -40,6 +41,8 @@ class Server:
 
     root: Path
     port: int = 0
+    login: str = ""
+    """`user:password` that every request must have."""
     requests: list[Request] = field(default_factory=list)
     """All that was answered since the start or the last `forget`, in order."""
     _failures: list[_Failure] = field(default_factory=list)
@@ -104,6 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(address.path).replace("/./", "/")  # as apt asks where the suite is `./`
         if status := self.owner.failure(path):
             return self._error(status)
+        login = base64.b64encode(self.owner.login.encode()).decode()
+        if login and self.headers.get("Authorization") != f"Basic {login}":
+            return self._error(HTTPStatus.UNAUTHORIZED)
         if (content := self.owner.replacement(path)) is not None:
             return self._content(path, content)
         if path.startswith(f"/{GIT}/") and ".git/" in path:
@@ -177,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.requests.append(Request(self.command, unquote(self.path), int(status)))
         self.send_response(status)
         self.send_header("Content-Length", str(length))
+        if status == HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", 'Basic realm="site"')
         if tag:
             self.send_header("ETag", tag)
         for name, value in fields.items():
