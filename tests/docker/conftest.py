@@ -417,6 +417,15 @@ def install(*packages: str) -> None:
     private.install(packages, run_program)
 
 
+def need(program: str) -> None:
+    """A program that the distribution's archive may not have; then the test is skipped."""
+    if not shutil.which(program):
+        try:
+            install(program)
+        except CommandError as error:
+            pytest.skip(f"the distribution's archive has no {program}: {error}")
+
+
 @pytest.fixture(scope="session")
 def docker_compose_file() -> Path:
     return Path(__file__).with_name("docker-compose.yml")

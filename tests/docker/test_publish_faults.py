@@ -5,10 +5,8 @@ Images and results are made up; nothing is built.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +19,8 @@ from imagebuild.core import CommandError
 from imagebuild.oci import KINDS, connect_registry, read_attestations
 from imagebuild.project import Published
 from imagebuild.publish import Cosign, Signer
-from tests.docker.conftest import install, own_registry
+from tests.docker.conftest import need, own_registry
+from tests.docker.test_attest import verify_attestation
 from tests.faulty import Faulty, in_front_of
 from tests.publish_fakes import AMD64, ARM64, COMMIT, NEW, Site
 
@@ -89,8 +88,7 @@ def test_a_registry_that_deletes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["attest-blob", "sign"])
 def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_path: Path, command: str) -> None:
     """By a real cosign, whose answers after the first few of this command are lost."""
-    if not shutil.which("cosign"):
-        pytest.skip("cosign is not installed")
+    need("cosign")
     own = {"COSIGN_PASSWORD": ""}
     subprocess.run(["cosign", "generate-key-pair"], cwd=tmp_path, env={**os.environ, **own}, check=True)
     cosign = Cosign(own)
@@ -113,23 +111,14 @@ def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_
     place, repository = connect_registry(site.host), "acme/tiny"
     listed = [item.kind for item in read_attestations(place, repository, str(done.digest))]
     assert listed.count("verification") == 2
-    roots = tmp_path / "roots.json"
-    roots.write_text('{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}')
-    more = ("--new-bundle-format", "--trusted-root", roots) if cosign.is_before_3 else ()
-    key = ("--key", tmp_path / "cosign.pub", "--insecure-ignore-tlog=true", "--allow-http-registry")
-    name = f"{site.host}/{repository}:latest"
-    printed = cosign("verify-attestation", *key, *more, "--type", KINDS["verification"], name)
-    statements = [json.loads(base64.b64decode(json.loads(line)["payload"])) for line in printed.splitlines()]
+    key = tmp_path / "cosign.pub"
+    statements = verify_attestation(cosign, f"{site.host}/{repository}:latest", "verification", key)
     assert {s["subject"][0]["digest"]["sha256"] for s in statements} == {str(done.digest).removeprefix("sha256:")}
     assert {s["predicate"]["platform"] for s in statements} == {AMD64, ARM64}
 
 
 def test_oras_finds_by_tag_what_is_attached(site: Site) -> None:
-    if not shutil.which("oras"):
-        try:
-            install("oras")
-        except CommandError as error:
-            pytest.skip(f"the distribution's archive has no oras: {error}")
+    need("oras")
     done = publish(site)
     for platform, subject in (("", str(done.digest)), *done.platforms.items()):
         more = ("--platform", platform) if platform else ()

@@ -18,9 +18,7 @@ from imagebuild.oci import (
     STATEMENT_MEDIA,
     Attachment,
     Descriptor,
-    Manifest,
     attestation_of,
-    digest_of,
     encode_predicate,
     list_attestations,
     parse_reference,
@@ -37,7 +35,6 @@ from imagebuild.publish import (
     attach,
     job_workflow,
     show_attachment,
-    verify_attachments,
 )
 from imagebuild.publish import attest as attest_module
 from tests.attached import provenance, scan, spdx, verification
@@ -55,19 +52,14 @@ BENCHMARK = GOOD.model_copy(update={"verifications": ()})
 
 
 def test_a_statement_names_the_image_and_its_kind(published: Published) -> None:
-    subject = published.platforms[AMD64]
-    published.attach("sbom", spdx(subject.digest))
-    (item,) = published.registry.referrers(REPOSITORY, subject.digest)
-    assert item.artifact_type == STATEMENT_MEDIA
-    assert item.annotations["in-toto.io/predicate-type"] == "https://spdx.dev/Document"
-    content = encode_predicate(spdx(subject.digest))
-    made = attestation_of("sbom", content, subject, "open", created="2026-01-01")
-    # A publisher sees by this annotation that the same is attached already.
-    assert made.annotations["imagebuild.predicate"] == digest_of(content)
-    statement = json.loads(made.content)
-    assert statement["_type"] == "https://in-toto.io/Statement/v1"
-    assert statement["subject"] == [{"name": "open", "digest": {"sha256": subject.digest.removeprefix("sha256:")}}]
-    assert statement["predicate"] == spdx(subject.digest)
+    document = spdx(published.amd64)
+    made = attestation_of("sbom", encode_predicate(document), published.platforms[AMD64], "open")
+    assert (made.media_type, made.annotations["in-toto.io/predicate-type"]) == (STATEMENT_MEDIA, KINDS["sbom"])
+    subject = {"name": "open", "digest": {"sha256": published.amd64.removeprefix("sha256:")}}
+    assert json.loads(made.content) == {
+        "_type": "https://in-toto.io/Statement/v1", "subject": [subject], "predicateType": KINDS["sbom"],
+        "predicate": document,
+    }  # fmt: skip
 
 
 def test_what_is_signed_lies_in_a_bundle_as_cosign_stores_it(published: Published, signers: Signers) -> None:
@@ -205,7 +197,6 @@ def of_another_digest(published: Published, monkeypatch: pytest.MonkeyPatch) -> 
     ("act", "message"),
     [
         (changed(lambda data: data.replace(b"1.22.0", b"1.99.0")), "sent something else"),
-        (changed(lambda data: data + b" " * 100), "sent something else"),
         (listed_and_gone, "is listed, but the registry does not have it"),
         (of_another_digest, "refers to another image"),
     ],
@@ -247,7 +238,6 @@ def envelope(payload: bytes, kind: str = STATEMENT_MEDIA) -> bytes:
         (BUNDLE_MEDIA, envelope(statement(), "text/plain"), "is a text/plain, not an in-toto statement"),
         (BUNDLE_MEDIA, envelope(b"no"), "cannot be read"),
         (BUNDLE_MEDIA, b"{}", "cannot be read"),
-        (STATEMENT_MEDIA, b"[]", "cannot be read"),
         (STATEMENT_MEDIA, b"[" * 100_000, "nested too deeply"),
         (STATEMENT_MEDIA, b"\xff\xfe\x00", "cannot be read"),
     ],
@@ -270,22 +260,18 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
         ("sbom", lambda _: spdx(OTHER), "broken", "is about another image"),
         ("sbom", lambda _: {"spdxVersion": "SPDX-2.3", "packages": []}, "broken", "an image without a digest"),
         ("sbom", lambda _: {"spdxVersion": "SPDX-3.0", "packages": []}, "broken", "spdxVersion: "),
-        ("sbom", lambda _: [], "broken", "should be an object"),
         ("verification", verification, "passed", "1 checks passed, 1 skipped"),
         ("verification", lambda digest: verification(digest, f"{AMD64}, {ARM64}"), "broken", "is about linux/amd64, "),
         ("verification", lambda digest: verification(digest, outcome="failed"), "failed", "failed: ucx/version"),
         ("verification", lambda digest: verification(digest, outcome="skipped"), "failed", "nothing passed; 0 checks"),
-        ("verification", lambda _: verification(OTHER), "broken", "is about another image"),
         ("verification", lambda _: {"digest": 5}, "broken", "was it written by another version"),
         ("scan", scan, "passed", "grype 0.1, 0 findings, 2026-01-01"),
         ("scan", lambda digest: scan(digest, "failed"), "failed", "CVE-1 is critical"),
         ("scan", lambda _: scan(OTHER), "broken", "is about another image"),
         ("benchmark", lambda _: BENCHMARK.model_dump(mode="json"), "passed", " results"),
         ("benchmark", lambda _: {"about": BENCHMARK.about.model_dump()}, "failed", "nothing was measured"),
-        ("benchmark", lambda _: {"unknown": 1}, "broken", "was it written by another version"),
         ("provenance", lambda _: provenance(AMD64), "passed", "1 sources, commit cccccccccccc"),
         ("provenance", lambda _: provenance(ARM64), "broken", "is about linux/arm64"),
-        ("provenance", lambda _: {}, "broken", "was it written by another version"),
         (
             "provenance", lambda _: provenance(AMD64, {"name": "x", "annotations": {"instead-of": "pkg:oci/debian"}}),
             "passed", "of which 1 stood in for others",
@@ -345,17 +331,6 @@ def test_of_scans_the_newest_of_each_scanner_counts(published: Published) -> Non
 def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         published.verify(*required)
-
-
-@pytest.mark.parametrize("document", [{"manifests": []}, {"layers": []}, {"manifests": [{"digest": 1}]}])
-def test_what_is_no_image(published: Published, document: object) -> None:
-    content = json.dumps(document).encode()
-    digest = digest_of(content)
-    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", digest)
-    published.registry.repositories[REPOSITORY].manifests[digest] = manifest
-    for name, message in ((f"{REPOSITORY}@{digest}", "image"), (f"{REPOSITORY}:14", "registry.test has no such image")):
-        with pytest.raises((ConfigError, ResultError), match=message):
-            verify_attachments(parse_reference(f"registry.test/{name}"), published.registry, ())
 
 
 # Showing and adding

@@ -32,8 +32,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_what_is_printed(site: Site, command: Call) -> None:
     site.ready(NEW)
     publish = ("publish", "--results", site.evidence)
+    site.fake.calls.clear()
     status, out, _ = command(*publish, "--dry-run")
-    assert (status, f"would be given  {TAG}" in out, site.tags()) == (0, True, {})
+    assert (status, f"would be given  {TAG}" in out, site.fake.calls) == (0, True, [])
+    assert "would attach  4 provenance, 4 verification" in out
     status, out, _ = command(*publish, "--json", "out.json")
     assert status == 0
     (target,) = json.loads(Path("out.json").read_text())["targets"]

@@ -11,7 +11,7 @@ import pytest
 
 from imagebuild import __version__
 from imagebuild.build import replaced_contexts
-from imagebuild.core import ConfigError, Platform, ResultError
+from imagebuild.core import ConfigError, Platform
 from imagebuild.oci import encode_predicate
 from imagebuild.project import (
     BuildResult,
@@ -127,15 +127,6 @@ def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_pla
     assert item["annotations"]["instead-of"].endswith(commit)
     assert Provenance.model_validate(document).folders == ("ucx-source",)
     assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}
-
-
-def test_another_dockerfile_is_refused(renderer: Renderer, full_plan: Plan) -> None:
-    target = select_one(full_plan, OPEN)
-    recipe, text = renderer.recipe(target), renderer.dockerfile(target).text
-    lock = renderer.project.lock
-    assert provenance_of(result_of(target, text), AMD64, recipe, lock, text)
-    with pytest.raises(ResultError, match="another Dockerfile than this checkout renders"):
-        provenance_of(result_of(target, text + "\n"), AMD64, recipe, lock, text)
 
 
 def test_what_is_unresolved_cannot_be_stated(renderer: Renderer, full_plan: Plan) -> None:

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from imagebuild.core import CommandError
-from imagebuild.oci import Attachment, Descriptor, RepositoryAt, connect_registry, referrers_tag
+from imagebuild.oci import Attachment, Descriptor, RepositoryAt, referrers_tag
 from imagebuild.project import staged_tag
 from imagebuild.publish import PruneVerdict, delete_staged, judge_staged
-from tests.registry_fake import FakeRegistry, image, index, serve
+from tests.registry_fake import FakeRegistry, image, index
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LIMIT = timedelta(days=14)
@@ -131,16 +131,3 @@ def test_other_tags_are_no_pushes(site: Site) -> None:
     for name in ("staged-20260101T000000Z-000000000000", f"staged-20269901T000000Z-{digest[7:19]}"):
         site.tag(digest, name)
     assert site.verdicts() == {}
-
-
-@pytest.mark.parametrize("api", [True, False])
-def test_few_questions(monkeypatch: pytest.MonkeyPatch, api: bool) -> None:
-    """For each image: what its tag names, and what refers to it and to each of its parts."""
-    monkeypatch.setenv("IMAGEBUILD_REGISTRY_PATIENCE", "1")
-    with serve(referrers_api=api, page=100) as server:
-        site = Site(server)
-        for _ in range(20):
-            site.push(30)
-        verdicts = judge_staged(RepositoryAt(connect_registry(server.address), STAGING), NOW, LIMIT)
-    assert all(not verdict.kept for verdict in verdicts)
-    assert len(server.asked) <= 20 * (1 + 3) + (1 if api else 10)

@@ -46,16 +46,6 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
     assert annotations["org.opencontainers.image.source"] == "https://git.example/acme/images"
 
 
-def test_a_dry_run_changes_nothing_and_says_what_it_would_do(site: Site) -> None:
-    site.ready(NEW)
-    site.fake.calls.clear()
-    done = site.publish(dry_run=True).only
-    assert (done.state, len(done.given)) == ("possible", 3)
-    assert done.attached == {"provenance": 4, "verification": 4}
-    assert not site.fake.calls
-    assert site.publish().only.digest == done.digest
-
-
 def test_nothing_is_decided_by_when_a_machine_says_that_it_built(site: Site) -> None:
     site.ready(NEW)
     first = site.publish().only
