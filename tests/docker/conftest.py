@@ -25,7 +25,7 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
 from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
-from imagebuild.core import cache_folder, debian, native_platform, run_program
+from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
 from imagebuild.project import BuildResult
 from tests import registries

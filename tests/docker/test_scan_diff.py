@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from docker import DockerClient
 
 from imagebuild.project import ScanResult
 from imagebuild.publish import Comparison
+from tests.conftest import ROOT
 from tests.docker.conftest import TARGET, Built, Imagebuild, install
-from tests.unit.publish import vulnerability_samples as samples
 
 pytestmark = pytest.mark.docker
 
@@ -34,7 +35,9 @@ def test_debsecan_reads_the_real_image(
     debsecan: None, quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
 ) -> None:
     """The database is a stand-in, as its vulnerabilities are made up; program, image and packages are real."""
-    samples.database(tmp_path / "data" / "trixie")
+    (tmp_path / "data").mkdir()
+    database = (ROOT / "tests/data/scan/debsecan.database").read_bytes()
+    (tmp_path / "data" / "trixie").write_bytes(zlib.compress(database))
     rules, out, report = tmp_path / "policy.yaml", tmp_path / "scan.json", tmp_path / "debsecan.txt"
     status = client.containers.run(quickstart.tag, ["/var/lib/dpkg/status"], remove=True, entrypoint="cat")
     (tmp_path / "status").write_bytes(status)

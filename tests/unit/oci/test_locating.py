@@ -26,9 +26,21 @@ from tests import registry_fake
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, pushed
 from tests.unit import image_files as make
-from tests.unit.publish import vulnerability_samples as samples
 
-STATUS = {"var/lib/dpkg/status": samples.STATUS.encode()}
+STATUS = {
+    "var/lib/dpkg/status": b"""\
+Package: libssl3t64
+Status: install ok installed
+Architecture: amd64
+Source: openssl
+Version: 3.5.7-1~deb13u3
+
+Package: gone
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1.0
+"""
+}
 
 
 @pytest.fixture(autouse=True)

@@ -25,11 +25,16 @@ from imagebuild.publish import (
 from tests.conftest import ROOT
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
-from tests.unit.publish import vulnerability_samples as samples
 
 TODAY = date(2099, 6, 15)
 RULE = {"id": "CVE-1-1", "until": "2099-06-15", "reason": "nothing here calls it"}
 DIGEST = f"sha256:{'a' * 64}"
+
+
+def sample(name: str, **changes: Any) -> str:
+    """What a scanner prints, made up by its documented form; of JSON, with other values of some keys."""
+    text = (ROOT / "tests/data/scan" / name).read_text()
+    return json.dumps(json.loads(text) | changes) if changes else text
 
 
 def summary(report: ScanReport) -> list[tuple[str, str, str, str | None]]:
@@ -51,7 +56,7 @@ def read(tmp_path: Path) -> Callable[[str], ScanReport]:
 def test_grype(read: Callable[[str], ScanReport]) -> None:
     descriptor = {"name": "grype", "version": "0.92.0", "db": {"status": {"built": "2099-01-02T03:04:05Z"}}}
     target = {"manifestDigest": DIGEST, "repoDigests": [f"ghcr.io/acme/open@sha256:{'b' * 64}"]}
-    report = read(samples.grype(descriptor=descriptor, source={"type": "image", "target": target}))
+    report = read(sample("grype.json", descriptor=descriptor, source={"type": "image", "target": target}))
     assert summary(report) == [
         ("CVE-2099-0001", "critical", "libssl3t64", "3.5.98-1~deb13u1"),
         ("GHSA-aaaa-bbbb-cccc", "medium", "pip", None),
@@ -60,24 +65,24 @@ def test_grype(read: Callable[[str], ScanReport]) -> None:
     assert (report.scanner, report.database) == ("grype 0.92.0", "of 2099-01-02T03:04:05Z")
     assert report.digests == {DIGEST, f"sha256:{'b' * 64}"}
     assert not report.notes
-    left_out, unrecognised = read(samples.grype(ignoredMatches=[{}, {}], distro={})).notes
+    left_out, unrecognised = read(sample("grype.json", ignoredMatches=[{}, {}], distro={})).notes
     assert "left out 2 matches" in left_out
     assert "recognised no distribution" in unrecognised
 
 
 def test_trivy(read: Callable[[str], ScanReport]) -> None:
     system = {"OS": {"Family": "debian", "Name": "13.1"}}
-    report = read(samples.trivy(Metadata={**system, "RepoDigests": [f"open@{DIGEST}"]}, CreatedAt="2099-01-02"))
+    report = read(sample("trivy.json", Metadata={**system, "RepoDigests": [f"open@{DIGEST}"]}, CreatedAt="2099-01-02"))
     assert summary(report) == [
         ("CVE-2099-0001", "high", "libssl3t64", "3.5.98-1~deb13u1"),
         ("CVE-2099-0002", "low", "libc6", None),
     ]
     assert (report.digests, report.started, report.notes) == (frozenset({DIGEST}), "2099-01-02", ())
-    assert "recognised no distribution" in read(samples.trivy(Metadata={})).notes[0]
+    assert "recognised no distribution" in read(sample("trivy.json", Metadata={})).notes[0]
 
 
 def test_debsecan(read: Callable[[str], ScanReport]) -> None:
-    report = read(samples.DEBSECAN)
+    report = read(sample("debsecan.txt"))
     assert summary(report) == [
         ("CVE-2099-0001", "high", "libssl3t64", "a newer version"),
         ("CVE-2099-0002", "medium", "libc6", None),
@@ -185,10 +190,12 @@ def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Call
     for name, system in (("image", "debian13"), ("ubuntu", "ubuntu24.04")):
         make.layout(tmp_path / name, {"x": b"1"}, Labels={"imagebuild.axis.os": system})
     made = json.loads(Path("image/index.json").read_text())["manifests"][0]["digest"]
-    Path("trivy.json").write_text(samples.trivy(Metadata={"OS": {"Family": "debian"}, "RepoDigests": [f"x@{made}"]}))
-    Path("other.json").write_text(samples.trivy(Metadata={"RepoDigests": [f"x@{DIGEST}"]}))
-    Path("nameless.json").write_text(samples.grype())
-    Path("debsecan.txt").write_text(samples.DEBSECAN)
+    Path("trivy.json").write_text(
+        sample("trivy.json", Metadata={"OS": {"Family": "debian"}, "RepoDigests": [f"x@{made}"]})
+    )
+    Path("other.json").write_text(sample("trivy.json", Metadata={"RepoDigests": [f"x@{DIGEST}"]}))
+    Path("nameless.json").write_text(sample("grype.json"))
+    Path("debsecan.txt").write_text(sample("debsecan.txt"))
     return partial(command, "scan")
 
 
