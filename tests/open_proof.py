@@ -59,10 +59,13 @@ def main() -> None:
             sys.stdout.write(f"| {stage} | {len(keys[stage])} | {len(plan['targets'])} | {len(compiles)} |\n")
             assert len(compiles) == len(keys[stage]), compiles
 
-        lock = folder / "imagebuild.lock"
-        shutil.copy(ROOT / "imagebuild.lock", lock)
-        imagebuild("lock", "open", "--lock", str(lock), "--set", BUMP)
-        imagebuild("build", "open", "--folder", str(folder), "--lock", str(lock), "--set", BUMP, *options)
+        copy = folder / "project"
+        shutil.copytree(ROOT / "dockerfiles", copy / "dockerfiles")
+        for part in ("matrix.yaml", "imagebuild.lock"):
+            shutil.copy(ROOT / part, copy / part)
+        bumped = ("open", "--project", str(copy), "--set", BUMP)
+        imagebuild("lock", *bumped)
+        imagebuild("build", *bumped, "--folder", str(folder), *options)
         again = set(run_steps(folder))
         sys.stdout.write(f"\n--set {BUMP} runs steps of: {', '.join(sorted(again))}\n")
         assert again <= USES_NCCL, again - USES_NCCL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from imagebuild.build import bake, buildx, private
 from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry, LayerFormat
 from imagebuild.core import console, settings
-from imagebuild.core.console import format_size, out
-from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.console import out
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
 from imagebuild.project import revision
-from imagebuild.project.lockfile import check_resolved, digest_of
+from imagebuild.project.lockfile import check_pinned, digest_of
 from imagebuild.project.plan import Project
 from imagebuild.render.renderer import Dockerfile, Renderer
 
@@ -34,20 +34,6 @@ MANY = 4
 """From so many targets on, a command that people copy does not name them."""
 
 
-def size_of_downloads(urls: Collection[str]) -> str:
-    """Return the size of files as ` (1.2 GB)`; nothing if a server does not answer or does not tell."""
-    from imagebuild.core.http import Downloads
-
-    try:
-        configured = settings.load_settings(os.environ)
-        ca = settings.ca_bundle(None, os.environ)
-        web = Downloads(configured.mirrors.download, ca, configured.netrc_file, pause_s=0)
-        sizes = [web.length(url) for url in urls]
-    except ImagebuildError:
-        return ""
-    return "" if None in sizes else f" ({format_size(sum(size or 0 for size in sizes))})"
-
-
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
     """Build the targets and show progress.
 
@@ -58,10 +44,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
     names = [target.id for target in request.targets] if len(request.targets) < MANY else []
     command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
-    check_resolved(project.lock, needed, command, size_of_downloads)
-    # The text is for all platforms; of those that are not built, the lock may have nothing.
-    renderer = renderer.with_unresolved(request.targets)
-    project = renderer.project
+    check_pinned(project.lock, needed, command)
+    # The texts are for all platforms; of those that are not built, the lock may have nothing.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())
     for line in dict.fromkeys(adaptations):
@@ -78,7 +62,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     if not request.builder and endpoint.host.startswith("unix://"):
         for name in sorted({platform for _, platform in parts} - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
-    commit = revision.current_revision(project.matrix.path, project.roots[0])
+    commit = revision.current_revision(project.root)
     run = BuildRun(
         request,
         project,
@@ -86,7 +70,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         endpoint,
         caches=caches_of(project, request, dockerfiles),
         revision=commit,
-        origin=revision.origin_of_build(project.matrix.path, os.environ),
+        origin=revision.origin_of_build(project.root, os.environ),
     )
     results: list[BuildResult] = []
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)

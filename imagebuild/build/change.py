@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from math import ceil
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from imagebuild import oci
@@ -22,7 +23,6 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.oci.reference import parse_reference
 from imagebuild.project import load, plan
-from imagebuild.project.load import ProjectPaths
 from imagebuild.project.lockfile import digest_of
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Changes, Project
@@ -66,16 +66,16 @@ class ProjectState:
 
 
 def read_state(
-    paths: ProjectPaths, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
+    folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
-    """Read a project and render targets; sources that the lock lacks are unresolved, as their hashes need not be known.
+    """Read a project and render targets; of sources without a pin, the hashes need not be known.
 
     Raises ConfigError with every mistake in the files, NothingSelected if no target is selected.
     """
-    project = load.load_project(paths.matrix, paths.dockerfiles, paths.lock)
+    project = load.load_project(folder)
     versions = plan.versions_with(project, changes)
     targets = plan.select_targets(plan.make_plan(project, changes), select)
-    renderer = Renderer(project, versions).with_unresolved(targets)
+    renderer = Renderer(project, versions)
     texts = {target.id: renderer.dockerfile(target).text for target in targets}
     return ProjectState(renderer.project, targets, texts, platforms, base, _checks_of_targets(project, targets))
 
@@ -181,7 +181,7 @@ class ChangeRequest:
 
     before: str | None
     """A git revision, a folder, or `nothing`; None: there is nothing to compare with."""
-    paths: ProjectPaths
+    folder: Path
     changes: Changes = field(default_factory=Changes)
     """Of the later state."""
     after: str | None = None
@@ -197,11 +197,11 @@ def predict_cost(request: ChangeRequest) -> Cost:
     Raises ConfigError for options that make no sense, and for a state that cannot be read.
     """
     if request.after == NOTHING:
-        raise ConfigError("--to nothing: only --from can be nothing")
+        raise ConfigError("--to nothing: only --from can be nothing; name a revision")
 
     def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:
-        with files_at_revision(reference, request.paths) if reference else nullcontext(request.paths) as paths:
-            return read_state(paths, changes, select, request.platforms, request.base)
+        with files_at_revision(reference, request.folder) if reference else nullcontext(request.folder) as folder:
+            return read_state(folder, changes, select, request.platforms, request.base)
 
     before = None if request.before == NOTHING else state(request.before, Changes(), ())
     after = state(request.after, request.changes, request.select)
@@ -383,12 +383,12 @@ def print_workflow_jobs(request: ChangeRequest, jobs: int) -> None:
 
     Raises ConfigError for an unknown revision, or if no target is for one of the platforms.
     """
-    state = read_state(request.paths, request.changes, request.select, request.platforms)
+    state = read_state(request.folder, request.changes, request.select, request.platforms)
     targets = list(state.targets)
     if not any(state.platforms_of(target) for target in targets):
-        raise ConfigError(f"--platform {' '.join(request.platforms)}: no selected target is for it")
+        raise ConfigError(f"--platform {' '.join(request.platforms)}: no selected target is for it; leave it out")
     if request.before is not None:
-        reasons = changed_since(request.before, request.paths, state)
+        reasons = changed_since(request.before, request.folder, state)
         counts = Counter(reasons.values())
         text = ", ".join(f"{counts[reason]} {reason}" for reason in get_args(Reason) if counts[reason])
         summary = f"{len(reasons)} of {len(targets)} targets differ from {request.before}"
@@ -404,7 +404,7 @@ def print_workflow_jobs(request: ChangeRequest, jobs: int) -> None:
     out.print(json.dumps(job_matrix(groups, state.project.matrix.model.github_runners)), markup=False)
 
 
-def changed_since(reference: str, paths: ProjectPaths, after: ProjectState) -> dict[str, Reason]:
+def changed_since(reference: str, folder: Path, after: ProjectState) -> dict[str, Reason]:
     """Return the targets that differ from another state; all if that is `nothing`, or this version cannot read it.
 
     Raises ConfigError for what is neither a revision nor a folder.
@@ -412,9 +412,9 @@ def changed_since(reference: str, paths: ProjectPaths, after: ProjectState) -> d
     everything: dict[str, Reason] = {target.id: "new" for target in after.targets}
     if reference == NOTHING:
         return everything
-    with files_at_revision(reference, paths) as files:
+    with files_at_revision(reference, folder) as before:
         try:
-            return changed_targets(read_state(files, Changes(), ()), after)
+            return changed_targets(read_state(before, Changes(), ()), after)
         except ConfigError as error:
             # What was right then may be a mistake for this version; CI must not stop at it.
             err.print(f"{reference} cannot be read, so everything counts as changed: {error}", markup=False)

@@ -80,17 +80,14 @@ class NeededInputs:
 
 
 def needed_inputs(recipe: Recipe, lock: Lock, stages: Iterable[str], platforms: Iterable[str]) -> NeededInputs:
-    """Return what a target whose Dockerfile has these stages fetches for the platforms.
-
-    Raises ConfigError if the lock lacks a source.
-    """
+    """Return what a target whose Dockerfile has these stages fetches for the platforms."""
     present, wanted = frozenset(stages), frozenset(platforms)
     archs = [arch for arch in ARCHS if f"linux/{arch}" in wanted]
     downloads: dict[str, Download] = {}  # the names of stages are those that `macros.j2` gives them
     for name in recipe.stages:
         for arch, url in recipe.archives(name).items():
             if arch in archs:
-                downloads[f"{name}-source-{arch}"] = Download("archive", url, hash_of(lock, name, url))
+                downloads[f"{name}-source-{arch}"] = Download("archive", url, hash_of(lock, url))
         if git := recipe.git(name):
             downloads[f"{name}-source"] = Download("git", git.url, commit_of(lock, git))
         if repository := renderer.package_repository(recipe, name, lock, stage=True):

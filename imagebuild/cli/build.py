@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import Counter
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +19,6 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
 if TYPE_CHECKING:
     from imagebuild.build.private import EngineStatus
-    from imagebuild.lock.resolve import UpstreamReport
 
 
 @options.example(
@@ -265,16 +263,6 @@ def _show_engine(status: EngineStatus, json_file: str | None) -> None:
     options.print_result(json_file, values, lambda: print_table(("private engine", ""), rows))
 
 
-def _show_upstream(report: UpstreamReport) -> None:
-    """Print what each server has, and what becomes of a build."""
-    from rich.markup import escape
-
-    rows = [(answer.state, escape(answer.source), escape(answer.found)) for answer in report.sources]
-    print_table(("state", "source", "what is there"), rows)
-    for (state, consequence), number in Counter((a.state, a.consequence) for a in report.sources).items():
-        out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
-
-
 @options.example(
     "imagebuild doctor",
     "imagebuild doctor --json -",
@@ -301,16 +289,15 @@ def doctor(
     from imagebuild.build.doctor import examine_machine
 
     if upstream:
-        from imagebuild import __version__
-        from imagebuild.lock.resolve import LockFile, examine_upstream, network_upstream
+        from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
         from imagebuild.project.plan import select_targets
 
         workspace = project.open(edits.parse())
         targets = select_targets(workspace.plan, select or ())
         platforms = options.parse_platforms(platform)
-        file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock, platforms=platforms)
-        report = examine_upstream(file, network_upstream(ca), __version__)
-        options.print_result(json_file, report, lambda: _show_upstream(report))
+        file = LockFile(workspace.project, workspace.renderer, targets, platforms=platforms)
+        report = check_lock(file, network_upstream(ca))
+        options.print_result(json_file, report, lambda: show_report(report, every=True))
         raise typer.Exit(report.exit_status)
     if select or edits or platform:
         raise ConfigError(

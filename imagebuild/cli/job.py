@@ -118,9 +118,6 @@ def job(
         facts=str(facts) if facts else None,
         profiles=str(profiles) if profiles else None,
         project=str(project.root) if project.root else None,
-        matrix=str(project.matrix) if project.matrix else None,
-        dockerfiles=str(project.dockerfiles) if project.dockerfiles else None,
-        lock=str(project.lock) if project.lock else None,
     )
     registry = registry or find_facts(known.clusters, cluster, "--cluster", "cluster").registry
     offer = offer_of_plan(project, registry, request.components)

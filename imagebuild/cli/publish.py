@@ -79,9 +79,9 @@ def publish(
     )  # fmt: skip
     workflow, origin = "", {}
     if signer and signer.issuer == GITHUB_ISSUER:
-        matrix = workspace.project.matrix.path
-        revision = current_revision(matrix, workspace.project.roots[0]) or ""
-        workflow, origin = str(signer.identity), {**origin_of_build(matrix, os.environ), "revision": revision}
+        folder = workspace.project.root
+        revision = current_revision(folder) or ""
+        workflow, origin = str(signer.identity), {**origin_of_build(folder, os.environ), "revision": revision}
     tools = PublishTools(
         registry=cache(connect_registry),
         provenance=provenance_maker(workspace.renderer, allow_dirty=allow_dirty, workflow=workflow, origin=origin),

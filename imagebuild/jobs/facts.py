@@ -662,6 +662,3 @@ class JobRequest:
     facts: str | None = None
     profiles: str | None = None
     project: str | None = None
-    matrix: str | None = None
-    dockerfiles: str | None = None
-    lock: str | None = None

@@ -21,17 +21,13 @@ from imagebuild.project.lockfile import (
     BaseImage,
     GitRef,
     Lock,
-    LockedImage,
-    LockedRepository,
     PackageSource,
     Source,
     WheelSet,
-    check_resolved,
+    check_pinned,
     commit_of,
     digest_of,
     hash_of,
-    locked_image,
-    repository_of,
     wheels_of,
 )
 from imagebuild.project.records import BuildResult
@@ -83,11 +79,11 @@ def resolved_dependencies(
 ) -> tuple[Dependency, ...]:
     """Return the sources of a target for one platform, in a fixed order, each once for each of its owners.
 
-    `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if the lock lacks a
-    source or could not resolve it.
+    `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if a source has no
+    pin.
     """
     owned = tuple(recipe.for_platform(platform).owned_sources())
-    check_resolved(lock, (source for _, source in owned))
+    check_pinned(lock, (source for _, source in owned))
     every = (d for owner, source in owned for d in _dependencies(lock, owner, source, platform, replaced or {}))
     return tuple({(dependency.owner, dependency.uri): dependency for dependency in every}.values())
 
@@ -99,8 +95,8 @@ def _dependencies(
     match source:
         case BaseImage(reference):
             yield _base_image(lock, owner, reference, replaced.get(digest_of(lock, reference)))
-        case Archive(component, url):
-            sha256 = hash_of(lock, component, url)
+        case Archive(url=url):
+            sha256 = hash_of(lock, url)
             name = url.rpartition("/")[2]
             uri = package_url("generic", name, download_url=url, checksum=f"sha256:{sha256}")
             yield Dependency(owner, "archive", name, "", uri, url, {"sha256": sha256})
@@ -123,8 +119,7 @@ def _dependencies(
                     uri = package_url("pypi", canonicalize_name(wheel.name), wheel.version)
                     yield Dependency(owner, "wheel", wheel.name, wheel.version, uri, "", {"sha256": sha256})
         case PackageSource(url, suite, key, _):
-            repository = repository_of(lock, url)
-            assert isinstance(repository, LockedRepository), "check_resolved has raised otherwise"
+            repository = lock.repositories[url]
             notes = {"suite": suite, "key": key, "fingerprint": repository.fingerprint}
             notes |= {f"package:{name}": version for name, version in sorted(repository.packages.items())}
             yield Dependency(owner, "repository", url, "", url, url, {}, notes)
@@ -132,8 +127,7 @@ def _dependencies(
 
 def _base_image(lock: Lock, owner: str, reference: str, replacement: str | None) -> Dependency:
     """Return a base image; `replacement` is the digest of a bootstrapped one, or the name of a folder."""
-    image = locked_image(lock, reference)
-    assert isinstance(image, LockedImage), "check_resolved has raised otherwise"
+    image = lock.images[reference]
     name, _, tag = reference.rpartition(":")
     uri = image_purl(reference, image.digest)
     if replacement in (None, image.digest):

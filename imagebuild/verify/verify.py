@@ -93,7 +93,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
                 run_commands(runner, planned, request, evidence, reading)
             if judging:
                 evidence.add(*judging.result())
-            evidence.revision = current_revision(project.matrix.path, project.roots[0])
+            evidence.revision = current_revision(project.root)
         finally:
             evidence.write()
             if image.pulled and image.reference:

@@ -435,7 +435,7 @@ def test_what_a_provenance_says(
     published: Published, renderer: Renderer, replaced: dict[str, str], outcome: str, message: str
 ) -> None:
     images = renderer.project.lock.images
-    named = {f"{k}@{images[k].digest}" if k in images else k: v for k, v in replaced.items()}  # type: ignore[union-attr]
+    named = {f"{k}@{images[k].digest}" if k in images else k: v for k, v in replaced.items()}
     document = published.provenance(AMD64, replaced=named)
     found, detail = judge("provenance", document)
     assert found == outcome

@@ -30,8 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*args: str) -> Result:
-    project = ["--matrix", str(ROOT / "matrix.yaml"), "--dockerfiles", str(ROOT / "dockerfiles")]
-    return CliRunner().invoke(app, ["catalog", *args, *project])
+    return CliRunner().invoke(app, ["catalog", *args, "--project", str(ROOT)])
 
 
 def test_the_readme_of_this_project_is_fresh(project: Project, full_plan: Plan) -> None:

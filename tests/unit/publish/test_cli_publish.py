@@ -30,8 +30,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def ready(site: Site, **more: object) -> None:
     """Built from what this checkout renders, and verified."""
-    matrix, folder = Path("matrix.yaml"), Path("dockerfiles")
-    work = ProjectFiles(matrix=matrix, dockerfiles=folder).open()
+    work = ProjectFiles().open()
     text = work.renderer.dockerfile(site.target(NEW)).text
     for platform in (AMD64, ARM64):
         digest = site.stage(NEW, platform, platform.encode())

@@ -112,7 +112,7 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
 @pytest.mark.parametrize(
     ("changed", "status", "message"),
     [
-        ({"by": STRANGER}, 4, "the key is not in the file"),
+        ({"by": STRANGER}, 4, "gpg says ERRSIG"),
         ({"more": "Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC"}, 4, "was valid until Wed, 01 Jan 2020"),
     ],
 )

@@ -254,8 +254,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
 
 
 def run(tiny: Files, server: FakeRegistry, *args: str) -> tuple[int, str]:
-    matrix = ["--matrix", str(tiny.root / "matrix.yaml"), "--dockerfiles", str(tiny.root / "dockerfiles")]
-    done = CliRunner().invoke(app, ["prune", *args, *matrix, "--registry", f"{server.address}/example"])
+    project = ["--project", str(tiny.root), "--registry", f"{server.address}/example"]
+    done = CliRunner().invoke(app, ["prune", *args, *project])
     if done.exception and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.output

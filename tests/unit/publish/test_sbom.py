@@ -20,7 +20,7 @@ from imagebuild.core import (
     ResultError,
 )
 from imagebuild.oci import PlatformImage, encode_predicate
-from imagebuild.project import Changes, Lock, Plan, Project, Target, make_plan, select_one, versions_with
+from imagebuild.project import Changes, Plan, Project, Target, make_plan, select_one, versions_with
 from imagebuild.publish import (
     SpdxDocument,
     complete_document,
@@ -36,6 +36,7 @@ from imagebuild.publish import (
 from imagebuild.render import Renderer, hash_of_lock, image_labels
 from tests.attached import spdx
 from tests.conftest import ROOT
+from tests.unit.lock.lock_fakes import lock_of, pinned
 
 Make = Callable[..., dict[str, Any]]
 DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
@@ -93,26 +94,11 @@ def problems(document: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def resolved(project: Project) -> Project:
-    """The project with something for everything that its lock has as unresolved."""
-    entries = project.lock.model_dump(by_alias=True)
-    stands: dict[str, Any] = {
-        "archives": {"sha256": "a" * 64, "facts": {"environment": {}}},
-        "images": {
-            "digest": f"sha256:{'b' * 64}",
-            "facts": {AMD64: {"environment": {}}, "linux/arm64": {"environment": {}}},
-        },
-        "repositories": {"fingerprint": "F" * 40, "packages": {"libnccl2": "2.32.3-1+cuda13.4"}},
-    }
-    for kind, stand in stands.items():
-        entries[kind] = {
-            name: stand if "unresolved" in json.dumps(value) or kind == "images" else value
-            for name, value in entries[kind].items()
-        }
-    for versions in entries["git"].values():
-        versions |= {tag: "c" * 40 for tag, commit in versions.items() if commit == "unresolved"}
-    for versions in entries["wheels"].values():
-        versions |= {v: [] for v, found in versions.items() if found == "unresolved"}
-    return replace(project, lock=Lock.model_validate(entries))
+    """The project with something for everything that its lock lacks."""
+    renderer = Renderer(project, versions_with(project, Changes()))
+    sources = [source for target in make_plan(project).targets for source in renderer.recipe(target).sources()]
+    known = {key: entry for key, entry in project.lock.entries() if key[0] in ("git", "wheels")}
+    return replace(project, lock=lock_of({**pinned(sources), **known}))
 
 
 def test_an_image(made: Make) -> None:
@@ -157,7 +143,7 @@ def test_what_a_component_was_made_from_is_no_package(made: Make, project: Proje
     """A single source gives the component its address and the name by which scanners know it."""
     document = made(OPEN)
     (ucx,) = named(document, "ucx")
-    commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
+    commit = project.lock.git["https://github.com/openucx/ucx.git v1.22.0"]
     assert (ucx["versionInfo"], ucx["downloadLocation"]) == (
         "1.22.0",
         f"git+https://github.com/openucx/ucx.git@{commit}",
