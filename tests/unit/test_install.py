@@ -18,7 +18,7 @@ CALLS = [
     ("init own --workflow acme/imagebuild@v1", 0, "own/matrix.yaml: written"),
     ("plan --project own", 0, "train-cuda13.5-debian13-runtime"),
     ("render --project own train", 0, "htop"),
-    ("lock --project own --check --offline", 0, "all 3 sources are as locked"),
+    ("lock --project own --check --offline", 0, "as locked: 3"),
     ("plan --why", 0, TARGET),
     (f"render {TARGET}", 0, "AS image"),
     ("build nothing", 3, "no target fits nothing"),
