@@ -4,14 +4,12 @@ from .bump import edited as edited
 from .bump import inquiries as inquiries
 from .bump import newer as newer
 from .bump import versions_in as versions_in
-from .bump import with_pins as with_pins
 from .facts import image_facts as image_facts
 from .facts import tree_facts as tree_facts
 from .facts import unpack as unpack
 from .repositories import PackageIndex as PackageIndex
 from .repositories import choose as choose
 from .repositories import locked_repository as locked_repository
-from .resolve import Asked as Asked
 from .resolve import LockFile as LockFile
 from .resolve import check_lock as check_lock
 from .resolve import complaint as complaint

@@ -5,7 +5,6 @@ from .load import layers as layers
 from .load import load_project as load_project
 from .load import script_of as script_of
 from .lockfile import UNREAD as UNREAD
-from .lockfile import UNRESOLVED as UNRESOLVED
 from .lockfile import Archive as Archive
 from .lockfile import ArchiveTree as ArchiveTree
 from .lockfile import BaseImage as BaseImage
@@ -27,7 +26,6 @@ from .lockfile import digest_of as digest_of
 from .lockfile import key_of as key_of
 from .lockfile import lacks as lacks
 from .matrix import GpuArchitecture as GpuArchitecture
-from .matrix import ImagePackages as ImagePackages
 from .matrix import Matrix as Matrix
 from .matrix import Plan as Plan
 from .matrix import Target as Target
@@ -35,7 +33,6 @@ from .plan import Changes as Changes
 from .plan import Project as Project
 from .plan import make_plan as make_plan
 from .plan import parse_changes as parse_changes
-from .plan import repository_name as repository_name
 from .plan import select_one as select_one
 from .plan import select_targets as select_targets
 from .plan import staged_tag as staged_tag

@@ -12,7 +12,6 @@ from tests.conftest import ROOT, ran
 
 pytestmark = pytest.mark.programs
 
-LOG = "# nThreads 1 nGpus 8 minBytes 8 maxBytes 8\n"
 TARGET = "quickstart-cuda13.5-debian13-runtime"
 CALLS = [
     ("init own --workflow acme/imagebuild@v1", 0, "own/matrix.yaml: written"),
