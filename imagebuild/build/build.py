@@ -20,7 +20,7 @@ from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
 from imagebuild.project import revision
-from imagebuild.project.lockfile import check_resolved, digest_of
+from imagebuild.project.lockfile import check_pinned, digest_of
 from imagebuild.project.plan import Project
 from imagebuild.render.renderer import Dockerfile, Renderer
 
@@ -44,10 +44,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
     names = [target.id for target in request.targets] if len(request.targets) < MANY else []
     command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
-    check_resolved(project.lock, needed, command)
+    check_pinned(project.lock, needed, command)
     # The text is for all platforms; of those that are not built, the lock may have nothing.
-    renderer = renderer.with_unresolved(request.targets)
-    project = renderer.project
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())
     for line in dict.fromkeys(adaptations):
@@ -75,8 +73,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         dockerfiles,
         endpoint,
         caches=caches,
-        revision=revision.current_revision(project.matrix.path, project.roots[0]),
-        origin=revision.origin_of_build(project.matrix.path, os.environ),
+        revision=revision.current_revision(project.root),
+        origin=revision.origin_of_build(project.root, os.environ),
     )
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
     with progress, build_inputs(run, bundle, progress) as provided:

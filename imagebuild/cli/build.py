@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import Counter
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,9 +15,6 @@ from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, format_size, out, print_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-
-if TYPE_CHECKING:
-    from imagebuild.lock.resolve import UpstreamReport
 
 
 @options.example(
@@ -233,16 +229,6 @@ def stop(
     out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
 
 
-def _show_upstream(report: UpstreamReport) -> None:
-    """Print what each server has, and what becomes of a build."""
-    from rich.markup import escape
-
-    rows = [(answer.state, escape(answer.source), escape(answer.found)) for answer in report.sources]
-    print_table(("state", "source", "what is there"), rows)
-    for (state, consequence), number in Counter((a.state, a.consequence) for a in report.sources).items():
-        out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
-
-
 @options.example(
     "imagebuild doctor",
     "imagebuild doctor --json -",
@@ -269,16 +255,15 @@ def doctor(
     from imagebuild.build.doctor import examine_machine
 
     if upstream:
-        from imagebuild import __version__
-        from imagebuild.lock.resolve import LockFile, examine_upstream, network_upstream
+        from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
         from imagebuild.project.plan import select_targets
 
         workspace = project.open(edits.parse())
         targets = select_targets(workspace.plan, select or ())
         platforms = options.parse_platforms(platform)
-        file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock, platforms=platforms)
-        report = examine_upstream(file, network_upstream(ca), __version__)
-        options.print_result(json_file, report, lambda: _show_upstream(report))
+        file = LockFile(workspace.project, workspace.renderer, targets, platforms=platforms)
+        report = check_lock(file, network_upstream(ca))
+        options.print_result(json_file, report, lambda: show_report(report, every=True))
         raise typer.Exit(report.exit_status)
     if select or edits or platform:
         raise ConfigError(

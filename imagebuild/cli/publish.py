@@ -64,9 +64,8 @@ def publish(
     workspace = project.open(edits.parse(registry))
     origin = None
     if signer and signer.issuer == GITHUB_ISSUER:
-        matrix = workspace.project.matrix.path
-        revision = current_revision(matrix, workspace.project.roots[0]) or ""
-        origin = {**origin_of_build(matrix, os.environ), "revision": revision}
+        folder = workspace.project.root
+        origin = {**origin_of_build(folder, os.environ), "revision": current_revision(folder) or ""}
     request = PublishRequest(select or (), results or (options.BUILDS,), dry_run, signer, origin)
     result = publish_targets(workspace.renderer, workspace.plan, request, cache(connect_registry))
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))

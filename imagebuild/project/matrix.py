@@ -264,7 +264,6 @@ class Excluded(Model):
 
     @property
     def id(self) -> str:
-        """Return the id that the target would have."""
         return combination_id(self.image, self.axes)
 
 

@@ -82,7 +82,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
             evidence.add(*judge_files(inspections, rules))
             if planned:
                 run_commands(runner, planned, request, evidence, inspections)
-            evidence.revision = current_revision(project.matrix.path, project.roots[0])
+            evidence.revision = current_revision(project.root)
         finally:
             evidence.write()
         return evidence.result()

@@ -104,7 +104,7 @@ def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, statu
 
 def provenance(imagebuild: Imagebuild, quickstart: Built) -> Mapping[str, Any]:
     folder = imagebuild.folder
-    project = load_project(folder / "matrix.yaml", folder / "dockerfiles", folder / "imagebuild.lock")
+    project = load_project(folder)
     renderer = Renderer(project, versions_with(project, Changes()))
     target = select_one(make_plan(project), TARGET)
     text = renderer.dockerfile(target).text

@@ -190,7 +190,7 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
         assert [r.path for r in site.requests] == ["/host/x_1.0+b~1.deb"]
         assert (store.folder / stored_path(URL)).is_file()
         assert ask(recording, "http://far.example/host/gone")[0] == 404
-        site.fail("/host/", status=503, times=9)
+        site.failing["/host/"] = [503] * 9
         assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
         refused = [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")]
         assert refused == [502] * 4
@@ -199,7 +199,7 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
 
 
 def test_half_a_download_is_not_kept(store: DownloadStore, site: Server) -> None:
-    site.truncate("/host/")
+    site.truncated.append("/host/")
     with pytest.raises(Unreachable, match="ended after"):
         store.get(URL)
     assert not [path for path in store.folder.rglob("*") if path.is_file()]

@@ -21,7 +21,7 @@ from imagebuild.build import (
     read_state,
 )
 from imagebuild.core import ConfigError, Platform
-from imagebuild.project import Plan, Project, ProjectPaths, parse_changes, select_targets
+from imagebuild.project import Plan, Project, parse_changes, select_targets
 from imagebuild.render import Renderer
 from tests import reference_cost
 from tests.conftest import ROOT, Files, git
@@ -31,7 +31,6 @@ from tests.unit.conftest import Call
 COMMIT = "c" * 40
 OPENMPI = ("openmpi-git", "nccl-tests", "image")
 """Open MPI's stage, and those that are executed with it."""
-OURS = ProjectPaths(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
 
 
 def stages(cost: Cost) -> set[str]:
@@ -56,7 +55,7 @@ def stages(cost: Cost) -> set[str]:
     ],
 )
 def test_a_bump_of_open_executes_what_uses_it(setting: str, executed: set[str]) -> None:
-    before, after = (read_state(OURS, parse_changes(settings), ["open"]) for settings in ((), (setting,)))
+    before, after = (read_state(ROOT, parse_changes(settings), ["open"]) for settings in ((), (setting,)))
     cost = compare_states(before, after, ("before", "after"))
     assert stages(cost) == executed
     assert all(set(stage.targets) == {target.id for target in after.targets} for stage in cost.stages)
@@ -160,9 +159,6 @@ def test_revisions(repository: Files, call: Call) -> None:
     assert predicted(call, "--to", "HEAD", before="v1").stages == ()
     git(repository.root, "commit", "--quiet", "--all", "--message", "second")
     assert predicted(call, "--to", "HEAD", before="HEAD~1").stages == cost.stages
-    lock = repository.root.parent / "other.lock"
-    lock.write_text("wheels: {}\n")
-    assert call("plan", "--from", "v1", "--to", "v1", "--lock", str(lock))[0] == 0  # it is that of both states
 
 
 @pytest.mark.programs
@@ -176,8 +172,10 @@ def test_revisions_that_there_are_not_or_that_are_wrong(repository: Files, call:
     repository.write("matrix.yaml", git(repository.root, "show", "v1:matrix.yaml"))
     status, _, error = call("plan", "--from", "HEAD")
     assert (status, "HEAD:matrix.yaml:1: repositry: unknown key" in error) == (2, True), error
-    (repository.root / "other.yaml").write_text((repository.root / "matrix.yaml").read_text())
-    assert "v1: has no other.yaml" in call("plan", "--matrix", "other.yaml", "--from", "v1")[2]
+    other = repository.root / "other"
+    other.mkdir()
+    (other / "matrix.yaml").write_text((repository.root / "matrix.yaml").read_text())
+    assert "v1: has no other/matrix.yaml" in call("plan", "--project", "other", "--from", "v1")[2]
     (repository.root / ".git").rename(repository.root / "gone")
     assert "is in no git repository; name a folder instead" in call("plan", "--from", "v1")[2]
 

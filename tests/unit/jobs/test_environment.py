@@ -17,7 +17,6 @@ from tests.unit.jobs.job_fakes import (
 )
 
 H100 = "mpijob --profile h100 --fabric ib"
-SLURM = "slurm --profile h100 --fabric ib"
 
 
 def test_variables_of_the_user_land_in_the_scope_they_name() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from imagebuild.core import Absent, CommandError, Mirrors, Unreachable
-from imagebuild.lock import Upstream, resolve_sources
-from imagebuild.project import BaseImage, LockedImage, Table
+from imagebuild.lock import Upstream
+from imagebuild.project import LockedImage
 from tests.registry_fake import FakeRegistry, image, index, put_image, serve
 
 
@@ -29,11 +29,11 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
     assert content
     registry.put_manifest("some/image", "13", content.content, content.media_type)
     assert Upstream().image(reference) == LockedImage(digest=entry)  # a single manifest has no platforms
-    assert Upstream().image(reference, known=LockedImage(digest=digest)) == found
-    with pytest.raises(CommandError, match="the pinned .* is for one platform; `lock --update` takes all"):
-        Upstream().image(reference, known=LockedImage(digest=entry))
-    assert Upstream().has_image(reference, digest)
-    assert not Upstream().has_image(reference, f"sha256:{'0' * 64}")
+    assert Upstream().image(reference, digest=digest) == found
+    with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` takes"):
+        Upstream().image(reference, digest=entry)
+    with pytest.raises(Absent, match="the registry does not have it"):
+        Upstream().image(reference, digest=f"sha256:{'0' * 64}")
 
 
 def test_what_the_configuration_says_is_kept_unless_it_is_a_path_only(registry: FakeRegistry) -> None:
@@ -58,14 +58,9 @@ def test_a_tag_that_is_not_there_and_a_registry_that_is_not_there(registry: Fake
     assert not isinstance(caught.value, Absent)
 
 
-def test_the_lock_names_the_public_image_and_a_mirror_is_asked(registry: FakeRegistry) -> None:
+def test_a_mirror_is_asked_for_the_public_image(registry: FakeRegistry) -> None:
     digest = index(registry, "some/image", [], "13-slim")
     upstream = Upstream(Mirrors(images={"docker.io/library/debian": f"{registry.address}/some/image"}))
-    entries: Table = {}
-    sources = [BaseImage("debian:13-slim"), BaseImage("debian:14-slim")]
-    outcome = resolve_sources(entries, sources, upstream, keep=lambda: None)
-    assert entries == {
-        ("images", "debian:13-slim"): LockedImage(digest=digest),
-        ("images", "debian:14-slim"): "unresolved",
-    }
-    assert "does not have it" in outcome.absent["image debian:14-slim"]
+    assert upstream.image("debian:13-slim") == LockedImage(digest=digest)
+    with pytest.raises(Absent, match="some/image:14-slim: the registry does not have it"):
+        upstream.image("debian:14-slim")

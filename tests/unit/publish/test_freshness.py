@@ -109,7 +109,7 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"by": STRANGER}, "the key is not in the file"),
+        ({"by": STRANGER}, "gpg says ERRSIG"),
         ({"more": "Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC"}, "was valid until Wed, 01 Jan 2020"),
     ],
 )
