@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from imagebuild.bench.models import AlgorithmName, Collective
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Arch, Model, Release, YamlFile
+from imagebuild.core.fields import Arch, Form, Model, Release, YamlFile
 from imagebuild.core.yaml import load_yaml
 
 RATE_UNITS = {"GB/s": 1.0, "Gb/s": 1 / 8}
@@ -42,7 +42,7 @@ Rate = Annotated[float, _number_in(RATE_UNITS), Field(gt=0), _schema_of(RATE_UNI
 """Bytes a second, one way: `450 GB/s`, or bits: `400 Gb/s`. In the model: GB/s of 10^9 bytes."""
 Size = Annotated[int, _number_in(SIZE_UNITS), Field(gt=0), _schema_of(SIZE_UNITS)]
 """`16 GiB`. In the model: bytes."""
-Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$")]
+Date = Annotated[str, Form("20[0-9]{2}-[0-9]{2}(-[0-9]{2})?", "a date as YYYY-MM or YYYY-MM-DD")]
 Tolerance = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -60,7 +60,7 @@ class Gpu(Sourced):
 
     names: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names as the driver prints them; `*` stands for anything."""
-    compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
+    compute_capability: Annotated[str, Form(r"[0-9]+\.[0-9]", "a compute capability such as 9.0")] | None = None
     """Of an NVIDIA GPU."""
     driver: str | None = None
     """The oldest driver that supports the GPU."""

@@ -35,7 +35,6 @@ from .fields import matches as matches
 from .fields import satisfies as satisfies
 from .files import cache_folder as cache_folder
 from .files import read_text as read_text
-from .files import trimmed as trimmed
 from .files import write_text as write_text
 from .http import ATTEMPTS as ATTEMPTS
 from .http import Advance as Advance

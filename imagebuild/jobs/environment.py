@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast, get_args
 from packaging.version import Version
 
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import YamlFile, matches
+from imagebuild.core.fields import Form, YamlFile, matches
 from imagebuild.jobs.facts import (
     CPUS,
     GPUS,
@@ -21,7 +21,6 @@ from imagebuild.jobs.facts import (
     VALUE,
     Container,
     FactLayer,
-    Form,
     NcclVariables,
     Scope,
 )
@@ -204,7 +203,7 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             raise ConfigError(f"--param {name}: {parameter.whose}; leave it out")
         if name in parameters:
             raise ConfigError(f"--param {name}: given twice; leave one out")
-        if not re.fullmatch(parameter.form.pattern, value):
+        if not parameter.form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {parameter.form.words}")
         parameters[name] = value
     return parameters, tuple(variables)

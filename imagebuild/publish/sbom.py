@@ -15,12 +15,12 @@ from typing import Annotated, Any
 from urllib.parse import unquote
 
 from packageurl import PackageURL
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from imagebuild import __version__
 from imagebuild.core import debian
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.fields import Platform
+from imagebuild.core.fields import Form, Platform
 from imagebuild.core.run import INSTALL_SYFT, RunProgram, run_program, syft_program
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
@@ -395,7 +395,7 @@ class SpdxDocument(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    spdxVersion: Annotated[str, Field(pattern=r"^SPDX-2\.")]  # noqa: N815 - names of SPDX
+    spdxVersion: Annotated[str, Form(r"SPDX-2\..*", "a version of SPDX 2")]  # noqa: N815 - names of SPDX
     packages: tuple[SpdxPackage, ...]
     relationships: tuple[dict[str, Any], ...] = ()
     documentDescribes: frozenset[str] = frozenset()  # noqa: N815

@@ -4,13 +4,12 @@ import os
 import stat
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError, read_text, trimmed, write_text
+from imagebuild.core import ConfigError, read_text, write_text
 from tests.conftest import ran
 
 WRITE = "import sys; from pathlib import Path; from imagebuild.core import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
@@ -18,16 +17,6 @@ WRITE = "import sys; from pathlib import Path; from imagebuild.core import write
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_what_nobody_used_for_a_month_leaves_the_cache(tmp_path: Path) -> None:
-    now = time.time()
-    for name, read, written in (("read", 29, 99), ("written", 99, 29), ("unused", 31, 31)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (now - read * 86400, now - written * 86400))
-    assert trimmed(tmp_path) == tmp_path
-    assert names_in(tmp_path) == ["read", "written"]
-    assert trimmed(tmp_path / "none") == tmp_path / "none"
 
 
 def test_a_file_is_replaced_whole_in_a_folder_that_is_made(tmp_path: Path) -> None:
