@@ -22,13 +22,15 @@ from imagebuild.core import debian, files
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Model, Platform
-from imagebuild.core.run import RunProgram, run_logged, run_program
+from imagebuild.core.run import Finished, RunProgram, execute, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
 
 Log = Callable[[str], None]
-RunLogged = Callable[..., None]
-"""Function that runs a program as `core.run.run_logged` does."""
+Execute = Callable[..., Finished]
+"""Function that runs a program as `core.run.execute` does."""
+LAST_LINES = 15
+"""Lines of mmdebstrap's output that are shown if it fails."""
 
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -120,7 +122,7 @@ def ensure_mmdebstrap(run: RunProgram, log: Log) -> None:
     private.install(PACKAGES, run)
 
 
-def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: RunLogged, log: Log) -> None:
+def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, execute: Execute, log: Log) -> None:
     """Write the file system to `tar`; raise CommandError with mmdebstrap's last lines if that fails.
 
     Scratch space is taken beside `tar`, and apt's own user must be able to get there.
@@ -132,7 +134,10 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, run: RunProgram, run_logged: Ru
             run(*NAMESPACES, "true")
             prefix = (*DIE_WITH_US, *NAMESPACES)
     command = recipe.command("root" if root else "unshare", str(tar))
-    run_logged((*prefix, *command), log, name="mmdebstrap", env={**ENV, "TMPDIR": str(tar.parent)})
+    done = execute((*prefix, *command), each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
+    if done.status != 0:
+        lines = done.output.splitlines()[-LAST_LINES:]
+        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.problem or done.status}):", *lines]))
 
 
 LAYOUT = "layout"
@@ -165,7 +170,7 @@ class BootstrapTools:
     sources: Callable[[str], tuple[AptSource, ...]] = debian.debian_sources
     emulate: Callable[[str], object] = private.ensure_emulation
     run: RunProgram = run_program
-    run_logged: RunLogged = run_logged
+    execute: Execute = execute
     now: Callable[[], float] = time.time
 
 
@@ -259,7 +264,7 @@ def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) ->
     tools.emulate(recipe.arch)
     with _scratch(cache) as folder:
         tar = folder / "root.tar"
-        make_rootfs(recipe, tar, tools.run, tools.run_logged, log)
+        make_rootfs(recipe, tar, tools.run, tools.execute, log)
         try:
             with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
                 version = file.read().decode().strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import codecs
 import hashlib
 import json
 import os
@@ -12,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +29,7 @@ from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.fields import Loc, YamlFile
 from imagebuild.core.files import write_text
-from imagebuild.core.run import end_program, start_program
+from imagebuild.core.run import execute
 from imagebuild.core.yaml import dotted_key
 from imagebuild.oci.engine import compressed_size, engine_flaw
 from imagebuild.project import plan
@@ -151,6 +149,8 @@ class EventStream:
             if not self._buffer:
                 return
             if self._buffer.startswith("{"):
+                if self._buffer.startswith("{\n") and "\n}" not in self._buffer:
+                    return  # an indented object is parsed once, when it is whole
                 try:
                     event, end = self._decoder.raw_decode(self._buffer)
                 except ValueError:
@@ -433,22 +433,23 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         command += ["--builder", run.request.builder]
     environ = {
         # buildx would make it a build argument, and so a part of every step's cache key; see `LayerFormat`.
-        **{name: value for name, value in os.environ.items() if name != bake.EPOCH_VARIABLE},
+        bake.EPOCH_VARIABLE: None,
         **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
     }
-    process = start_program(command, environ, output=subprocess.DEVNULL, errors=subprocess.PIPE)
-    assert process.stderr
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def update(line: str) -> None:
+        for event in stream.feed(f"{line}\n"):
+            progress.update(*event)
+
     try:
-        while chunk := os.read(process.stderr.fileno(), 1 << 16):
-            for event in stream.feed(decoder.decode(chunk)):
-                progress.update(*event)
-        return process.wait()
+        done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # so that BuildKit cancels it
     finally:
         stream.close()
-        end_program(process, signal.SIGINT, patience_s=15)  # so that BuildKit cancels the build
+    if done.status is None:
+        raise CommandError(f"docker buildx bake {done.problem}")
+    return done.status
 
 
 def _explain_stopped_engine(run: BuildRun) -> str:

@@ -42,11 +42,11 @@ from .http import Downloads as Downloads
 from .http import file_sha256 as file_sha256
 from .run import KEPT as KEPT
 from .run import PATIENCE_S as PATIENCE_S
-from .run import OutputSink as OutputSink
+from .run import Finished as Finished
 from .run import RunProgram as RunProgram
+from .run import execute as execute
 from .run import for_each as for_each
 from .run import native_platform as native_platform
-from .run import run_logged as run_logged
 from .run import run_program as run_program
 from .run import version_numbers as version_numbers
 from .run import which as which

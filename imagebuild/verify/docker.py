@@ -7,10 +7,9 @@ import re
 import shlex
 import tarfile
 import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
 from imagebuild.core.errors import CommandError
-from imagebuild.core.run import OutputSink
+from imagebuild.core.run import Finished, OutputReader, opened_log
 from imagebuild.oci import engine
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import blob_name, digest_of, index_json
@@ -148,9 +147,8 @@ def _execute(
     """Return the exit status of a script, TIMEOUT_STATUS if it did not end in time, and what it prints."""
     variables = {**(environment or {}), "HOME": USERS[user][0], "USER": user}
     argv = ["bash", "-euo", "pipefail", "-c", script]
-    with OutputSink(None) as sink:
-        status = execute(node, argv, user, sink=sink, timeout_s=STEP_TIMEOUT_S, environment=variables)
-    return runner.TIMEOUT_STATUS if status is None else status, sink.text
+    done = execute(node, argv, user, timeout_s=STEP_TIMEOUT_S, environment=variables)
+    return runner.TIMEOUT_STATUS if done.status is None else done.status, done.output
 
 
 @contextmanager
@@ -309,16 +307,16 @@ class DockerRunner(Runner):
 
 def run_probe(container: Container, image: str) -> Host:
     """Return what there is in a container of the image. Raises CannotRun if the probe does not reach its end there."""
-    with OutputSink(None) as sink:
-        try:
-            status = execute(container, ["sh", "-c", runner.PROBE], "root", sink=sink, timeout_s=runner.PROBE_TIMEOUT_S)
-            how = "did not end" if status is None else f"ended with {status}"
-        except CommandError as error:  # the container has ended, because it has no `sleep`
-            how = f"failed: {error}"
-    host = runner.read_probe(sink.text)
+    printed = ""
+    try:
+        done = execute(container, ["sh", "-c", runner.PROBE], "root", timeout_s=runner.PROBE_TIMEOUT_S)
+        printed, how = done.output, "did not end" if done.status is None else f"ended with {done.status}"
+    except CommandError as error:  # the container has ended, because it has no `sleep`
+        how = f"failed: {error}"
+    host = runner.read_probe(printed)
     if host is None:
         with engine.sdk_errors_explained(image):
-            output = sink.text.strip() or container.logs(tail=5).decode(errors="replace").strip()
+            output = printed.strip() or container.logs(tail=5).decode(errors="replace").strip()
         raise CannotRun(
             f"{image}: checks need a shell and `sleep` in the image, but the first command {how}: {output[-300:]}"
         )
@@ -326,35 +324,30 @@ def run_probe(container: Container, image: str) -> Host:
 
 
 def execute(
-    container: Container, argv: list[str], user: str, *, sink: OutputSink, timeout_s: float,
+    container: Container, argv: list[str], user: str, *, timeout_s: float, log: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> int | None:  # fmt: skip
-    """Run a program in a container. Return its status, or None if it exceeded its time limit or printed too much.
+) -> Finished:  # fmt: skip
+    """Run a program in a container, and return how it ended. One that takes too long is left running.
 
-    Raises CommandError if the engine fails.
+    Raises CommandError if the engine fails, or the log cannot be written.
     """
     assert container.client, "a container that was started has the client that started it"
     api = container.client.api
-    problems: list[BaseException] = []
-    status: list[int | None] = []
+    status: list[int] = []
 
-    def read_output() -> None:
-        try:
-            process = api.exec_create(container.id, argv, user=user, workdir="/", environment=dict(environment or {}))
-            sink.drain(engine.exec_output(api, process["Id"]))
-            status.append(api.exec_inspect(process["Id"])["ExitCode"])
-        except (DockerException, OSError) as error:
-            problems.append(error)
+    def output() -> Generator[bytes]:
+        process = api.exec_create(container.id, argv, user=user, workdir="/", environment=dict(environment or {}))
+        yield from engine.exec_output(api, process["Id"])
+        status.append(api.exec_inspect(process["Id"])["ExitCode"])
 
-    reader = threading.Thread(target=read_output, daemon=True)
-    reader.start()
-    deadline = time.monotonic() + timeout_s
-    while reader.is_alive() and time.monotonic() < deadline and not sink.full.is_set():
-        reader.join(min(0.5, max(0.0, deadline - time.monotonic())))
-    if problems:
+    # An engine that stops cannot keep us: all that asks it is done by the thread.
+    with opened_log(log) as file:
+        reader = OutputReader(output(), file)
+        reader.join(timeout_s)
+    if reader.error:
         with engine.sdk_errors_explained(str(container.name)):
-            raise problems[0]
-    return None if reader.is_alive() or sink.full.is_set() else status[0]
+            raise reader.error
+    return Finished(status[0] if status else None, reader.text, problem=reader.problem)
 
 
 class DockerSession(Session):
@@ -391,8 +384,8 @@ class DockerSession(Session):
     def _run_in(self, container: Container, command: Command, nodes: Sequence[str] = ()) -> Execution:
         limit_s = command.timeout_s + runner.GRACE_S + ENGINE_S
 
-        def start(program: str, _: str, sink: OutputSink) -> int | None:
-            return execute(container, ["bash", "-c", program], command.user, sink=sink, timeout_s=limit_s)
+        def start(program: str, _: str) -> Finished:
+            return execute(container, ["bash", "-c", program], command.user, timeout_s=limit_s, log=command.log)
 
         argv = ["docker", "exec", "--user", command.user, str(container.name)]
         return self.execution(command, start, argv, nodes=nodes)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from imagebuild.core import console, run
 from imagebuild.core.errors import CommandError, ConfigError
-from imagebuild.core.run import OutputSink
+from imagebuild.core.run import Finished
 from imagebuild.verify import runner
 from imagebuild.verify.runner import Command, Execution, Host, Runner, Session
 
@@ -103,12 +103,11 @@ class ExecRunner(Runner):
     def session(self, reference: str | None = None, layout: Path | None = None) -> Iterator[ExecSession]:  # noqa: ARG002 - the prefix leads to the image
         """Find out what is where the prefix leads. Raises CommandError if nothing can be run there."""
         argv = command_line(self.prefix, ["sh", "-c", runner.PROBE])
-        with OutputSink(None) as sink:
-            status = run.run_with_deadline(argv, sink, runner.PROBE_TIMEOUT_S + CONNECT_S)
-        host = runner.read_probe(sink.text)
+        done = run.execute(argv, timeout_s=runner.PROBE_TIMEOUT_S + CONNECT_S)
+        host = runner.read_probe(done.output)
         if host is None:
-            output = sink.text.strip()[-500:] or "nothing"
-            how = "did not end" if status is None else f"ended with {status}"
+            output = done.output.strip()[-500:] or "nothing"
+            how = "did not end" if done.status is None else f"ended with {done.status}"
             raise CommandError(f"--runner {self.name}: the first command {how} and printed: {output}")
         yield ExecSession(self, host)
 
@@ -141,19 +140,18 @@ class ExecSession(Session):
         inside = command.ranks > 1 and "srun" not in program_names(self.prefix)
         launcher = (with_ranks(["srun"], command.ranks, command.nodes) if inside else None) or ()
 
-        def start(program: str, token: str, sink: OutputSink) -> int | None:
+        def start(program: str, token: str) -> Finished:
             argv, sweep = self._argv(command, program), self._argv(command, runner.sweep_script(token))
             assert argv, self.obstacle(command)
             assert sweep
-            status: int | None = None
+            done = None
             try:
-                status = run.run_with_deadline(argv, sink, command.timeout_s + runner.GRACE_S + CONNECT_S)
+                done = run.execute(argv, timeout_s=command.timeout_s + runner.GRACE_S + CONNECT_S, log=command.log)
             finally:
-                if status is None and not SELF_CLEANING & set(program_names(self.prefix)):
+                if (done is None or done.status is None) and not SELF_CLEANING & set(program_names(self.prefix)):
                     # The end of the launcher may have left the command running on the other side.
-                    with OutputSink(None) as ignored:
-                        run.run_with_deadline(sweep, ignored, SWEEP_S)
-            return status
+                    run.execute(sweep, timeout_s=SWEEP_S)
+            return done
 
         nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
         return self.execution(command, start, self.prefix, nodes=nodes, launcher=launcher)

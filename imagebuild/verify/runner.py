@@ -14,7 +14,7 @@ from pathlib import Path
 
 from imagebuild.core import console
 from imagebuild.core.errors import CommandError, suggestion
-from imagebuild.core.run import OutputSink
+from imagebuild.core.run import Finished
 from imagebuild.project.component import Facilities
 
 EXEC = "exec:"
@@ -290,7 +290,7 @@ class Session(ABC):
     def execution(
         self,
         command: Command,
-        start: Callable[[str, str, OutputSink], int | None],
+        start: Callable[[str, str], Finished],
         argv: Iterable[str],
         *,
         nodes: Sequence[str] = (),
@@ -298,8 +298,7 @@ class Session(ABC):
     ) -> Execution:
         """Wrap a command's script, run it, and return the outcome; `nodes` are those that it uses, if several.
 
-        `start` takes the wrapped script, its token and where its output goes, and returns the exit status, or None if
-        it ended the program itself. `argv` and `launcher` are what people type before bash.
+        `start` runs the wrapped script with its token. `argv` and `launcher` are what people type before bash.
         """
         _, _, home = self.host.accounts.get(command.user, (0, 0, "/root"))
         environment = {"LC_ALL": "C.UTF-8", "HOME": home, "USER": command.user, **command.environment}
@@ -310,17 +309,16 @@ class Session(ABC):
             command.script, token=token, timeout_s=command.timeout_s, environment=environment, launcher=launcher
         )
         began = time.monotonic()
-        with OutputSink(command.log) as sink:
-            status = start(program, token, sink)
+        done = start(program, token)
         seconds = time.monotonic() - began
-        late = status == TIMEOUT_STATUS and seconds >= command.timeout_s
+        late = done.status == TIMEOUT_STATUS and seconds >= command.timeout_s
         return Execution(
             argv=console.redacted_arguments([*argv, *launcher, "bash", "-euo", "pipefail", "-c", command.script]),
-            status=None if late else status,
-            output=sink.text,
+            status=None if late else done.status,
+            output=done.output,
             seconds=seconds,
             environment=console.redacted_environment(environment),
-            problem=sink.reason,
+            problem=done.problem,
         )
 
 

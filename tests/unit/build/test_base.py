@@ -26,7 +26,7 @@ from imagebuild.build import (
     private,
     signed_source,
 )
-from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, RunProgram
+from imagebuild.core import AptSource, CommandError, ConfigError, Finished, ResultError, RunProgram
 from imagebuild.oci import EPOCH, add_image, blob_path, images_in, write_index
 from tests.unit.image_files import layer
 
@@ -45,14 +45,15 @@ class Machine:
     commands: list[Sequence[str]] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
 
-    def run_logged(self, command: Sequence[str], log: Log, *, name: str, env: Mapping[str, str]) -> None:
+    def execute(self, command: Sequence[str], *, each_line: Log, env: Mapping[str, str]) -> Finished:
         self.commands.append(command)
-        log("I: running")
+        each_line("I: running")
         tar = Path(next(word for word in command if word.endswith("root.tar")))
         (tar.parent / "mmdebstrap.1234").mkdir()
         if self.failure:
             raise self.failure
         tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.whole else {}))
+        return Finished(0, "")
 
     @property
     def tools(self) -> BootstrapTools:
@@ -60,7 +61,7 @@ class Machine:
             sources=lambda release: (SOURCE,),
             emulate=self.emulated.append,
             run=lambda *command, **options: "",
-            run_logged=self.run_logged,
+            execute=self.execute,
             now=lambda: self.time,
         )
 
@@ -193,10 +194,12 @@ SITE_KEY = "/etc/apt/keyrings/site.gpg"
 
 def _make(run: RunProgram) -> tuple[Sequence[str], Mapping[str, str]]:
     started: list[tuple[Sequence[str], Mapping[str, str]]] = []
-    make_rootfs(
-        RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), run,
-        lambda command, log, name, env: started.append((command, env)), lambda _: None,
-    )  # fmt: skip
+
+    def execute(command: Sequence[str], *, env: Mapping[str, str], **_: object) -> Finished:
+        started.append((command, env))
+        return Finished(0, "")
+
+    make_rootfs(RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), run, execute, lambda _: None)
     return started[0]
 
 

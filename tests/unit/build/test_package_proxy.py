@@ -77,7 +77,7 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
         assert ask(replaying, target, "HEAD") == (200, b"")
         assert [r.path for r in site.requests] == ["/host/x_1.0+b~1.deb"]
         assert list(store.files) == [URL]
-        assert ask(recording, "http://far.example/host/gone")[0] == 404
+        assert ask(recording, "http://far.example:443/host/gone")[0] == 404
         site.fail("/host/", status=503, times=9)
         assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
         assert [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")] == [
