@@ -53,7 +53,8 @@ def site(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def store(tmp_path: Path, site: Server) -> DownloadStore:
     """A store that fetches."""
-    mirrors = Mirrors(downloads={"https://far.example/": f"http://127.0.0.1:{site.port}/"})
+    near = f"http://127.0.0.1:{site.port}/"
+    mirrors = Mirrors(downloads={"http://far.example/": near, "https://far.example/": near})
     return DownloadStore(tmp_path / "store", {}, Downloads(mirrors.download, pause_s=0))
 
 
@@ -77,7 +78,7 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
         assert ask(replaying, target, "HEAD") == (200, b"")
         assert [r.path for r in site.requests] == ["/host/x_1.0+b~1.deb"]
         assert list(store.files) == [URL]
-        assert ask(recording, "http://far.example:443/host/gone")[0] == 404
+        assert ask(recording, "http://far.example/host/gone")[0] == 404
         site.fail("/host/", status=503, times=9)
         assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
         assert [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")] == [
