@@ -20,6 +20,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPResponse
 
+from imagebuild.core import Patience
 from imagebuild.oci import (
     CONFIG,
     INDEX,
@@ -42,7 +43,9 @@ LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 
 @dataclass
-class Repository:
+class Held:
+    """What a repository has."""
+
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, Manifest] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
@@ -92,11 +95,9 @@ class FakeRegistry(Registry):
     """Where it is served by `serve`."""
 
     def __init__(self, host: str = "registry.test", **behaviour: Any) -> None:
-        super().__init__(host, f"http://{host}/v2/", patience_s=0)
-        # A thread that outlives its test would write to what took the test's output.
-        self._is_watched = True
-        self.session.mount("http://", Transport(self))
-        self.repositories: dict[str, Repository] = {}
+        super().__init__(host, f"http://{host}/v2/", patience=Patience(0))
+        self.client.session.mount("http://", Transport(self))
+        self.repositories: dict[str, Held] = {}
         self.calls: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str, str], None] | None = None
         self.sent = 0
@@ -138,15 +139,15 @@ class FakeRegistry(Registry):
             return refused
         return answered
 
-    def _change(self, what: str, repository: str, name: str) -> Repository:
+    def _change(self, what: str, repository: str, name: str) -> Held:
         if self.before:
             self.before(what, repository, name)
         with self.lock:
             self.calls.append((what, repository, name))
-            return self.repositories.setdefault(repository, Repository())
+            return self.repositories.setdefault(repository, Held())
 
-    def _look(self, repository: str) -> Repository:
-        return self.repositories.get(repository) or Repository()
+    def _look(self, repository: str) -> Held:
+        return self.repositories.get(repository) or Held()
 
     def _answer_manifests(self, request: Request, repository: str, reference: str) -> Answer:
         if request.method == "PUT":
@@ -175,7 +176,7 @@ class FakeRegistry(Registry):
             missing += [m.digest for m in manifests_of(document) if m.digest not in held.manifests]
             if missing:
                 raise refusal(400, "MANIFEST_BLOB_UNKNOWN", ", ".join(missing))
-            held.manifests[digest] = Manifest(request.content, request.headers["Content-Type"], digest)
+            held.manifests[digest] = Manifest(request.content, request.headers["Content-Type"])
             if ":" not in reference:
                 held.tags[reference] = digest
             self.sent += len(request.content)
@@ -324,34 +325,26 @@ def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
 
 
 def put_image(
-    registry: Registry, repository: str, layers: Iterable[bytes], platform: str = "linux/amd64", **settings: Any
-) -> Descriptor:
-    """Put an image of stored layers there, by digest; what describes it in an index. Settings are Env, Labels, …"""
+    registry: Registry, repository: str, *layers: bytes | image_files.Files, platform: str = "linux/amd64",
+    **settings: Any,
+) -> Descriptor:  # fmt: skip
+    """Put an image there, by digest; what describes it in an index. Settings are Env, Labels, …
+
+    Layers are as they are stored, or the files that are in them.
+    """
     os, architecture = platform.split("/")
     config = encode_json({"os": os, "architecture": architecture, "config": settings, "rootfs": {}})
-    stored = [(CONFIG, config), *((LAYER, layer) for layer in layers)]
+    packed = [data if isinstance(data, bytes) else gzip.compress(image_files.layer(data), 1) for data in layers]
+    stored = [(CONFIG, config), *((LAYER, layer) for layer in packed or [b"layer"])]
     for _, data in stored:
-        registry.put_blob(repository, data, digest_of(data))
+        registry.at(repository).put_blob(data, digest_of(data))
     first, *rest = [Descriptor(kind, digest_of(data), len(data)).to_json() for kind, data in stored]
-    manifest = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": rest})
-    digest = registry.put_manifest(repository, digest_of(manifest), manifest, MANIFEST)
-    return Descriptor(MANIFEST, digest, len(manifest), platform)
+    manifest = Manifest(
+        encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": rest}), MANIFEST
+    )
+    return Descriptor(MANIFEST, registry.at(repository).put_manifest(manifest), len(manifest.content), platform)
 
 
-def image(registry: Registry, repository: str, content: bytes = b"layer", platform: str = "linux/amd64") -> Descriptor:
-    """Put a small image of one platform there, by digest; what describes it in an index."""
-    return put_image(registry, repository, [content], platform)
-
-
-def pushed(
-    registry: Registry, *layers: image_files.Files, platform: str = "linux/amd64", **settings: Any
-) -> Descriptor:
-    """An image of real layers, by digest in the repository `gpu/open`; its description."""
-    packed = [gzip.compress(image_files.layer(files), 1) for files in layers]
-    return put_image(registry, "gpu/open", packed, platform, **settings)
-
-
-def index(registry: Registry, repository: str, manifests: Iterable[Descriptor], tag: str | None = None) -> str:
+def index(registry: Registry, repository: str, manifests: Iterable[Descriptor], tag: str = "") -> str:
     """Put an index of images there, by digest or by tag; its digest."""
-    content = index_document(manifests)
-    return registry.put_manifest(repository, tag or digest_of(content), content, INDEX)
+    return registry.at(repository).put_manifest(Manifest(index_document(manifests), INDEX), tag)

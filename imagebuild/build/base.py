@@ -215,7 +215,7 @@ def bootstrap(
         # Only one process at a time adds to the cache or removes from it.
         with private.alone(cache, lambda: log("waiting for another imagebuild that uses the same cache of bases")):
             manifests = [_cached(cache, recipe, oldest) or _make(cache, recipe, tools, log) for recipe in recipes]
-            digest = layout.write_index(cache / LAYOUT, manifests)
+            digest = layout.Layout(cache / LAYOUT).write_index(manifests)
             _forget(cache, tools.now() - KEEP_DAYS * DAY)
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
@@ -248,7 +248,7 @@ def _cached(cache: Path, recipe: RootfsRecipe, oldest: float) -> layout.Descript
     if not record or record.created < oldest:
         return None
     manifest = record.manifest
-    return manifest if layout.has_image(cache / LAYOUT, manifest.digest, manifest.size) else None
+    return manifest if layout.Layout(cache / LAYOUT).has(manifest.digest, manifest.size) else None
 
 
 def _record_path(cache: Path, recipe: RootfsRecipe) -> Path:
@@ -271,7 +271,7 @@ def _make(cache: Path, recipe: RootfsRecipe, tools: BootstrapTools, log: Log) ->
         except (KeyError, ValueError, OSError, tarfile.TarError) as error:
             raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
         image = image_settings(recipe.release, version)
-        manifest = layout.add_image(cache / LAYOUT, tar, recipe.platform, image)
+        manifest = layout.Layout(cache / LAYOUT).add_image(tar, recipe.platform, image)
     record = CachedRootfs(created=tools.now(), manifest=manifest)
     files.write_text(_record_path(cache, recipe), record.model_dump_json(indent=1))
     return manifest
@@ -292,7 +292,7 @@ def _forget(cache: Path, before: float) -> None:
         path.unlink()
         del records[path]
     manifests = [record.manifest for record in records.values()]
-    layout.prune_blobs(cache / LAYOUT, manifests, older_than=time.time() - DAY)
+    layout.Layout(cache / LAYOUT).prune(manifests, older_than=time.time() - DAY)
 
 
 @contextmanager

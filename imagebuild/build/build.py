@@ -36,12 +36,12 @@ MANY = 4
 
 def size_of_downloads(urls: Collection[str]) -> str:
     """Return the size of files as ` (1.2 GB)`; nothing if a server does not answer or does not tell."""
-    from imagebuild.core.http import Downloads
+    from imagebuild.core.http import Downloads, Patience
 
     try:
         configured = settings.load_settings(os.environ)
         ca = settings.ca_bundle(None, os.environ)
-        web = Downloads(configured.mirrors.download, ca, configured.netrc_file, pause_s=0)
+        web = Downloads(configured.mirrors.download, ca, configured.netrc_file, patience=Patience(0))
         sizes = [web.length(url) for url in urls]
     except ImagebuildError:
         return ""

@@ -31,7 +31,7 @@ from imagebuild.core.fields import Loc, YamlFile
 from imagebuild.core.files import write_text
 from imagebuild.core.run import execute
 from imagebuild.core.yaml import dotted_key
-from imagebuild.oci.engine import compressed_size, engine_flaw
+from imagebuild.oci.engine import engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
@@ -563,7 +563,7 @@ def component_of(stage: str, components: Container[str]) -> str | None:
     return None
 
 
-def staging_repository(project: Project, target: Target) -> oci.RepositoryAt:
+def staging_repository(project: Project, target: Target) -> oci.Repository:
     """Return where a target's image is pushed to, to be verified there."""
     name = oci.parse_reference(plan.repository_name(project, target.image))
     return oci.connect_registry(name.host).at(name.repository)
@@ -599,12 +599,10 @@ def export_images(run: BuildRun, results: Sequence[BuildResult], progress: Build
             staging = staging_repository(run.project, target)
             progress.begin(target.id, f"push of {target.id} to {staging}")
             tag = plan.staged_tag(result.digest, datetime.now(UTC))
-            moved = oci.push_image(layout, result.digest, staging.registry, staging.repository, tag)
+            moved = oci.push_image(oci.Layout(layout), result.digest, staging, tag)
             progress.end(target.id, f"{moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": str(staging), "tags": (f"{staging}:{tag}",)}
             shutil.rmtree(layout)
-        if run.request.output == "load" and not run.request.stage:
-            more["size_bytes"] = compressed_size(run.engine, result.tags[0])
         exported.append(result.model_copy(update=more))
         write_text(run.request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
     return exported

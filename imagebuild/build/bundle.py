@@ -40,8 +40,8 @@ from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import git_environment, pip_conf_text, pip_environment
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import check_image, start_layout
-from imagebuild.oci.registry import Layout, copy_image, pull_image
+from imagebuild.oci.layout import Layout
+from imagebuild.oci.registry import copy_image, pull_image
 from imagebuild.render.recipe import pip_platforms
 
 MANIFEST = "manifest.json"
@@ -126,7 +126,7 @@ class Bundle:
         """List what is missing or has changed since the bundle was made."""
         checks: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         checks += [(self.store.checked, (url,)) for url in self.manifest.files]
-        checks += [(check_image, (self.layout, digest)) for digest in sorted(set(self.manifest.images.values()))]
+        checks += [(Layout(self.layout).check, (digest,)) for digest in sorted(set(self.manifest.images.values()))]
         checks += [(self.git.check, (url, commit)) for commit, url in self.manifest.git.items()]
         note(f"checking {len(checks)} files, images and commits")
         damage = []
@@ -192,15 +192,15 @@ class Recording:
                 else:
                     store.get(item.url)
             stages = contexts_of(request, store.get, git)
-        layout = self.folder / Bundle.IMAGES
+        layout = Layout(self.folder / Bundle.IMAGES)
         for image in request.images:
             request.note(f"pulling {image}")
             self.images[image] = pull_image(mirrors.image(image), layout)
-        start_layout(layout)
+        layout.start()
         for image, context in request.given.images.items():
             base, _, self.images[image] = context.removeprefix("oci-layout://").rpartition("@")
-            copy_image(self.images[image], Layout(Path(base)), Layout(layout))
-        images = {image: f"oci-layout://{layout}@{digest}" for image, digest in self.images.items()}
+            copy_image(self.images[image], Layout(Path(base)), layout)
+        images = {image: f"oci-layout://{layout.folder}@{digest}" for image, digest in self.images.items()}
         with package_proxy(gateway_address(request.engine), store, request.note) as proxy:
             yield request.provide(images, stages, _proxy_secrets(proxy, recording=True))
         self.finish(store.files, request.needs)

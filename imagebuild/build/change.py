@@ -273,15 +273,11 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     Raises CommandError if that fails; images that were exported before stay so.
     """
     location = parse_reference(run.request.cache or "")
-    registry = oci.connect_registry(location.host)
+    place = oci.connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
     compiled = {e for target, entries in run.caches.items() for e in entries if (target, e.stage) in executed}
-    chosen = {
-        entry: target
-        for entry, target in owners.items()
-        if entry in compiled or registry.digest(location.repository, entry.tag) is None
-    }
+    chosen = {entry: target for entry, target in owners.items() if entry in compiled or place.digest(entry.tag) is None}
     if not chosen:
         return
     progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")

@@ -29,13 +29,13 @@ from pydantic import Field
 from imagebuild.build.bake import BuildInputs
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import ARCHS, Arch, Commit, Model, Platform
-from imagebuild.core.files import read_text, temporary_file, write_text
-from imagebuild.core.http import Downloads, file_sha256, login_for
+from imagebuild.core.files import file_sha256, read_text, temporary_file, write_text
+from imagebuild.core.http import Downloads, login_for
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.settings import Settings, git_environment, pip_conf_text
 from imagebuild.oci import layout
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import CREATED, ImageSettings, add_tree, has_image
+from imagebuild.oci.layout import CREATED, ImageSettings, Layout
 from imagebuild.project.lockfile import (
     BaseImage,
     Lock,
@@ -151,8 +151,7 @@ class DownloadStore:
                 raise Absent(f"{self.folder}: has no {url}; make the bundle again")
             path = self.folder / stored_path(url)
             with temporary_file(self.folder / FILES) as partial:
-                with self._web.open(url) as answer, partial.open("wb") as file:
-                    file.writelines(self._web.chunks(answer))
+                self._web.download(url, partial)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 partial.chmod(0o644)
                 partial.replace(path)
@@ -309,7 +308,7 @@ class Trees:
             digest: str = json.loads(self._record(key).read_text())["digest"]
         except (OSError, ValueError, LookupError):
             return None
-        return f"oci-layout://{self.layout}@{digest}" if has_image(self.layout, digest) else None
+        return f"oci-layout://{self.layout}@{digest}" if Layout(self.layout).has(digest) else None
 
     def add(self, key: str, path: Path, name: str = "") -> str:
         """Add the files of a folder, or one file under a name, as ADD makes it; return their context.
@@ -335,7 +334,7 @@ class Trees:
                     root.type = tarfile.DIRTYPE
                     archive.addfile(usual(root))
                 archive.add(path, name or "./", filter=usual)
-            digest = add_tree(self.layout, tar, get_args(Platform), ImageSettings(CREATED))
+            digest = Layout(self.layout).add_tree(tar, get_args(Platform), ImageSettings(CREATED))
         write_text(self._record(key), json.dumps({"key": key, "digest": digest}))
         return f"oci-layout://{self.layout}@{digest}"
 

@@ -1,6 +1,7 @@
+from .console import doing as doing
+from .console import kept_environment as kept_environment
 from .console import markdown_table as markdown_table
 from .console import redacted_arguments as redacted_arguments
-from .console import redacted_environment as redacted_environment
 from .debian import AptSource as AptSource
 from .debian import Package as Package
 from .debian import apt_sources as apt_sources
@@ -34,12 +35,13 @@ from .fields import major as major
 from .fields import matches as matches
 from .fields import satisfies as satisfies
 from .files import cache_folder as cache_folder
+from .files import file_sha256 as file_sha256
 from .files import read_text as read_text
 from .files import write_text as write_text
-from .http import ATTEMPTS as ATTEMPTS
 from .http import Advance as Advance
 from .http import Downloads as Downloads
-from .http import file_sha256 as file_sha256
+from .http import Patience as Patience
+from .http import TryAgain as TryAgain
 from .run import KEPT as KEPT
 from .run import PATIENCE_S as PATIENCE_S
 from .run import Finished as Finished

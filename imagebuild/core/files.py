@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
@@ -72,6 +73,12 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: cannot be read: not UTF-8 text; write it as UTF-8") from None
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def shipped_folder() -> Path:

@@ -15,7 +15,7 @@ from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.oci.layout import EMPTY_TYPE, MOST_BYTES, Attachment, Descriptor, digest_of, referrer_descriptor
 
 if TYPE_CHECKING:
-    from imagebuild.oci.registry import Registry
+    from imagebuild.oci.registry import Repository
 
 
 KINDS = {
@@ -106,7 +106,7 @@ def kind_of(referrer: Descriptor) -> str:
     return predicate_type or artifact_type
 
 
-def list_attestations(registry: Registry, repository: str, subject: str) -> tuple[Descriptor, ...]:
+def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]:
     """Return what refers to a manifest, the newest first as far as annotations tell.
 
     A bare statement that a bundle repeats is left out.
@@ -114,10 +114,10 @@ def list_attestations(registry: Registry, repository: str, subject: str) -> tupl
     Raises CommandError if the registry cannot list it.
     """
     listed = []
-    for item in registry.referrers(repository, subject):
+    for item in place.referrers(subject):
         manifest = None
         if item.artifact_type in (None, EMPTY_TYPE) or not item.annotations:
-            manifest = registry.manifest(repository, item.digest)
+            manifest = place.find(item.digest)
         listed.append(referrer_descriptor(manifest.content) if manifest else item)
     signed = {item.annotations.get(PREDICATE_DIGEST) for item in listed if item.artifact_type == BUNDLE_MEDIA} - {None}
     kept = [
@@ -126,19 +126,17 @@ def list_attestations(registry: Registry, repository: str, subject: str) -> tupl
     return tuple(sorted(kept, key=lambda item: (item.annotations.get(CREATED, ""), item.digest), reverse=True))
 
 
-def read_attestations(
-    registry: Registry, repository: str, subject: str, kind: str | None = None
-) -> tuple[Attestation, ...]:
+def read_attestations(place: Repository, subject: str, kind: str | None = None) -> tuple[Attestation, ...]:
     """Read what `list_attestations` returns; with `kind`, only this one. Raises CommandError as that does."""
-    listed = [item for item in list_attestations(registry, repository, subject) if kind in (None, kind_of(item))]
-    return tuple(read_attestation(registry, repository, item, subject) for item in listed)
+    listed = [item for item in list_attestations(place, subject) if kind in (None, kind_of(item))]
+    return tuple(read_attestation(place, item, subject) for item in listed)
 
 
-def read_attestation(registry: Registry, repository: str, item: Descriptor, subject: str) -> Attestation:
+def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attestation:
     """Read something that is listed as referring to a manifest; whatever is wrong with it is its `problem`."""
     kind = kind_of(item)
     try:
-        manifest = registry.manifest(repository, item.digest)
+        manifest = place.find(item.digest)
         if manifest is None:
             raise ResultError("is listed, but the registry does not have it")
         document = manifest.document
@@ -151,7 +149,7 @@ def read_attestation(registry: Registry, repository: str, item: Descriptor, subj
             return Attestation(kind, item.digest, size=size)
         if size > MOST_BYTES:
             raise ResultError(f"claims to have {size} bytes; at most {MOST_BYTES} are read")
-        stored = registry.blob(repository, layers[0].digest)
+        stored = place.blob(layers[0].digest)
         is_bundle = layers[0].media_type == BUNDLE_MEDIA
         content = _predicate_of(stored, KINDS[kind], subject, is_bundle=is_bundle)
         return Attestation(kind, item.digest, content, stored if is_bundle else b"", size)

@@ -276,19 +276,6 @@ def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
         yield from client.images.get(image).save()
 
 
-def compressed_size(engine: Endpoint, image: str) -> int | None:
-    """Return the compressed size of an image; None if the engine only keeps it unpacked, or not at all.
-
-    Raises CommandError if the engine fails.
-    """
-    if not has_containerd_store(engine):
-        return None
-    with suppress(CommandError):  # built by another builder, and not loaded
-        command = ("docker", "image", "inspect", "--format", "{{.Size}}", image)
-        return int(run_program(*command, env=engine.environment, timeout=20))
-    return None
-
-
 @contextmanager
 def sdk_errors_explained(what: str) -> Iterator[None]:
     """Turn what the SDK raises into CommandError."""

@@ -35,7 +35,7 @@ from imagebuild.oci.attestation import (
 from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
+from imagebuild.oci.registry import Registry, Repository, is_plain
 from imagebuild.project.records import Catalog, ScanResult, VerifyResult
 from imagebuild.publish.evidence import PREDICATES, attachment_of, read_predicate
 from imagebuild.publish.provenance import Provenance
@@ -404,12 +404,12 @@ def verify_attachments(reference: ImageReference, registry: Registry, request: A
 
 
 def _verify_manifest(
-    place: RepositoryAt, name: str, digest: str, subjects: Sequence[ManifestSubject], request: AttestRequest
+    place: Repository, name: str, digest: str, subjects: Sequence[ManifestSubject], request: AttestRequest
 ) -> Iterator[AttestFinding]:
     """Judge the attachments of a manifest: a platform's image, or an index, whose attachments are about its images."""
     manifest = place.manifest(digest).content
     trusted = set()
-    for attestation in read_attestations(place.registry, place.repository, digest):
+    for attestation in read_attestations(place, digest):
         kind, required = attestation.kind, attestation.kind in request.required
         if kind not in PREDICATES and not attestation.problem:
             continue
@@ -446,10 +446,10 @@ def show_attachment(reference: ImageReference, registry: Registry, kind: str, pl
     Raises ConfigError if there is none that is undamaged, and if the image has several platforms and none is named.
     """
     image = image_in_registry(str(reference), reference, registry, Path()).image(platform)
-    digest, repository = str(image.digest), reference.repository
-    of_kind = read_attestations(registry, repository, digest, kind)
+    digest, place = image.digest, registry.at(reference.repository)
+    of_kind = read_attestations(place, digest, kind)
     if not of_kind:
-        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(registry, repository, digest)}))
+        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(place, digest)}))
         raise ConfigError(f"{reference}: {digest} has no {kind}; it has {kinds or 'nothing attached'}")
     whole = [attachment for attachment in of_kind if not attachment.problem]
     if not whole:
@@ -491,17 +491,17 @@ def add_attachment(
 
 
 def attach(
-    place: RepositoryAt, subject: Descriptor, kind: str, content: bytes, *, created: str = "",
+    place: Repository, subject: Descriptor, kind: str, content: bytes, *, created: str = "",
     signer: Signer | None = None,
 ) -> str:  # fmt: skip
     """Attach a predicate to an image, signed if there is a signer, and return the digest of the attachment.
 
     Raises CommandError if the registry fails or nothing can be signed.
     """
-    name = place.repository.rpartition("/")[2]
+    name = place.name.rpartition("/")[2]
     bundle = signer.attest(kind, content, name, place.manifest(subject.digest).content) if signer else b""
     attachment = attestation_of(kind, content, subject, name, created=created, bundle=bundle)
-    return place.registry.attach(place.repository, subject, attachment)
+    return place.attach(subject, attachment)
 
 
 def with_signers(catalog: Catalog, trust: Trust) -> Catalog:

@@ -23,7 +23,7 @@ from imagebuild.oci.attestation import CREATED, SIGNATURE, Attestation, read_att
 from imagebuild.oci.image import PlatformImage, image_in_registry
 from imagebuild.oci.layout import REFERRERS_TAG
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
+from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project.matrix import Plan, axes_of, components_of
 from imagebuild.project.plan import Project
 from imagebuild.project.records import (
@@ -80,8 +80,9 @@ def catalog_from_registry(
     registries = {host: connect(host) for host in {name.host for name in repositories}}
     for reference, image in repositories.items():
         registry = registries[reference.host]
-        tags = registry.tags(reference.repository)
-        repository = ImageRepository(registry.at(reference.repository), image, project, plan, signed_digests(tags))
+        place = registry.at(reference.repository)
+        tags = place.tags()
+        repository = ImageRepository(place, image, project, plan, signed_digests(tags))
         results = for_each(repository.read_image, repository.tags_by_digest(tags).items(), registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
@@ -110,7 +111,7 @@ def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
 class ImageRepository:
     """Read the images of one repository."""
 
-    place: RepositoryAt
+    place: Repository
     image: str
     project: Project
     plan: Plan
@@ -119,8 +120,8 @@ class ImageRepository:
 
     def tags_by_digest(self, tags: Iterable[str]) -> dict[str, list[str]]:
         """Return digest → the tags of images that name it."""
-        names, registry = image_tags(tags), self.place.registry
-        digests = for_each(lambda tag: registry.digest(self.place.repository, tag), names, registry, jobs=WORKERS)
+        names = image_tags(tags)
+        digests = for_each(self.place.digest, names, self.place.registry, jobs=WORKERS)
         by_digest: dict[str, list[str]] = {}
         for tag, digest in zip(names, digests, strict=True):
             if digest:  # a tag may have been deleted meanwhile
@@ -211,7 +212,7 @@ class ImageRepository:
     def _read_attached(self, subject: str, problems: list[str]) -> list[tuple[Attestation, BaseModel | None]]:
         """Read everything that refers to a manifest, the newest first as far as annotations tell."""
         attached: list[tuple[Attestation, BaseModel | None]] = []
-        for item in read_attestations(self.place.registry, self.place.repository, subject):
+        for item in read_attestations(self.place, subject):
             predicate = None
             try:
                 predicate = read_predicate(item)

@@ -13,7 +13,7 @@ from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import STATEMENT_MEDIA
 from imagebuild.oci.layout import INDEX_TYPES, REFERRERS_TAG, Descriptor, Manifest, manifests_of, referrers_tag
 from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import DeletionDisabled, Registry, RepositoryAt
+from imagebuild.oci.registry import DeletionDisabled, Registry, Repository
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Project, repository_name
 
@@ -48,11 +48,11 @@ class Staged:
 class Survey:
     """Hold what registries know about staged images."""
 
-    staging: RepositoryAt
+    staging: Repository
     staged: tuple[Staged, ...]
     held: Mapping[str, str] = field(default_factory=dict)
     """Digest → what keeps it: a tag that no push left, or an index with such a tag."""
-    referrers: Mapping[str, tuple[tuple[RepositoryAt, Descriptor], ...]] = field(default_factory=dict)
+    referrers: Mapping[str, tuple[tuple[Repository, Descriptor], ...]] = field(default_factory=dict)
     """Digest → what refers to it and where, for staged images that are old enough and for their attachments."""
 
 
@@ -159,12 +159,12 @@ BATCH = 16
 
 def repositories_of(
     project: Project, plan: Plan, image: str, connect: Callable[[str], Registry]
-) -> tuple[RepositoryAt, tuple[RepositoryAt, ...]]:
+) -> tuple[Repository, tuple[Repository, ...]]:
     """Return the staging repository of an image, and the repositories that its tags are in."""
 
-    def repository_at(name: str) -> RepositoryAt:
+    def repository_at(name: str) -> Repository:
         reference = parse_reference(name)
-        return RepositoryAt(connect(reference.host), reference.repository)
+        return connect(reference.host).at(reference.repository)
 
     names = [f"{project.matrix.model.repository}/{image}"]
     for target in plan.targets:
@@ -177,13 +177,13 @@ def repositories_of(
 class Pruning:
     """Survey and prune the staging repository of one image."""
 
-    staging: RepositoryAt
-    published: tuple[RepositoryAt, ...]
+    staging: Repository
+    published: tuple[Repository, ...]
     """Repositories in which the image is published."""
     limit: timedelta
     """Age that a staged image must have to be deleted."""
     now: datetime
-    _manifests: dict[tuple[RepositoryAt, str], Manifest] = field(default_factory=dict)
+    _manifests: dict[tuple[Repository, str], Manifest] = field(default_factory=dict)
     """(Repository, digest) → manifest; a digest never names anything else, so it is read once."""
     _pushes: dict[str, str] = field(default_factory=dict)
     """Tag that a push left → digest; nobody moves these tags, so each is read once."""
@@ -205,7 +205,7 @@ class Pruning:
 
         old = [s for s in staged if (only is None or s.digest in only) and self.now - s.pushed >= self.limit]
         digests = list(dict.fromkeys(digest for s in old for digest in s.all))
-        copies = {place: set(self._each(place, digests, place.registry.digest)) - {None} for place in self.published}
+        copies = {place: set(self._each(place, digests, place.digest)) - {None} for place in self.published}
         for place in (place for place, there in copies.items() if there):
             held |= self._held_by(place, self._names(place))
 
@@ -237,37 +237,36 @@ class Pruning:
 
     def _delete(self, verdict: PruneVerdict) -> set[str]:
         """Delete one image, last of all its own manifest: until then its tag tells the next run what is left to do."""
-        registry, repository = self.staging.registry, self.staging.repository
-        lists = filter(None, (registry.digest(repository, tag) for tag in verdict.lists))
+        lists = filter(None, map(self.staging.digest, verdict.lists))
         first = list(dict.fromkeys((*verdict.attachments, *lists, *verdict.parts)))
         refused = []
         for digest in first:
             try:
-                registry.delete(repository, digest)
+                self.staging.delete(digest)
             except DeletionDisabled:
                 raise
             except CommandError:
                 refused.append(digest)
-        registry.delete(repository, verdict.staged.digest)
+        self.staging.delete(verdict.staged.digest)
         # Some registries do not delete a part of an index that still exists.
         for digest in refused:
-            registry.delete(repository, digest)
+            self.staging.delete(digest)
         return {*first, verdict.staged.digest}
 
-    def _names(self, place: RepositoryAt) -> dict[str, str]:
+    def _names(self, place: Repository) -> dict[str, str]:
         """Return tag → digest of the tags that name images; tags of pushes count only in the staging repository."""
         staged = place == self.staging
         # A tag `sha256-…` lists what refers to a manifest; one with a suffix is a signature.
-        every = dict.fromkeys(place.registry.tags(place.repository))
+        every = dict.fromkeys(place.tags())
         tags = [tag for tag in every if "." in tag or not REFERRERS_TAG.fullmatch(tag)]
         known = {tag: self._pushes[tag] for tag in tags if staged and tag in self._pushes}
         unread = [tag for tag in tags if tag not in known and (staged or not STAGED.fullmatch(tag))]
-        read = zip(unread, self._each(place, unread, place.registry.manifest), strict=True)
+        read = zip(unread, self._each(place, unread, place.find), strict=True)
         manifests = {tag: manifest for tag, manifest in read if manifest}
         self._manifests |= {(place, manifest.digest): manifest for manifest in manifests.values()}
         return known | {tag: manifest.digest for tag, manifest in manifests.items()}
 
-    def _held_by(self, place: RepositoryAt, tags: Mapping[str, str]) -> dict[str, str]:
+    def _held_by(self, place: Repository, tags: Mapping[str, str]) -> dict[str, str]:
         """Return digest → why it is kept, for the digests that these tags name and for their parts."""
         parts = self._parts_of(place, tags.values())
         held = {part: f"is part of {place}:{tag}" for tag, digest in tags.items() for part in parts[digest]}
@@ -277,14 +276,14 @@ class Pruning:
                 held[f"sha256:{match[1]}"] = f"has {tag} in {place}"
         return held
 
-    def _parts_of(self, place: RepositoryAt, digests: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    def _parts_of(self, place: Repository, digests: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return digest → digests of the manifests below it, those in indexes below it included."""
         distinct = list(dict.fromkeys(digests))
         parts = for_each(lambda digest: self._parts(place, digest), distinct, place.registry, jobs=JOBS)
         return dict(zip(distinct, parts, strict=True))
 
-    def _parts(self, place: RepositoryAt, digest: str) -> tuple[str, ...]:
-        manifest = self._manifests.get((place, digest)) or place.registry.manifest(place.repository, digest)
+    def _parts(self, place: Repository, digest: str) -> tuple[str, ...]:
+        manifest = self._manifests.get((place, digest)) or place.find(digest)
         if manifest is None:
             return ()
         self._manifests[place, digest] = manifest
@@ -293,16 +292,16 @@ class Pruning:
         return tuple(dict.fromkeys((*(child.digest for child in children), *deeper)))
 
     def _referrers(
-        self, place: RepositoryAt, digests: Iterable[str]
-    ) -> dict[str, tuple[tuple[RepositoryAt, Descriptor], ...]]:
+        self, place: Repository, digests: Iterable[str]
+    ) -> dict[str, tuple[tuple[Repository, Descriptor], ...]]:
         """Return digest → what refers to it in a repository, for the digests that anything refers to."""
         distinct = list(dict.fromkeys(digests))
-        answers = zip(distinct, self._each(place, distinct, place.registry.referrers), strict=True)
+        answers = zip(distinct, self._each(place, distinct, place.referrers), strict=True)
         return {digest: tuple((place, own) for own in listed) for digest, listed in answers if listed}
 
-    def _each(self, place: RepositoryAt, names: Iterable[str], request: Callable[[str, str], R]) -> list[R]:
+    def _each(self, place: Repository, names: Iterable[str], request: Callable[[str], R]) -> list[R]:
         """Make a request about each tag or digest of a repository, several at a time."""
-        return for_each(lambda name: request(place.repository, name), names, place.registry, jobs=JOBS)
+        return for_each(request, names, place.registry, jobs=JOBS)
 
 
 def _push_time(tag: str, digest: str) -> datetime | None:

@@ -25,7 +25,7 @@ from imagebuild.oci.attestation import (
     list_attestations,
     read_attestation,
 )
-from imagebuild.oci.image import PlatformImage, image_at
+from imagebuild.oci.image import PlatformImage, image_of
 from imagebuild.oci.layout import (
     INDEX,
     Descriptor,
@@ -36,7 +36,7 @@ from imagebuild.oci.layout import (
     manifests_of,
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
+from imagebuild.oci.registry import Registry, Repository, copy_image
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, Project, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult, VerifyResult
@@ -78,9 +78,9 @@ class PublishTools:
     key: Callable[[Target], str] | None = None
     """Return the key of a target, which later tells whether what is published is up to date."""
 
-    def repository(self, name: ImageReference) -> RepositoryAt:
+    def repository(self, name: ImageReference) -> Repository:
         """Return the repository of an image."""
-        return RepositoryAt(self.registry(name.host), name.repository)
+        return self.registry(name.host).at(name.repository)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def publish_targets(project: Project, plan: Plan, request: PublishRequest, tools
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
-                now = tools.registry(name.host).digest(name.repository, name.wanted)
+                now = tools.repository(name).digest(name.wanted)
                 if now != published.digest:
                     raise _overtaken(name, str(published.digest), now)
         except CommandError as error:
@@ -222,7 +222,7 @@ def make_draft(
         return refused.model_copy(update={"reasons": tuple(reasons)})
 
     tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
-    current = {name: tools.registry(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
+    current = {name: tools.repository(name).digest(name.wanted) for name in (*tags, *aliases)}
     others = {name: digest for name, digest in current.items() if digest not in (None, index.digest)}
     reasons += [
         f"{tag} names {others[tag]} and never moves; this is {index.digest}; build from a new commit for a new tag"
@@ -231,7 +231,7 @@ def make_draft(
     ]
     lost = set(target.platforms) - set(platforms)
     for alias in [alias for alias in aliases if lost and alias in others]:
-        moved = tools.registry(alias.host).manifest(alias.repository, str(others[alias]))
+        moved = tools.repository(alias).find(str(others[alias]))
         if taken := sorted(lost & {child.platform for child in manifests_of(moved.document)} if moved else ()):
             reasons.append(f"{alias} would lose {', '.join(taken)}; publish all platforms together")
     if reasons:
@@ -243,9 +243,9 @@ def _find_image(choice: Choice, target: Target, tools: PublishTools) -> Platform
     """Find a chosen image where it was pushed to or, if it is not there any more, where the target is published."""
     for name in (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)):
         place = tools.repository(parse_reference(name))
-        manifest = place.registry.manifest(place.repository, choice.digest)
+        manifest = place.find(choice.digest)
         if manifest and manifest.document.get("config"):
-            return image_at(place, manifest)
+            return image_of(place, manifest)
     return None
 
 
@@ -272,8 +272,7 @@ def make_index(images: Mapping[Platform, PlatformImage], choices: Sequence[Choic
     }
     annotations |= _origin(choices, images.values()) | ({KEY: key} if key else {})
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
-    content = encode_json(document)
-    return Manifest(content, INDEX, digest_of(content))
+    return Manifest(encode_json(document), INDEX)
 
 
 def _origin(choices: Sequence[Choice], images: Iterable[PlatformImage]) -> dict[str, str]:
@@ -314,7 +313,7 @@ def unpublished_targets(
         return all(named) if named else any(_is_of(name, target) for name in _given_tags(target, connect))
 
     def _is_of(name: ImageReference, target: Target) -> bool:
-        manifest = connect(name.host).manifest(name.repository, name.wanted)
+        manifest = connect(name.host).at(name.repository).find(name.wanted)
         if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
             return False
         return {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms)
@@ -329,7 +328,7 @@ def _given_tags(target: Target, connect: Callable[[str], Registry]) -> Iterator[
     for template in target.tags:
         place = parse_reference(template.replace(REVISION, "0"))
         pattern = re.compile(re.escape(template.rpartition(":")[2]).replace(re.escape(REVISION), r"[0-9a-f]+(-\d{8})?"))
-        for tag in connect(place.host).tags(place.repository):
+        for tag in connect(place.host).at(place.repository).tags():
             if pattern.fullmatch(tag):
                 yield replace(place, tag=tag)
 
@@ -341,7 +340,7 @@ def _given_tags(target: Target, connect: Callable[[str], Registry]) -> Iterator[
 class _MissingParts:
     """List the attachments and signatures that a repository lacks."""
 
-    place: RepositoryAt
+    place: Repository
     attach: Sequence[tuple[Descriptor, NewAttachment]]
     """Image, and what to attach to it."""
     sign: Sequence[ImageReference]
@@ -398,7 +397,7 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
     }
 
 
-def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _MissingParts:
+def _find_missing(draft: Draft, place: Repository, tools: PublishTools) -> _MissingParts:
     children = manifests_of(draft.index.document)
     platforms = {choice.digest: choice.platform for choice in draft.choices}
     subjects = [(child, draft.attachments[platforms[child.digest]]) for child in children]
@@ -416,21 +415,21 @@ def _find_missing(draft: Draft, place: RepositoryAt, tools: PublishTools) -> _Mi
                 present[same] -= 1
             else:
                 missing.append((subject, attachment))
-    name = ImageReference(place.registry.host, place.repository)
+    name = ImageReference(place.registry.host, place.name)
     images = [name.at(digest) for digest in (*(child.digest for child in children), draft.index.digest)]
     signer = tools.signer
     return _MissingParts(place, missing, [image for image in images if signer and signer.trust.image_problem(image)])
 
 
-def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> Counter[tuple[str, str]]:
+def _attached(place: Repository, digest: str, signer: Signer | None) -> Counter[tuple[str, str]]:
     """Count the attachments of an image by kind and digest; provenance by its kind alone, as any will do.
 
     With a signer, only attachments that it trusts count: anybody who may push can have attached others.
     """
-    listed = list_attestations(place.registry, place.repository, digest)
+    listed = list_attestations(place, digest)
     if signer and listed:
         manifest = place.manifest(digest).content
-        read = [read_attestation(place.registry, place.repository, item, digest) for item in listed]
+        read = [read_attestation(place, item, digest) for item in listed]
         trusted = [item for item in read if item.bundle and not signer.trust.attestation_problem(item, manifest)]
         present = [(item.kind, digest_of(item.content)) for item in trusted]
     else:
@@ -440,11 +439,10 @@ def _attached(place: RepositoryAt, digest: str, signer: Signer | None) -> Counte
 
 def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> None:
     """Store the images, the index and attachments, check that the registry has them, and sign."""
-    registry, repository = missing.place.registry, missing.place.repository
-    if registry.digest(repository, draft.index.digest) is None:
+    if not missing.place.has(draft.index.digest):
         for choice in draft.choices:
             copy_image(choice.digest, tools.repository(parse_reference(choice.repository)), missing.place)
-        registry.put_manifest(repository, draft.index.digest, draft.index.content, draft.index.media_type)
+        missing.place.put_manifest(draft.index)
     for child, new in missing.attach:
         attach(missing.place, child, new.kind, new.content, created=new.created, signer=tools.signer)
     _check_stored(missing.place, draft.index)
@@ -452,26 +450,25 @@ def _store(draft: Draft, missing: _MissingParts, tools: PublishTools) -> None:
         tools.signer.sign(missing.sign)
 
 
-def _check_stored(place: RepositoryAt, index: Manifest) -> None:
+def _check_stored(place: Repository, index: Manifest) -> None:
     """Raise CommandError unless the registry has the index, its images and their blobs."""
-    registry, repository = place.registry, place.repository
     digests = (index.digest, *(child.digest for child in manifests_of(index.document)))
-    manifests = [registry.manifest(repository, digest) for digest in digests]
+    manifests = [place.find(digest) for digest in digests]
     if lost := [digest for digest, manifest in zip(digests, manifests, strict=True) if not manifest]:
         raise CommandError(f"{place}: accepted {lost[0]}, but does not have it; no tag was given; publish again")
     blobs = {blob.digest for manifest in manifests if manifest for blob in blobs_of(manifest.document)}
-    present = for_each(lambda digest: registry.has_blob(repository, digest), blobs, registry)
+    present = for_each(place.has_blob, blobs, place.registry)
     if lost := [digest for digest, has in zip(blobs, present, strict=True) if not has]:
         raise CommandError(f"{place}: does not have blob {lost[0]}; no tag was given; push the image again and publish")
 
 
-def _judge_stored(draft: Draft, place: RepositoryAt, tools: PublishTools) -> None:
+def _judge_stored(draft: Draft, place: Repository, tools: PublishTools) -> None:
     """Judge what the registry has as `attest verify` would. Raises CommandError if it would not trust the image."""
     kinds = {attachment.kind for attachments in draft.attachments.values() for attachment in attachments}
     kinds -= {"provenance"} if draft.allow_dirty else set()
     trust = tools.signer.trust if tools.signer else None
     request = AttestRequest((*sorted(kinds), *([SIGNATURE] if trust else [])), trust)
-    image = ImageReference(place.registry.host, place.repository, digest=draft.index.digest)
+    image = ImageReference(place.registry.host, place.name, digest=draft.index.digest)
     for finding in verify_attachments(image, place.registry, request).findings:
         if finding.is_wrong:
             attachment = f" {finding.attachment}" if finding.attachment else ""
@@ -483,12 +480,12 @@ def _judge_stored(draft: Draft, place: RepositoryAt, tools: PublishTools) -> Non
 
 def _tag(name: ImageReference, draft: Draft, tools: PublishTools) -> None:
     """Make a tag or an alias name the index. Raises CommandError if another publisher's digest is there."""
-    registry = tools.registry(name.host)
-    before = registry.digest(name.repository, name.wanted)
+    place = tools.repository(name)
+    before = place.digest(name.wanted)
     expected = None if name in draft.tags else draft.current[name]
     if before not in (expected, draft.index.digest):
         raise _overtaken(name, draft.index.digest, before)
-    after = registry.put_manifest(name.repository, name.wanted, draft.index.content, draft.index.media_type)
+    after = place.put_manifest(draft.index, name.wanted)
     if after != draft.index.digest:
         raise _overtaken(name, draft.index.digest, after)
 

@@ -54,7 +54,7 @@ def make_sbom(image: PlatformImage, plan: Plan, renderer: Renderer | None) -> Do
     the image's creation time cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
-        document = run_syft(image.as_layout(Path(name, "layout")), Path(name))
+        document = run_syft(image.as_layout(Path(name, "layout")).folder, Path(name))
     return complete_document(document, image, *image_parts(image, plan, renderer))
 
 

@@ -416,7 +416,7 @@ def published_images(targets: Sequence[Target], connect: Callable[[str], Registr
         if not target.aliases:
             return [NewestImage(target.id, problem="has no alias that says which image is the newest")]
         name = parse_reference(target.aliases[0])
-        index = connect(name.host).manifest(name.repository, name.wanted)
+        index = connect(name.host).at(name.repository).find(name.wanted)
         if index is None:
             return [NewestImage(target.id, problem=f"{name}: is not published")]
         named = str(name.at(index.digest))

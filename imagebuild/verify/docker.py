@@ -24,7 +24,7 @@ from imagebuild.core.errors import CommandError
 from imagebuild.core.run import Finished, OutputReader, opened_log
 from imagebuild.oci import engine
 from imagebuild.oci.image import images_in
-from imagebuild.oci.layout import blob_name, digest_of, index_json
+from imagebuild.oci.layout import index_json
 from imagebuild.verify import runner
 from imagebuild.verify.runner import CannotRun, Command, Execution, Host, Runner, Session
 
@@ -165,24 +165,20 @@ def loaded_layout(client: DockerClient, path: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
         image = min(images_in(path, Path(folder)), key=lambda image: image.architecture != arch)
         layout = image.as_layout(Path(folder, "layout"))
+        blobs = [image.manifest.document["config"]["digest"], *(layer.digest or "" for layer in image.layers)]
+        config, *layers = [layout.path(digest).relative_to(layout.folder).as_posix() for digest in blobs]
         names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
         documents: dict[str, Any] = {
             "index.json": index_json([replace(image.descriptor, annotations=names)]),
             # Engines that keep images unpacked read this, and no index.
-            "manifest.json": [
-                {
-                    "Config": blob_name(digest_of(image.documents[1])),
-                    "RepoTags": [name],
-                    "Layers": [blob_name(layer.digest or "") for layer in image.layers],
-                }
-            ],
+            "manifest.json": [{"Config": config, "RepoTags": [name], "Layers": layers}],
         }
         for file_name, document in documents.items():
-            (layout / file_name).write_text(json.dumps(document))
+            (layout.folder / file_name).write_text(json.dumps(document))
         try:
             # Layers are symbolic links in there.
             with tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
-                archive.add(layout, "")
+                archive.add(layout.folder, "")
         except OSError as error:
             raise CommandError(
                 f"{path}: cannot be packed for the engine: {error.strerror}; TMPDIR may name a folder with more room"

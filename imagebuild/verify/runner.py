@@ -317,7 +317,7 @@ class Session(ABC):
             status=None if late else done.status,
             output=done.output,
             seconds=seconds,
-            environment=console.redacted_environment(environment),
+            environment={name: console.redacted_text(value) for name, value in environment.items()},
             problem=done.problem,
         )
 

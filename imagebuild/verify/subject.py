@@ -86,6 +86,11 @@ def target_with_id(plan: Plan, name: str) -> Target | None:
     return select_one(plan, name) if is_of_plan else None
 
 
+def in_files(name: str, path: Path, folder: Path) -> FoundImage:
+    """Return the image of a layout or an archive, which is unpacked into `folder`. Raises as `images_in` does."""
+    return FoundImage.of(name, str(path), image.images_in(path, folder))
+
+
 def subject_in_files(path: Path) -> Subject:
     """Describe the image in a layout or an archive.
 
@@ -133,7 +138,7 @@ def subject_elsewhere(
     target = target_with_id(finder.plan, name) if name else None
     found = None
     if layout:
-        found = image.image_in_files(name or str(layout), layout, folder)
+        found = in_files(name or str(layout), layout, folder)
     elif target:
         found = next(finder.results_of_build(target, folder), None)
     elif name and "@" in name:
@@ -141,7 +146,7 @@ def subject_elsewhere(
     if not found:
         return Subject(name or "(unnamed)", target=target)
     read = found.image(found.platforms[0] if len(found.platforms) == 1 else platform())
-    path = read.as_layout(folder / "layout")
+    path = read.as_layout(folder / "layout").folder
     return Subject(found.name, read.platform, read.digest, layout=path, labels=read.labels, target=target)
 
 
@@ -247,7 +252,7 @@ class ImageFinder:
 
     def _find(self, name: str, folder: Path) -> FoundImage | Target:
         if path := path_of_image(name):
-            return image.image_in_files(name, path, folder)
+            return in_files(name, path, folder)
         if target := target_with_id(self.plan, name):
             in_engine = image.image_in_engine(target.id, target.name, folder)
             candidates = chain([in_engine] if in_engine else (), self.results_of_build(target, folder))
@@ -273,7 +278,7 @@ class ImageFinder:
         """
         layout = self.folder / target.id / "layout"
         if layout.is_dir():
-            yield image.image_in_files(target.id, layout, folder)
+            yield in_files(target.id, layout, folder)
         path = self.folder / target.id / "result.json"
         if not path.exists():
             return

@@ -266,7 +266,7 @@ def observe_surroundings(session: Session, runner: str, evidence: ResultFolder) 
             reports[script] = path.name
         else:
             path.unlink(missing_ok=True)
-    environment = console.redacted_environment(variables)
+    environment = console.kept_environment(variables)
     return surroundings.model_copy(update={"environment": environment, "reports": reports}), variables
 
 

@@ -23,8 +23,8 @@ from imagebuild.oci import (
     Descriptor,
     FoundImage,
     ImageReference,
+    Manifest,
     Registry,
-    RepositoryAt,
     connect_registry,
     encode_predicate,
     index_document,
@@ -84,7 +84,7 @@ class Published:
         return ImageReference(self.registry.host, REPOSITORY, digest=digest)
 
     def attach(self, kind: str, document: object, signer: Signer | None = None) -> str:
-        place = RepositoryAt(self.registry, REPOSITORY)
+        place = self.registry.at(REPOSITORY)
         return attach(place, self.manifest, kind, encode_predicate(document), signer=signer)
 
 
@@ -95,14 +95,13 @@ def published(quickstart: Built, registry: str, services: Services, tmp_path: Pa
         assert isinstance(found, FoundImage)
         image = found.image(None)
         layout = image.as_layout(tmp_path / "layout")
-        assert image.digest
-        push_image(layout, image.digest, client, REPOSITORY)
-        stored = client.manifest(REPOSITORY, image.digest)
+        push_image(layout, image.digest, client.at(REPOSITORY))
+        stored = client.at(REPOSITORY).find(image.digest)
         assert stored
         about = Descriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
         platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
-        index = client.put_manifest(REPOSITORY, "13.5", index_document([about]), INDEX)
-        yield Published(client, layout, platform, about, index, services.storage)
+        index = client.at(REPOSITORY).put_manifest(Manifest(index_document([about]), INDEX), "13.5")
+        yield Published(client, layout.folder, platform, about, index, services.storage)
 
 
 def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, status: int = 0) -> list[AttestFinding]:
@@ -179,13 +178,13 @@ def test_published_and_verified(
         CommandError, match="could not verify envelope|no matching attestations|none of the attestations matched"
     ):
         verify_attestation(cosign, published, "provenance", tmp_path / "theirs.pub")
-    for item in read_attestations(published.registry, REPOSITORY, digest, "provenance"):
+    for item in read_attestations(published.registry.at(REPOSITORY), digest, "provenance"):
         assert openssl_verifies(json.loads(item.bundle)["dsseEnvelope"], tmp_path / "ours.pub", tmp_path)
         assert not openssl_verifies(json.loads(item.bundle)["dsseEnvelope"], tmp_path / "theirs.pub", tmp_path)
 
     # Somebody with access to the registry's disk changes the provenance.
-    (item,) = read_attestations(published.registry, REPOSITORY, digest, "provenance")
-    manifest = published.registry.manifest(REPOSITORY, item.digest)
+    (item,) = read_attestations(published.registry.at(REPOSITORY), digest, "provenance")
+    manifest = published.registry.at(REPOSITORY).find(item.digest)
     assert manifest
     hexadecimal = manifest.document["layers"][0]["digest"].removeprefix("sha256:")
     find = f"find /data -path */{hexadecimal}/data -exec sed -i s/mediaType/mediaTipe/ {{}} +".split()

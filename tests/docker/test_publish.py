@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import Descriptor, Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
+from imagebuild.oci import (
+    Descriptor,
+    Manifest,
+    Registry,
+    blobs_of,
+    connect_registry,
+    digest_of,
+    encode_json,
+    manifests_of,
+)
 from imagebuild.project import BuildResult, Catalog, Published, PublishResult
 from tests.conftest import git
 from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, install, until, watched
@@ -63,19 +72,19 @@ class Shop:
     def tags(self, name: str) -> dict[str, str]:
         """What people can pull; what refers to images has tags too in this registry."""
         repository = f"{REPOSITORY}/{name}/tiny"
-        found = [tag for tag in self.registry.tags(repository) if not tag.startswith("sha256-")]
-        return {tag: str(self.registry.digest(repository, tag)) for tag in found}
+        found = [tag for tag in self.registry.at(repository).tags() if not tag.startswith("sha256-")]
+        return {tag: str(self.registry.at(repository).digest(tag)) for tag in found}
 
     def complete(self, name: str) -> None:
         """Everything that a tag names is there."""
         repository = f"{REPOSITORY}/{name}/tiny"
         for digest in self.tags(name).values():
-            index = self.registry.manifest(repository, digest)
+            index = self.registry.at(repository).find(digest)
             assert index
             for child in manifests_of(index.document):
-                manifest = self.registry.manifest(repository, child.digest)
+                manifest = self.registry.at(repository).find(child.digest)
                 assert manifest
-                assert all(self.registry.has_blob(repository, blob.digest) for blob in blobs_of(manifest.document))
+                assert all(self.registry.at(repository).has_blob(blob.digest) for blob in blobs_of(manifest.document))
 
     def result(self, target: str) -> BuildResult:
         return BuildResult.model_validate_json((self.evidence / target / "result.json").read_text())
@@ -178,15 +187,15 @@ def other_build(shop: Shop, folder: Path) -> Path:
     """Evidence of another build of the same commit, which came out different; its image is staged."""
     result = shop.result(NEW)
     repository = f"{REPOSITORY}/tiny-staging"
-    manifest = shop.registry.manifest(repository, str(result.digest))
+    manifest = shop.registry.at(repository).find(str(result.digest))
     assert manifest
-    config = json.loads(shop.registry.blob(repository, manifest.document["config"]["digest"]))
+    config = json.loads(shop.registry.at(repository).blob(manifest.document["config"]["digest"]))
     config["config"]["Labels"]["org.opencontainers.image.created"] = "later"
     content = encode_json(config)
-    shop.registry.put_blob(repository, content, digest_of(content))
+    shop.registry.at(repository).put_blob(content, digest_of(content))
     named = {**manifest.document["config"], "digest": digest_of(content), "size": len(content)}
     image = encode_json({**manifest.document, "config": named})
-    digest = shop.registry.put_manifest(repository, digest_of(image), image, manifest.media_type)
+    digest = shop.registry.at(repository).put_manifest(Manifest(image, manifest.media_type), digest_of(image))
     for name in ("result.json", "verify.json"):
         text = (shop.evidence / NEW / name).read_text().replace(str(result.digest), digest)
         (folder / NEW).mkdir(parents=True, exist_ok=True)
@@ -241,7 +250,7 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, tmp_path: Path) -> N
         assert {named[tag] for tag in (*image.tags, *image.aliases)} == {image.digest}
         assert re.fullmatch(rf"{image.axes['cuda']}-runtime-{str(result.revision)[:7]}", image.tag)
         assert image.versions == {"library": f"1.{shop.tiny.nonce}", "tool": f"2.{shop.tiny.nonce}"}
-        index = shop.registry.manifest(f"{REPOSITORY}/catalogue/tiny", image.digest)
+        index = shop.registry.at(f"{REPOSITORY}/catalogue/tiny").find(image.digest)
         assert index
         listed: list[Descriptor] = list(manifests_of(index.document))
         assert [(p.platform, p.digest) for p in image.platforms] == [(c.platform, c.digest) for c in listed]

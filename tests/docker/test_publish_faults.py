@@ -53,7 +53,7 @@ def publish(site: Site, signer: Signer | None = None) -> Published:
 
 def tags(site: Site) -> set[str]:
     """What people can pull; this registry lists what refers to images under tags, too."""
-    found = connect_registry(site.host).tags("acme/tiny")
+    found = connect_registry(site.host).at("acme/tiny").tags()
     return {tag for tag in found if not tag.startswith("sha256-")}
 
 
@@ -143,7 +143,7 @@ def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_
 
     # By the tag, cosign finds what platforms have: the index has it, too.
     place, repository = connect_registry(site.host), "acme/tiny"
-    listed = [item.kind for item in read_attestations(place, repository, str(done.digest))]
+    listed = [item.kind for item in read_attestations(place.at(repository), str(done.digest))]
     assert listed.count("verification") == 2
     roots = tmp_path / "roots.json"
     roots.write_text('{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}')
@@ -168,7 +168,7 @@ def test_oras_finds_by_tag_what_is_attached(site: Site) -> None:
         command = ("oras", "discover", "--plain-http", "--format", "json", *more, f"{site.host}/acme/tiny:latest")
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found = {item["digest"]: item["annotations"] for item in json.loads(printed)["manifests"]}
-        assert found.keys() == {item.digest for item in connect_registry(site.host).referrers("acme/tiny", subject)}
+        assert found.keys() == {item.digest for item in connect_registry(site.host).at("acme/tiny").referrers(subject)}
         assert len(found) == (1 if platform else 2)
         assert {notes["in-toto.io/predicate-type"] for notes in found.values()} == {KINDS["verification"]}
 

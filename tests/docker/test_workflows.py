@@ -283,10 +283,10 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert published[f"13.0-runtime-{first[:7]}"] == before["runtime"], "the old tag stays"
     assert planned(machine) == [], "a rebuild is as its commit is"
     place, repository = connect_registry(registry), f"{REPOSITORY}/tiny"
-    index = place.manifest(repository, before["runtime"])
+    index = place.at(repository).find(before["runtime"])
     assert index
     (image,) = manifests_of(index.document)
-    assert len(read_attestations(place, repository, image.digest, "scan")) == 2, "that of the build, and this week's"
+    assert len(read_attestations(place.at(repository), image.digest, "scan")) == 2, "that of the build, and this week's"
 
 
 def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:

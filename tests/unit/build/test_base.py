@@ -27,7 +27,7 @@ from imagebuild.build import (
     signed_source,
 )
 from imagebuild.core import AptSource, CommandError, ConfigError, Finished, ResultError, RunProgram
-from imagebuild.oci import EPOCH, add_image, blob_path, images_in, write_index
+from imagebuild.oci import EPOCH, Layout, images_in
 from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
@@ -110,7 +110,7 @@ def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path, damage: s
     if damage == "record":
         next(tmp_path.glob("*.json")).write_text("{")
     else:
-        blob_path(first.layout, images_in(first.layout, tmp_path)[0].digest).write_bytes(b"")
+        Layout(first.layout).path(images_in(first.layout, tmp_path)[0].digest).write_bytes(b"")
     assert bootstrap([AMD64], tmp_path, tools=machine.tools) == first
     assert len(machine.commands) == 2
 
@@ -118,12 +118,12 @@ def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path, damage: s
 def test_what_was_made_long_ago_is_forgotten(machine: Machine, tmp_path: Path) -> None:
     made = bootstrap([AMD64], tmp_path, tools=machine.tools, release="bookworm")
     (old,) = images_in(made.layout, tmp_path)
-    os.utime(blob_path(made.layout, old.digest), (1, 1))
+    os.utime(Layout(made.layout).path(old.digest), (1, 1))
     machine.time += 31 * DAY
     machine.version = "13.2"
     bootstrap([AMD64], tmp_path, tools=machine.tools)
     assert len(list(tmp_path.glob("*.json"))) == 1
-    assert not blob_path(made.layout, old.digest).exists()
+    assert not Layout(made.layout).path(old.digest).exists()
 
 
 @pytest.mark.parametrize("failure", [CommandError("mmdebstrap failed"), KeyboardInterrupt()])
@@ -178,8 +178,8 @@ def test_a_classic_image_store_gets_the_layer_of_its_one_platform(tmp_path: Path
 
     tar = tmp_path / "root.tar"
     tar.write_bytes(layer({}))
-    manifest = add_image(tmp_path / "layout", tar, "linux/amd64", image_settings("trixie", "13.0"))
-    digest = write_index(tmp_path / "layout", [manifest])
+    manifest = Layout(tmp_path / "layout").add_image(tar, "linux/amd64", image_settings("trixie", "13.0"))
+    digest = Layout(tmp_path / "layout").write_index([manifest])
     image = BootstrappedBase(tmp_path / "layout", digest, (AMD64,))
     assert load_into_engine(image, {}, run) == f"docker-image://{called[1][-1]}"
     assert called[1][:2] == ("docker", "import")

@@ -31,7 +31,7 @@ from imagebuild.build import (
     write_caches,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
-from imagebuild.oci import Endpoint, blob_path, images_in, write_index
+from imagebuild.oci import Endpoint, Layout, Manifest, images_in
 from imagebuild.project import BuildResult, Changes, ImagePackages, Plan, Project, Step, repository_name, staged_tag
 from imagebuild.render import Renderer
 from tests import layouts
@@ -384,7 +384,7 @@ def export(run: BuildRun, digest: str) -> BuildResult:
 def layout(run: BuildRun) -> tuple[Path, str]:
     """What BuildKit leaves for two platforms: the folder and the digest of the index."""
     made = layouts.make(run.request.folder / run.request.targets[0].id, b"content")
-    return made.folder, made.digest
+    return made.layout.folder, made.digest
 
 
 def built(run: BuildRun, digest: str | None, *steps: Step) -> BuildResult:
@@ -436,7 +436,7 @@ def test_a_push_that_was_interrupted_leaves_no_result_and_goes_on(run: BuildRun,
 
 def test_a_layout_without_a_platform_is_not_pushed(run: BuildRun, registry: FakeRegistry) -> None:
     folder, _ = layout(run)
-    only = write_index(folder, [i.descriptor for i in images_in(folder, folder) if i.platform == "linux/amd64"])
+    only = Layout(folder).write_index([i.descriptor for i in images_in(folder, folder) if i.platform == "linux/amd64"])
     with pytest.raises(ResultError, match="wrote no image for linux/arm64"):
         export(run, only)
     assert not registry.calls
@@ -450,7 +450,7 @@ def test_an_output_keeps_its_layout(run: BuildRun) -> None:
     assert (kept / "index.json").exists()
     assert set(result.manifests) == {"linux/amd64", "linux/arm64"}
     assert result.repository is None
-    image = json.loads(blob_path(kept, result.manifests["linux/amd64"]).read_text())
+    image = json.loads(Layout(kept).path(result.manifests["linux/amd64"]).read_text())
     assert result.size_bytes == image["layers"][0]["size"]
 
 
@@ -506,7 +506,7 @@ def test_caches_are_written_that_are_new_or_missing(
     written: list[list[str]] = []
     monkeypatch.setattr(buildx, "execute_bake", lambda run, content, *_: written.append(list(content["target"])))
     for tag in (first.tag, second.tag):
-        registry.put_manifest("cache", tag, b"{}", "application/vnd.oci.image.manifest.v1+json")
+        registry.at("cache").put_manifest(Manifest(b"{}", "application/vnd.oci.image.manifest.v1+json"), tag)
     write_caches(run, [built(run, None)], BuildProgress())
     assert written == []
     write_caches(run, [built(run, None, *steps)], BuildProgress())

@@ -21,7 +21,7 @@ from imagebuild.build import (
     needed_inputs,
 )
 from imagebuild.core import ResultError, pip_conf_text
-from imagebuild.oci import blob_path, check_image
+from imagebuild.oci import Layout
 from imagebuild.project import Plan, Project
 from imagebuild.render import Renderer
 
@@ -100,15 +100,15 @@ def test_a_base_is_copied_and_damage_is_found(tmp_path: Path) -> None:
     ]
     layer.unlink()
     with pytest.raises(ResultError, match="is missing or cut off"):
-        check_image(copied.layout, digest)
+        Layout(copied.layout).check(digest)
 
 
 def layer_of(context: str, platform: str) -> list[tarfile.TarInfo]:
     layout, _, digest = context.removeprefix("oci-layout://").rpartition("@")
-    index = json.loads(blob_path(Path(layout), digest).read_bytes())
+    index = json.loads(Layout(Path(layout)).path(digest).read_bytes())
     (manifest,) = [m for m in index["manifests"] if m["platform"]["architecture"] == platform]
-    layers = json.loads(blob_path(Path(layout), manifest["digest"]).read_bytes())["layers"]
-    with tarfile.open(blob_path(Path(layout), layers[0]["digest"])) as archive:
+    layers = json.loads(Layout(Path(layout)).path(manifest["digest"]).read_bytes())["layers"]
+    with tarfile.open(Layout(Path(layout)).path(layers[0]["digest"])) as archive:
         return archive.getmembers()
 
 

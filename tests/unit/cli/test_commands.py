@@ -92,7 +92,7 @@ def test_the_help_imports_no_command() -> None:
 def test_render_imports_what_it_needs() -> None:
     found = imported_by("render", "quickstart-cuda13.5-debian13-runtime")
     assert "jinja2" in found
-    unneeded = {"rich", "yaml", "docker", "requests", "debian"}
+    unneeded = {"rich", "docker", "requests", "debian"}
     assert not found & {*unneeded, "imagebuild.core.console", "imagebuild.core.settings"}
 
 

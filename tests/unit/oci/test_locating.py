@@ -16,6 +16,7 @@ from imagebuild.oci import (
     MANIFEST,
     Descriptor,
     FoundImage,
+    Manifest,
     Registry,
     image,
     images_in,
@@ -24,7 +25,7 @@ from imagebuild.project import BuildResult, Plan, Project, Target, make_plan
 from imagebuild.verify import ImageFinder
 from tests import registry_fake
 from tests.conftest import Files
-from tests.registry_fake import FakeRegistry, pushed
+from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make
 from tests.unit.publish import vulnerability_samples as samples
 
@@ -53,7 +54,7 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
             assert image.labels == {"a": "b"}
             assert image.compressed
             again = image.as_layout(tmp_path / f"copy-{Path(name).name}")
-            (same,) = images_in(again, tmp_path)
+            (same,) = images_in(again.folder, tmp_path)
             assert same.digest == image.digest
             assert [blob.read() for blob in same.layers]
 
@@ -84,7 +85,9 @@ def at(registry: FakeRegistry, plan: Plan | None = None) -> ImageFinder:
 
 
 def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
-    images = [pushed(registry, STATUS, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")]
+    images = [
+        put_image(registry, "gpu/open", STATUS, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")
+    ]
     attestation = Descriptor(MANIFEST, images[0].digest, images[0].size, "unknown/unknown")
     digest = registry_fake.index(registry, "gpu/open", [*images, attestation], "1")
     for name in ("registry.test/gpu/open:1", f"registry.test/gpu/open@{digest}", "registry:registry.test/gpu/open:1"):
@@ -98,10 +101,10 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
 
 
 def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: Path) -> None:
-    about = pushed(registry, {"x": b"1"}, STATUS, {"y": b"1"})
+    about = put_image(registry, "gpu/open", {"x": b"1"}, STATUS, {"y": b"1"})
 
     def fetched() -> int:
-        return registry.asked_for("GET", "/blobs/") - 1  # the configuration
+        return registry.asked_for("GET", "/blobs/") - 1  # the configuration, which a layout asks for again
 
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
@@ -109,14 +112,14 @@ def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: 
         image.fetch(image.layers[1])
         assert fetched() == 1
         copied = image.as_layout(tmp_path / "layout")
-        assert fetched() == 3
-        (same,) = images_in(copied, tmp_path)
+        assert fetched() == 4
+        (same,) = images_in(copied.folder, tmp_path)
         assert same.digest == about.digest
         assert [len(blob.read()) for blob in same.layers]
 
 
 def test_a_layer_that_was_damaged_on_its_way_is_not_used(registry: FakeRegistry) -> None:
-    about = pushed(registry, STATUS)
+    about = put_image(registry, "gpu/open", STATUS)
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
         registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
@@ -125,7 +128,7 @@ def test_a_layer_that_was_damaged_on_its_way_is_not_used(registry: FakeRegistry)
 
 
 def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = pushed(registry, STATUS)
+    about = put_image(registry, "gpu/open", STATUS)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with (
         found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found,
@@ -146,8 +149,8 @@ def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypa
     ],
 )
 def test_what_is_not_there(registry: FakeRegistry, name: str, error: type[Exception], message: str) -> None:
-    registry.put_manifest("gpu/open", "1", b'{"schemaVersion": 2}', MANIFEST)
-    registry.put_manifest("gpu/open", "2", b'{"manifests": []}', INDEX)
+    registry.at("gpu/open").put_manifest(Manifest(b'{"schemaVersion": 2}', MANIFEST), "1")
+    registry.at("gpu/open").put_manifest(Manifest(b'{"manifests": []}', INDEX), "2")
     with pytest.raises(error, match=message), found_at(name, at(registry)):
         pass
     if name.startswith("registry.test"):
@@ -181,7 +184,9 @@ def test_a_build_with_other_versions_is_not_the_target(tiny: Files, tmp_path: Pa
 def test_a_target_that_was_pushed(tiny: Files, tmp_path: Path, registry: FakeRegistry) -> None:
     plan = make_plan(tiny.load())
     target = plan.targets[0]
-    about = pushed(registry, STATUS, Labels={f"imagebuild.component.{n}": v for n, v in target.components.items()})
+    about = put_image(
+        registry, "gpu/open", STATUS, Labels={f"imagebuild.component.{n}": v for n, v in target.components.items()}
+    )
     result = BuildResult(
         target=target.id, digest=about.digest, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=(),
         repository="registry.test/gpu/open",

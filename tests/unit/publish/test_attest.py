@@ -23,7 +23,7 @@ from imagebuild.oci import (
     Descriptor,
     ImageReference,
     Manifest,
-    RepositoryAt,
+    Repository,
     attestation_of,
     digest_of,
     encode_predicate,
@@ -55,7 +55,7 @@ from imagebuild.publish import attest as attest_module
 from imagebuild.render import Renderer
 from tests.attached import spdx
 from tests.cosign_fake import FakeCosign
-from tests.registry_fake import FakeRegistry, image, index
+from tests.registry_fake import FakeRegistry, index, put_image
 from tests.report_samples import GOOD
 from tests.unit.conftest import Site
 
@@ -98,8 +98,8 @@ class Published:
     reference: ImageReference
 
     @property
-    def place(self) -> RepositoryAt:
-        return RepositoryAt(self.registry, REPOSITORY)
+    def place(self) -> Repository:
+        return self.registry.at(REPOSITORY)
 
     def attach(self, kind: str, document: object, platform: Platform = AMD64, signer: Signer | None = None) -> str:
         return attach(self.place, self.platforms[platform], kind, encode_predicate(document), signer=signer)
@@ -121,7 +121,7 @@ class Published:
 @pytest.fixture
 def published(renderer: Renderer, full_plan: Plan) -> Published:
     registry = FakeRegistry()
-    platforms = {p: image(registry, REPOSITORY, p.encode(), p) for p in PLATFORMS}
+    platforms = {p: put_image(registry, REPOSITORY, p.encode(), platform=p) for p in PLATFORMS}
     digest = index(registry, REPOSITORY, platforms.values(), "13.0")
     recipe = renderer.recipe(select_one(full_plan, TARGET))
 
@@ -168,7 +168,7 @@ def wrong(result: AttestResult) -> list[AttestFinding]:
 def test_a_statement_names_the_image_and_its_kind(published: Published) -> None:
     subject = published.platforms[AMD64]
     published.attach("sbom", sbom(subject.digest))
-    (item,) = published.registry.referrers(REPOSITORY, subject.digest)
+    (item,) = published.registry.at(REPOSITORY).referrers(subject.digest)
     assert item.artifact_type == STATEMENT_MEDIA
     assert item.annotations["in-toto.io/predicate-type"] == "https://spdx.dev/Document"
     content = encode_predicate(sbom(subject.digest))
@@ -185,11 +185,11 @@ def test_what_is_signed_lies_in_a_bundle_as_cosign_stores_it(published: Publishe
     digest = published.platforms[AMD64].digest
     published.attach("scan", scan(digest))
     published.attach("scan", scan(digest), signer=keys.signer())
-    (item,) = list_attestations(published.registry, REPOSITORY, digest)  # the bare one says the same
+    (item,) = list_attestations(published.registry.at(REPOSITORY), digest)  # the bare one says the same
     assert item.artifact_type == BUNDLE_MEDIA
     assert item.annotations["dev.sigstore.bundle.predicateType"] == KINDS["scan"]
     assert item.annotations["dev.sigstore.bundle.content"] == "dsse-envelope"
-    (read,) = read_attestations(published.registry, REPOSITORY, digest)
+    (read,) = read_attestations(published.registry.at(REPOSITORY), digest)
     assert json.loads(read.content) == scan(digest)
     assert json.loads(read.bundle)["dsseEnvelope"]["payloadType"] == "application/vnd.in-toto+json"
 
@@ -199,9 +199,9 @@ def test_what_is_listed_without_its_type_is_looked_at(published: Published, monk
     digest = published.platforms[AMD64].digest
     published.attach("scan", scan(digest))
     plain = [replace(item, artifact_type="application/vnd.oci.empty.v1+json", annotations={})
-             for item in published.registry.referrers(REPOSITORY, digest)]  # fmt: skip
-    monkeypatch.setattr(published.registry, "referrers", lambda *_: plain)
-    assert [item.kind for item in read_attestations(published.registry, REPOSITORY, digest)] == ["scan"]
+             for item in published.registry.at(REPOSITORY).referrers(digest)]  # fmt: skip
+    monkeypatch.setattr(Repository, "referrers", lambda *_: plain)
+    assert [item.kind for item in read_attestations(published.registry.at(REPOSITORY), digest)] == ["scan"]
 
 
 # Signing
@@ -325,9 +325,9 @@ def test_a_changed_sbom_is_wrong_though_nobody_asked_for_it(
 def test_a_referrer_that_is_listed_and_not_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     published.attach_all()
     digest = published.attach("scan", scan(published.platforms[AMD64].digest))
-    everything = {p.digest: published.registry.referrers(REPOSITORY, p.digest) for p in published.platforms.values()}
+    everything = {p.digest: published.registry.at(REPOSITORY).referrers(p.digest) for p in published.platforms.values()}
     published.registry.repositories[REPOSITORY].manifests.pop(digest)
-    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: everything.get(subject, ()))
+    monkeypatch.setattr(Repository, "referrers", lambda _, subject: everything.get(subject, ()))
     (finding,) = wrong(published.verify())
     assert (finding.kind, finding.detail) == ("scan", "is listed, but the registry does not have it")
 
@@ -335,9 +335,9 @@ def test_a_referrer_that_is_listed_and_not_there(published: Published, monkeypat
 def test_a_referrer_of_another_digest(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     published.attach_all()
     amd64, arm64 = (published.platforms[p].digest for p in PLATFORMS)
-    listed = published.registry.referrers
-    swapped = {amd64: listed(REPOSITORY, arm64), arm64: listed(REPOSITORY, amd64)}
-    monkeypatch.setattr(published.registry, "referrers", lambda _, subject: swapped.get(subject, ()))
+    listed = published.place.referrers
+    swapped = {amd64: listed(arm64), arm64: listed(amd64)}
+    monkeypatch.setattr(Repository, "referrers", lambda _, subject: swapped.get(subject, ()))
     findings = wrong(published.verify())
     assert len(findings) == 2 * len(DEFAULT_KINDS)
     assert all(f.outcome == "broken" and "refers to another image" in f.detail for f in findings)
@@ -377,8 +377,8 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
     registry = FakeRegistry()
     name = "dev.sigstore.bundle.predicateType" if media_type == BUNDLE_MEDIA else "in-toto.io/predicate-type"
     attachment = Attachment("f", media_type, content, {name: KINDS["scan"]})
-    registry.attach(REPOSITORY, Descriptor("m", SUBJECT.digest, 1), attachment)
-    (read,) = read_attestations(registry, REPOSITORY, SUBJECT.digest)
+    registry.at(REPOSITORY).attach(Descriptor("m", SUBJECT.digest, 1), attachment)
+    (read,) = read_attestations(registry.at(REPOSITORY), SUBJECT.digest)
     assert read.kind == "scan"
     assert message in read.problem
     assert bool(message) == bool(read.problem)
@@ -467,7 +467,7 @@ def test_requests_that_make_no_sense(published: Published, required: tuple[str, 
 def test_what_is_no_image(published: Published, document: object) -> None:
     content = json.dumps(document).encode()
     digest = digest_of(content)
-    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json", digest)
+    manifest = Manifest(content, "application/vnd.oci.image.index.v1+json")
     published.registry.repositories[REPOSITORY].manifests[digest] = manifest
     for name, message in ((f"{REPOSITORY}@{digest}", "image"), (f"{REPOSITORY}:14", "registry.test has no such image")):
         with pytest.raises((ConfigError, ResultError), match=message):
@@ -504,10 +504,10 @@ def test_add_results_that_were_measured_later(published: Published, keys: Keys) 
     assert add(published, "verification", content, platform=AMD64) == first
     assert len(published.registry.calls) == calls
     for subject in (amd64, published.digest):
-        assert [json.loads(a.content) for a in read_attestations(published.registry, REPOSITORY, subject)] == [
+        assert [json.loads(a.content) for a in read_attestations(published.registry.at(REPOSITORY), subject)] == [
             json.loads(content)
         ]
-    assert published.registry.referrers(REPOSITORY, published.platforms[ARM64].digest) == ()
+    assert published.registry.at(REPOSITORY).referrers(published.platforms[ARM64].digest) == ()
     add(published, "verification", content, signer=keys.signer())
     found = [f for f in published.verify(trust=keys.trust()).findings if f.attachment]
     assert [(f.subject, f.outcome) for f in found] == [("index", "passed"), (AMD64, "passed")]
@@ -537,7 +537,7 @@ def test_add_to_several_platforms_at_once(published: Published) -> None:
 def test_add_refuses_what_is_not_about_the_image(published: Published, kind: str, content: str, message: str) -> None:
     with pytest.raises((ConfigError, ResultError), match=message):
         add(published, kind, content)
-    assert published.registry.referrers(REPOSITORY, published.platforms[AMD64].digest) == ()
+    assert published.registry.at(REPOSITORY).referrers(published.platforms[AMD64].digest) == ()
     with pytest.raises(ConfigError, match=f"name the image by digest: .* now it names {published.digest}"):
         add_attachment(published.reference, published.registry, "sbom", b"{}", file=Path("f"))
 

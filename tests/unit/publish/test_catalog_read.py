@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import BUNDLE_MEDIA, MANIFEST, Attachment, Descriptor, digest_of, parse_reference
+from imagebuild.oci import (
+    BUNDLE_MEDIA,
+    MANIFEST,
+    Attachment,
+    Descriptor,
+    Manifest,
+    Repository,
+    digest_of,
+    parse_reference,
+)
 from imagebuild.project import (
     Catalog,
     CheckResult,
@@ -61,7 +70,7 @@ def ours(tiny: Files) -> Project:
 
 def put(registry: FakeRegistry, content: bytes, labels: dict[str, str], platform: str = "linux/amd64") -> Descriptor:
     """An image of one platform with labels."""
-    return registry_fake.put_image(registry, REPOSITORY, [content], platform, Labels=labels)
+    return registry_fake.put_image(registry, REPOSITORY, content, platform=platform, Labels=labels)
 
 
 LABELS = {
@@ -105,7 +114,7 @@ def test_an_image(registry: FakeRegistry, ours: Project) -> None:
     assert image.versions == {"library": "1.2", "tool": "3.4"}
     assert image.stack == {"nccl": "1.2"}
     assert (image.tags, image.aliases, image.revision) == ((TAG,), ("13.0-runtime",), "abc1234")
-    assert image.reference == f"registry.test/acme/tiny@{registry.digest(REPOSITORY, TAG)}"
+    assert image.reference == f"registry.test/acme/tiny@{registry.at(REPOSITORY).digest(TAG)}"
     assert [(p.platform, p.digest, p.size_bytes, p.layers) for p in image.platforms] == [
         (child.platform, child.digest, 1100, 1) for child in children
     ]
@@ -186,9 +195,9 @@ def test_results_of_real_gpus(registry: FakeRegistry, ours: Project) -> None:
 
 def test_signatures_by_tag_and_by_referrer(registry: FakeRegistry, ours: Project) -> None:
     amd64, arm64 = publish(registry)
-    index = str(registry.digest(REPOSITORY, TAG))
+    index = str(registry.at(REPOSITORY).digest(TAG))
     registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
-    registry.attach(REPOSITORY, arm64, Attachment("s", BUNDLE_MEDIA, b"{}"))
+    registry.at(REPOSITORY).attach(arm64, Attachment("s", BUNDLE_MEDIA, b"{}"))
     image = one(registry, ours)
     assert image.signed
     assert [platform.signed for platform in image.platforms] == [False, True]
@@ -200,7 +209,7 @@ def test_whose_signature_it_is(
     registry: FakeRegistry, ours: Project, signer: str, message: str, tmp_path: Path
 ) -> None:
     amd64, _ = publish(registry)
-    index, fake = str(registry.digest(REPOSITORY, TAG)), FakeCosign()
+    index, fake = str(registry.at(REPOSITORY).digest(TAG)), FakeCosign()
     if signer:
         registry.repositories[REPOSITORY].tags[f"{index.replace(':', '-')}.sig"] = amd64.digest
         Signer(f"{signer}.key", cosign=fake.cosign()).sign([parse_reference(f"{registry.host}/{REPOSITORY}@{index}")])
@@ -223,7 +232,7 @@ def test_updates_that_an_image_lacks(registry: FakeRegistry, ours: Project) -> N
 
 def test_an_image_of_one_platform(registry: FakeRegistry, ours: Project) -> None:
     alone = put(registry, b"alone", LABELS)
-    registry.put_manifest(REPOSITORY, TAG, registry.manifest(REPOSITORY, alone.digest).content, MANIFEST)  # type: ignore[union-attr]
+    registry.at(REPOSITORY).put_manifest(Manifest(registry.at(REPOSITORY).find(alone.digest).content, MANIFEST), TAG)  # type: ignore[union-attr]
     image = one(registry, ours)
     assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
 
@@ -262,10 +271,10 @@ def test_a_registry_that_is_empty_or_fails(
     assert (found.images, found.problems) == ((), ())
     assert (found.repository, found.read) == ("registry.test/acme", "2026-11-21T10:45:00Z")
 
-    def refuse(_: str) -> tuple[str, ...]:
+    def refuse(_: Repository) -> tuple[str, ...]:
         raise CommandError("registry.test: 503")
 
-    monkeypatch.setattr(registry, "tags", refuse)
+    monkeypatch.setattr(Repository, "tags", refuse)
     with pytest.raises(CommandError, match="503"):
         catalog(registry, ours)
 

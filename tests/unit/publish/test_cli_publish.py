@@ -14,7 +14,7 @@ from imagebuild.oci import registry
 from imagebuild.project import revision
 from imagebuild.publish import attest
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site
-from tests.registry_fake import FakeRegistry, image, index
+from tests.registry_fake import FakeRegistry, index, put_image
 from tests.unit.conftest import Call
 
 TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
@@ -53,7 +53,7 @@ def test_what_is_printed(site: Site, command: Call) -> None:
     assert "attached  4 provenance, 4 verification" in out
     status, out, _ = command("publish", "--results", str(site.evidence))
     assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
-    before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")
+    before = index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")], tag="latest")
     _, out, _ = command("publish", "--results", str(site.evidence))
     assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
 
@@ -74,7 +74,9 @@ def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command
     assert unpublished(command) == [OLD, OLD]
     # An alias that something else took, a check, the lock's date, an alias that is new.
     published = site.tags()["latest"]
-    site.fake.repositories["acme/tiny"].tags["latest"] = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")])
+    site.fake.repositories["acme/tiny"].tags["latest"] = index(
+        site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")]
+    )
     assert NEW in unpublished(command)
     site.fake.repositories["acme/tiny"].tags["latest"] = published
     for file, old, new in (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.oci import Blob, Descriptor, PlatformImage, Registry, image, images_in
+from imagebuild.oci import Blob, Descriptor, Layout, Manifest, PlatformImage, Registry, image, images_in
 from imagebuild.publish import (
     Comparison,
     compare_images,
@@ -21,7 +21,7 @@ from imagebuild.publish import (
 )
 from imagebuild.verify import ImageFinder, Layer
 from tests import attached
-from tests.registry_fake import FakeRegistry, pushed
+from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
 
@@ -135,8 +135,8 @@ def test_layers_have_the_instructions_that_made_them() -> None:
         {"created_by": "ENV a=b", "empty_layer": True},
         {"created_by": "RUN # buildkit"},
     ]
-    layers = tuple(Blob(Path(), 0, 1, f"sha256:{letter}") for letter in "ab")
-    image = PlatformImage("linux/amd64", "sha256:0", {"history": history}, layers)
+    layers = tuple(Blob(Path(), 1, f"sha256:{letter}") for letter in "ab")
+    image = PlatformImage("linux/amd64", Manifest(b"{}", ""), {"history": history}, layers, Layout(Path()))
     assert instructions_of(image) == {"sha256:a": "ADD x", "sha256:b": "RUN"}
     # What does not fit says nothing.
     assert instructions_of(replace(image, layers=layers[:1])) == {}
@@ -177,7 +177,7 @@ def places(registry: FakeRegistry) -> ImageFinder:
 
 def test_a_registry_with_sboms_is_asked_for_no_layer() -> None:
     registry = FakeRegistry()
-    a, b = pushed(registry, {"x": b"1"}), pushed(registry, {"x": b"2"})
+    a, b = put_image(registry, "gpu/open", {"x": b"1"}), put_image(registry, "gpu/open", {"x": b"2"})
     for number, child in enumerate((a, b), 1):
         attached.attach(registry, REPOSITORY, child, "sbom", attached.spdx(libc6=str(number)))
     made = compared(*names(a, b), finder=places(registry))
@@ -188,7 +188,10 @@ def test_a_registry_with_sboms_is_asked_for_no_layer() -> None:
 
 def test_a_registry_without_sboms() -> None:
     registry = FakeRegistry()
-    a, b = pushed(registry, {"x": b"1"}, status(libc6="1")), pushed(registry, {"x": b"1"}, status(libc6="2"))
+    a, b = (
+        put_image(registry, "gpu/open", {"x": b"1"}, status(libc6="1")),
+        put_image(registry, "gpu/open", {"x": b"1"}, status(libc6="2")),
+    )
     attached.attach(registry, REPOSITORY, a, "sbom", b"no JSON")
     made = compared(*names(a, b), finder=places(registry))
     assert changes(made, "packages") == [("libc6", "1", "2")]

@@ -14,7 +14,6 @@ from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import (
     Attachment,
     Descriptor,
-    RepositoryAt,
     connect_registry,
     copy_image,
     referrers_tag,
@@ -22,7 +21,7 @@ from imagebuild.oci import (
 from imagebuild.project import staged_tag
 from imagebuild.publish import PruneVerdict, Pruning, decide_pruning, parse_age, prune
 from tests.conftest import Files
-from tests.registry_fake import FakeRegistry, image, index, serve
+from tests.registry_fake import FakeRegistry, index, put_image, serve
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LIMIT = timedelta(days=14)
@@ -41,7 +40,7 @@ class Site:
         """An index of two platforms, pushed so many days ago, and what it names."""
         self.pushed += 1
         parts = parts or [
-            image(self.registry, STAGING, f"{self.pushed}-{platform}".encode(), f"linux/{platform}")
+            put_image(self.registry, STAGING, f"{self.pushed}-{platform}".encode(), platform=f"linux/{platform}")
             for platform in ("amd64", "arm64")
         ]
         digest = index(self.registry, STAGING, parts)
@@ -54,11 +53,11 @@ class Site:
         return tag
 
     def attach(self, subject: Descriptor, kind: str = STATEMENT, repository: str = STAGING) -> str:
-        return self.registry.attach(repository, subject, Attachment("f", kind, b"{}"))
+        return self.registry.at(repository).attach(subject, Attachment("f", kind, b"{}"))
 
     @property
     def pruning(self) -> Pruning:
-        return Pruning(RepositoryAt(self.registry, STAGING), (RepositoryAt(self.registry, FINAL),), LIMIT, NOW)
+        return Pruning(self.registry.at(STAGING), (self.registry.at(FINAL),), LIMIT, NOW)
 
     def verdicts(self) -> dict[str, PruneVerdict]:
         return {v.staged.digest: v for v in decide_pruning(self.pruning.survey(), NOW, LIMIT)}
@@ -103,7 +102,7 @@ def tag(site: Site, name: str, digest: str) -> None:
 
 def copy(site: Site, parts: list[Descriptor]) -> None:
     for part in parts:
-        copy_image(part.digest, RepositoryAt(site.registry, STAGING), RepositoryAt(site.registry, FINAL))
+        copy_image(part.digest, site.registry.at(STAGING), site.registry.at(FINAL))
 
 
 def tag_attachment(site: Site, _: str, parts: list[Descriptor]) -> None:
@@ -130,7 +129,7 @@ def sign_by_tag(suffix: str) -> Callable[[Site, str, list[Descriptor]], None]:
     """What cosign did before version 3."""
 
     def arrange(site: Site, _: str, parts: list[Descriptor]) -> None:
-        tag(site, f"{referrers_tag(parts[1].digest)}{suffix}", image(site.registry, STAGING, b"signature").digest)
+        tag(site, f"{referrers_tag(parts[1].digest)}{suffix}", put_image(site.registry, STAGING, b"signature").digest)
 
     return arrange
 
@@ -164,7 +163,7 @@ def test_what_keeps_an_image(site: Site, arrange: Callable[[Site, str, list[Desc
 
 def test_shared_parts_stay_with_the_young(site: Site) -> None:
     old, parts = site.push(30)
-    young, _ = site.push(1, [parts[0], image(site.registry, STAGING, b"new", "linux/arm64")])
+    young, _ = site.push(1, [parts[0], put_image(site.registry, STAGING, b"new", platform="linux/arm64")])
     verdict = site.verdicts()[old]
     assert (verdict.kept, verdict.parts) == (None, (parts[1].digest,))
     site.pruning.delete([verdict])
@@ -208,9 +207,9 @@ def test_what_is_needed_after_all_is_not_deleted(site: Site, name: str) -> None:
 
 def test_batches(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prune, "BATCH", 2)
-    shared = image(site.registry, STAGING, b"shared")
+    shared = put_image(site.registry, STAGING, b"shared")
     for days in range(20, 27):
-        site.push(days, [shared, image(site.registry, STAGING, str(days).encode(), "linux/arm64")])
+        site.push(days, [shared, put_image(site.registry, STAGING, str(days).encode(), platform="linux/arm64")])
     pruning = site.pruning
     gone, spared = pruning.delete(decide_pruning(pruning.survey(), NOW, LIMIT))
     assert (gone, spared, site.left()) == (15, (), set())
@@ -247,8 +246,7 @@ def test_ages() -> None:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
-    monkeypatch.setenv("IMAGEBUILD_REGISTRY_PATIENCE", "1")
+def server() -> Iterator[FakeRegistry]:
     with serve() as behaviour:
         yield behaviour
 
@@ -273,10 +271,10 @@ def test_few_questions(server: FakeRegistry, api: bool) -> None:
     site = Site(server)
     for _ in range(20):
         site.push(30)
-    many = image(server, FINAL, b"published")
+    many = put_image(server, FINAL, b"published")
     server.repositories[FINAL].tags = {f"t{i}": many.digest for i in range(200)}
     registry = connect_registry(server.address)
-    pruning = Pruning(RepositoryAt(registry, STAGING), (RepositoryAt(registry, FINAL),), LIMIT, NOW)
+    pruning = Pruning(registry.at(STAGING), (registry.at(FINAL),), LIMIT, NOW)
     assert all(not v.kept for v in decide_pruning(pruning.survey(), NOW, LIMIT))
     # A few questions for each image, none for each published tag: nothing staged is there.
     assert len(server.asked) <= 20 * (2 + 3 * 2) + (1 if api else 10)

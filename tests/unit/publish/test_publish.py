@@ -33,7 +33,7 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
     assert done.state == "published"
     assert done.given == tuple(f"{HOST}/acme/tiny:{name}" for name in (TAG, "cuda13.0", "latest"))
     assert site.tags() == dict.fromkeys((TAG, "cuda13.0", "latest"), done.digest)
-    index = site.fake.manifest("acme/tiny", TAG)
+    index = site.fake.at("acme/tiny").find(TAG)
     assert index
     assert index.media_type == INDEX
     assert [child.platform for child in manifests_of(index.document)] == [AMD64, ARM64]
@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[Callable[[Site], object], str]] = {
         lambda site: site.scanned(arrange(site, {})[AMD64], "failed"), "scan.json): CVE-2026-1 in libc6 1",
     ),
     "pruned": (
-        lambda site: site.fake.delete("acme/tiny-staging", arrange(site, {})[AMD64]),
+        lambda site: site.fake.at("acme/tiny-staging").delete(arrange(site, {})[AMD64]),
         f"{HOST}/acme/tiny-staging does not have it any more",
     ),
     "dirty": (
@@ -385,7 +385,7 @@ def test_what_attest_verify_would_refuse_gets_no_tag(signing: Signing) -> None:
     site, tools = signing.site, signing.tools()
     signing.publish()
     digest = site.fake.repositories["acme/tiny"].tags.pop("latest")
-    (amd64, _) = manifests_of(site.fake.manifest("acme/tiny", digest).document)  # type: ignore[union-attr]
+    (amd64, _) = manifests_of(site.fake.at("acme/tiny").find(digest).document)  # type: ignore[union-attr]
     failed = site.verified(amd64.digest, file="x.json", outcomes={"library/works": "failed"})
     (site.evidence / "x.json").unlink()
     content = encode_predicate(failed.model_dump(mode="json"))

@@ -231,7 +231,7 @@ def test_whatever_the_evidence_tags_name_only_what_passed(tmp_path: Path) -> Non
             passed.setdefault(digest, set()).update({check} if outcome == "passed" else ())
             failed |= {digest} if outcome == "failed" else set()
         for tag in site.tags():
-            index = site.fake.manifest("acme/tiny", tag)
+            index = site.fake.at("acme/tiny").find(tag)
             assert index
             children = manifests_of(index.document)
             assert [child.platform for child in children] == [AMD64, ARM64]

@@ -19,7 +19,7 @@ from imagebuild.core import (
     Platform,
     ResultError,
 )
-from imagebuild.oci import PlatformImage, encode_predicate
+from imagebuild.oci import Layout, Manifest, PlatformImage, encode_predicate
 from imagebuild.project import Changes, Lock, Plan, Project, Target, make_plan, select_one, versions_with
 from imagebuild.publish import (
     SpdxDocument,
@@ -40,7 +40,8 @@ from tests.conftest import ROOT
 Make = Callable[..., dict[str, Any]]
 DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
 DOCUMENT, IMAGE = "SPDXRef-DOCUMENT", "SPDXRef-Image"
-DIGEST = f"sha256:{'1' * 64}"
+MADE = Manifest(b"{}", "application/vnd.oci.image.manifest.v1+json")
+DIGEST = MADE.digest
 AMD64: Platform = "linux/amd64"
 OPEN = "open-cuda13.0-debian13-runtime"
 QUICKSTART = "quickstart-cuda13.5-debian13-runtime"
@@ -286,8 +287,8 @@ def test_images_of_others_and_components_of_others(made: Make, tmp_path: Path) -
 
 def located(**changed: Any) -> PlatformImage:
     config = {"created": "2026-02-03T04:05:06.789Z", "config": {"Labels": {"a": "b"}}, "history": [{"created_by": "x"}]}
-    values = {"platform": "linux/arm64", "digest": DIGEST, "config": {**config, **changed.pop("config", {})}} | changed
-    return PlatformImage(name="image", layers=(), **values)
+    values = {"platform": "linux/arm64", "config": {**config, **changed.pop("config", {})}} | changed
+    return PlatformImage(name="image", layers=(), manifest=MADE, place=Layout(Path()), **values)
 
 
 def test_the_time_of_a_document() -> None:
