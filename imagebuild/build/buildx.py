@@ -456,7 +456,7 @@ def _explain_stopped_engine(run: BuildRun) -> str:
     """Return a line if the engine has stopped: buildx does not say so, and its steps look as if they had failed."""
     if run.request.builder:
         return ""
-    flaw = engine_flaw(run.engine.host, flags=() if run.engine.origin == "context" else None)
+    flaw = engine_flaw(run.engine)
     return f"the engine at {run.engine.host} stopped during the build ({flaw}); start it again\n" if flaw else ""
 
 

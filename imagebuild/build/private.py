@@ -29,7 +29,7 @@ from imagebuild.core.run import (
     version_numbers,
     which,
 )
-from imagebuild.oci.engine import BUILDX_MIN, ENGINE_MIN, MINIMUM, EnginePaths, buildx_version, engine_flaw
+from imagebuild.oci.engine import BUILDX_MIN, ENGINE_MIN, MINIMUM, Endpoint, EnginePaths, buildx_version, engine_flaw
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 UNITS = [Path("/usr/lib/systemd/system") / n for n in ("docker.service", "docker.socket", "containerd.service")]
@@ -105,16 +105,17 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
     """
     from imagebuild.core import debian
 
-    here = debian.distribution()
-    old = here.id == "debian" and here.version.isdigit() and int(here.version) < 12
-    if here.id not in ("debian", "ubuntu") or old:
+    here = debian.os_release()
+    name, version, codename = (here.get(key, "") for key in ("ID", "VERSION_ID", "VERSION_CODENAME"))
+    old = name == "debian" and version.isdigit() and int(version) < 12
+    if name not in ("debian", "ubuntu") or old:
         names = " ".join(packages)
         raise CommandError(f"packages are installed on Debian 12+ and Ubuntu only; install by hand: {names}")
-    later = NEXT_RELEASE.get(here.codename) if here.id == "debian" and FROM_NEXT.intersection(packages) else None
+    later = NEXT_RELEASE.get(codename) if name == "debian" and FROM_NEXT.intersection(packages) else None
     # One at a time: apt does not wait for another apt, and the first of two to end would remove the policy.
     with alone(POLICY.parent), _services_held(run):
         if later:
-            _add_next_release(later, here.codename)
+            _add_next_release(later, codename)
         try:
             run("apt-get", "update")
         except CommandError:  # a third party's index may be broken, which does not matter for other packages
@@ -335,7 +336,7 @@ def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
     """Wait until the engine answers. Raises CommandError with the end of its log if it ends or is too slow."""
     deadline = time.monotonic() + seconds
     absent = 0
-    while flaw := engine_flaw(paths.host, run):
+    while flaw := engine_flaw(Endpoint(paths.host, "private"), run):
         absent = 0 if engine_processes(paths) else absent + 1
         ended = absent >= ABSENT_POLLS
         if ended or time.monotonic() > deadline:
@@ -386,7 +387,7 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
                 if dockerd_of(engine_processes(paths)) is None:
                     _install_missing(run)
                     _launch(paths, run)
-    elif os.geteuid() and (flaw := engine_flaw(paths.host, run)):
+    elif os.geteuid() and (flaw := engine_flaw(Endpoint(paths.host, "private"), run)):
         remedy = "use sudo, or join the group docker"
         raise CommandError(f"the private engine runs, but not for this user: {remedy} ({flaw})")
     _await(paths, run)

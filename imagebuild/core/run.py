@@ -44,7 +44,7 @@ CHUNK = 1 << 16
 POLL_S = 0.5
 DRAIN_S = 2
 """How long to wait for output after the program has ended: a child that it left behind may keep the pipe open."""
-KILL_S = 15
+KILL_S = 10
 """How long a program that is to end may clean up."""
 WORKERS = 8
 PATIENCE_S = 3.0

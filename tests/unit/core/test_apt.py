@@ -94,7 +94,8 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("sources.list.d", "preferences.d"):
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(debian, "ETC", tmp_path)
-    monkeypatch.setattr(debian, "OS_RELEASE", tmp_path / "os-release")
+    monkeypatch.setattr("platform._os_release_candidates", (str(tmp_path / "os-release"),))
+    monkeypatch.setattr("platform._os_release_cache", None)
     monkeypatch.setattr(private, "POLICY", tmp_path / "policy-rc.d")
     monkeypatch.setattr(private, "UNITS", [tmp_path / "docker.service"])
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
@@ -105,6 +106,7 @@ def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def become(etc: Path, name: str, version: str, codename: str) -> None:
     (etc / "os-release").write_text(f'ID={name}\nVERSION_ID="{version}"\nVERSION_CODENAME={codename}\n')
+    platform._os_release_cache = None
 
 
 def test_deb822_one_entry_a_suite_comments_and_disabled_left_out() -> None:
