@@ -81,10 +81,10 @@ def _measured(what: str, publish: Callable[[], Done], faulty: Faulty) -> list[tu
     assert len(done.states) == TARGETS
     assert set(done.states) <= {"published", "unchanged"}, done.reasons
     writes = sum(faulty.count(method) for method in ("PUT", "POST", "PATCH"))
-    kinds = {kind: faulty.bytes(kind) / 1e3 for kind in ("manifest", "upload", "blob", "referrers")}
+    kinds = {kind: faulty.carried(kind) / 1e3 for kind in ("manifest", "upload", "blob", "referrers")}
     listed = ", ".join(f"{kind} {size:.0f} kB" for kind, size in kinds.items())
     return [
-        (f"{what}: bytes of requests and answers", f"{faulty.bytes() / 1e3:.0f} kB ({listed})", ""),
+        (f"{what}: bytes of requests and answers", f"{faulty.carried() / 1e3:.0f} kB ({listed})", ""),
         (f"{what}: requests, of which write", f"{faulty.count()}, {writes}", ""),
         (f"{what}: seconds", f"{took:.1f} s", ""),
     ]

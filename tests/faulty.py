@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -32,6 +32,90 @@ KINDS = (
     ("referrers", r"/referrers/"),
 )  # fmt: skip
 HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
+
+
+class Dropped(Exception):
+    """The connection is closed without more ado."""
+
+
+@dataclass
+class Answer(Exception):
+    """What a server answers; raised where it refuses. `length` is what the header says, of what is cut off."""
+
+    status: int
+    content: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    length: int | None = None
+
+
+def refusal(status: int, code: str, message: str = "", **headers: str) -> Answer:
+    return Answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode(), headers)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Takes requests and sends answers, both whole."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    default_request_version = "HTTP/1.1"
+    """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
+
+    def handle(self) -> None:
+        # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
+        if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
+            self.connection.recv(1 << 16)
+            self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            return
+        super().handle()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def relay(self) -> None:
+        try:
+            cast(Server, self.server).serve(self)
+        except (Dropped, OSError):
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815 - names of the standard library
+
+    def content(self, *, half: bool = False) -> bytes:
+        """What is sent, whole; or half of it is read, and the connection ends."""
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            content = b""
+            while size := int(self.rfile.readline().partition(b";")[0], 16):
+                content += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return content
+        length = int(self.headers.get("Content-Length", 0))
+        if half and length:
+            self.rfile.read(length // 2)
+            raise Dropped
+        content = self.rfile.read(length)
+        if len(content) < length:
+            raise Dropped  # by the client
+        return content
+
+    def send(self, answer: Answer) -> None:
+        self.send_response_only(answer.status)
+        length = len(answer.content) if answer.length is None else answer.length
+        for name, value in {**answer.headers, "Content-Length": str(length)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.content)
+            if len(answer.content) < length:
+                raise Dropped
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, serve: Callable[[Handler], None]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.serve = serve
 
 
 @dataclass
@@ -113,7 +197,7 @@ class Faulty:
         """Requests of a method and a kind; without either, of all."""
         return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
 
-    def bytes(self, kind: str = "") -> int:
+    def carried(self, kind: str = "") -> int:
         """What those requests and their answers carried."""
         return sum(r.bytes for r in self.requests if kind in ("", r.kind))
 
@@ -125,143 +209,66 @@ class Faulty:
         _ = self.requests
         self.noted.clear()
 
-    def delay(self, rule: Rule) -> None:
-        """Wait as long as the rule says, while it is there."""
-        with self.lock:
-            self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
-
-
-class Dropped(Exception):
-    """The connection is closed without more ado."""
-
-
-@dataclass
-class Answer:
-    """What is answered; `length` is what its header says, of what may be cut off."""
-
-    status: int
-    headers: dict[str, str]
-    content: bytes = b""
-    length: int | None = None
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    default_request_version = "HTTP/1.1"
-    """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
-
-    def handle(self) -> None:
-        # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
-        if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
-            self.connection.recv(1 << 16)
-            self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-            return
-        super().handle()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def relay(self) -> None:
-        faulty = cast(Server, self.server).faulty
+    def serve(self, handler: Handler) -> None:
+        """Answer a request: by the registry, unless a rule says what goes wrong."""
         status, passed = None, 0
-        with faulty.at_work():
-            rule = faulty.take(self.command, self.path)
+        with self.at_work():
+            rule = self.take(handler.command, handler.path)
             try:
-                content = self._content(half=bool(rule and rule.fault == "cut"))
-                answer = self._answer(faulty, rule, content)
+                content = handler.content(half=bool(rule and rule.fault == "cut"))
+                answer = self.answer(handler, rule, content)
                 passed = len(content) + len(answer.content)
-                self._send(answer)
+                handler.send(answer)
                 status = answer.status
-            except (Dropped, OSError):
-                self.close_connection = True
             finally:
-                kind = next((name for name, path in KINDS if re.search(path, self.path)), "other")
-                faulty.note(Request(self.command, self.path, kind, status, passed, rule.fault if rule else None))
+                kind = next((name for name, path in KINDS if re.search(path, handler.path)), "other")
+                self.note(Request(handler.command, handler.path, kind, status, passed, rule.fault if rule else None))
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815 - names of the standard library
-
-    def _content(self, *, half: bool) -> bytes:
-        """What is sent, whole; half of it is dropped."""
-        if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            content = b""
-            while size := int(self.rfile.readline().partition(b";")[0], 16):
-                content += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return content
-        length = int(self.headers.get("Content-Length", 0))
-        if half and length:
-            self.rfile.read(length // 2)
-            raise Dropped
-        content = self.rfile.read(length)
-        if len(content) < length:
-            raise Dropped  # by the client
-        return content
-
-    def _answer(self, faulty: Faulty, rule: Rule | None, content: bytes) -> Answer:
-        path = self.path.partition("?")[0]
+    def answer(self, handler: Handler, rule: Rule | None, content: bytes) -> Answer:
+        path = handler.path.partition("?")[0]
         if path == "/token":
-            return Answer(200, {}, b'{"token": "another"}')
+            return Answer(200, b'{"token": "another"}')
         match rule:
             case Rule("drop-before"):
                 raise Dropped
             case Rule("slow"):
-                faulty.delay(rule)
+                self.delay(rule)
             case Rule("busy"):
-                return refusal(429, "TOOMANYREQUESTS", **{"Retry-After": f"{rule.seconds:.0f}"})
+                return refusal(429, "TOOMANYREQUESTS", "injected", **{"Retry-After": f"{rule.seconds:.0f}"})
             case Rule("broken"):
-                return refusal(500, "UNKNOWN")
+                return refusal(500, "UNKNOWN", "injected")
             case Rule("expired"):
-                realm = f'Bearer realm="http://{faulty.address}/token",service="test"'
-                return refusal(401, "UNAUTHORIZED", **{"WWW-Authenticate": realm})
+                realm = f'Bearer realm="http://{self.address}/token",service="test"'
+                return refusal(401, "UNAUTHORIZED", "injected", **{"WWW-Authenticate": realm})
             case Rule("denied"):
-                return refusal(401, "UNAUTHORIZED")
+                return refusal(401, "UNAUTHORIZED", "injected")
             case Rule("lose"):
-                return Answer(201, {"Location": path})
+                return Answer(201, headers={"Location": path})
             case Rule("forget"):
-                self._upstream(faulty, "DELETE", path)
-        answer = self._upstream(faulty, self.command, self.path, content)
+                self.ask(handler, "DELETE", path)
+        answer = self.ask(handler, handler.command, handler.path, content)
         if rule and rule.fault == "drop-after":
             raise Dropped
         if rule and rule.fault == "cut":
             answer.content = answer.content[: len(answer.content) // 2]
         return answer
 
-    def _upstream(self, faulty: Faulty, method: str, path: str, content: bytes = b"") -> Answer:
-        with closing(HTTPConnection(faulty.upstream, timeout=60)) as connection:
+    def ask(self, handler: Handler, method: str, path: str, content: bytes = b"") -> Answer:
+        """Ask the registry."""
+        with closing(HTTPConnection(self.upstream, timeout=60)) as connection:
             # Some clients send a header several times, such as Accept.
-            names = [name for name in self.headers if name.lower() not in HOP]
-            headers = {name: ", ".join(self.headers.get_all(name, ())) for name in names}
+            names = [name for name in handler.headers if name.lower() not in HOP]
+            headers = {name: ", ".join(handler.headers.get_all(name, ())) for name in names}
             connection.request(method, path, content, headers | {"Content-Length": str(len(content))})
-            answer = connection.getresponse()
-            whole = answer.read()
-            length = int(answer.headers.get("Content-Length", len(whole)))
-            return Answer(answer.status, {n: v for n, v in answer.getheaders() if n.lower() not in HOP}, whole, length)
+            found = connection.getresponse()
+            whole = found.read()
+            length = int(found.headers.get("Content-Length", len(whole)))
+            return Answer(found.status, whole, {n: v for n, v in found.getheaders() if n.lower() not in HOP}, length)
 
-    def _send(self, answer: Answer) -> None:
-        self.send_response_only(answer.status)
-        length = len(answer.content) if answer.length is None else answer.length
-        for name, value in {**answer.headers, "Content-Length": str(length)}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.content)
-            if len(answer.content) < length:
-                raise Dropped
-
-
-def refusal(status: int, code: str, **headers: str) -> Answer:
-    return Answer(status, headers, json.dumps({"errors": [{"code": code, "message": "injected"}]}).encode())
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, faulty: Faulty) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.faulty = faulty
+    def delay(self, rule: Rule) -> None:
+        """Wait as long as the rule says, while it is there."""
+        with self.lock:
+            self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
 
 
 @contextmanager
@@ -281,5 +288,5 @@ def answering(server: ThreadingHTTPServer) -> Iterator[str]:
 def in_front_of(upstream: str) -> Iterator[Faulty]:
     """The proxy of a registry at `host:port`, on a free port of the loopback."""
     faulty = Faulty(upstream)
-    with answering(Server(faulty)) as faulty.address:
+    with answering(Server(faulty.serve)) as faulty.address:
         yield faulty

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -33,9 +32,8 @@ from imagebuild.oci import (
     encode_json,
     index_document,
     manifests_of,
-    referrer_descriptor,
 )
-from tests.faulty import answering
+from tests.faulty import Answer, Handler, Server, answering, refusal
 from tests.unit import image_files
 
 USER, PASSWORD, IDENTITY = "someone", "pass:word", "an-identity-token"
@@ -58,19 +56,6 @@ class Request:
     query: Mapping[str, list[str]]
     headers: Mapping[str, str]
     content: bytes
-
-
-@dataclass
-class Answer(Exception):
-    """What a registry answers; raised where it refuses."""
-
-    status: int
-    content: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def refusal(status: int, code: str, message: str = "", **headers: str) -> Answer:
-    return Answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode(), headers)
 
 
 class FakeRegistry(Registry):
@@ -226,7 +211,7 @@ class FakeRegistry(Registry):
             return Answer(404, b"404 page not found\n", {"Content-Type": "text/plain"})
         manifests = list(self._look(repository).manifests.values())
         listed = [m for m in manifests if (m.document.get("subject") or {}).get("digest") == digest]
-        index = index_document(referrer_descriptor(manifest.content) for manifest in listed)
+        index = index_document(manifest.as_referrer for manifest in listed)
         return Answer(200, index, {"Content-Type": INDEX})
 
     def _knows(self, request: Request) -> bool:
@@ -285,42 +270,18 @@ class Transport(HTTPAdapter):
         return self.build_response(request, raw)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def relay(self) -> None:
-        url = urlsplit(self.path)
-        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        request = Request(self.command, url.path, parse_qs(url.query), cast(Any, self.headers), content)
-        answer = cast(Server, self.server).registry.answer(request)
-        self.send_response(answer.status)
-        for name, value in {**answer.headers, "Content-Length": str(len(answer.content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.content)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = relay  # noqa: N815 - names of the standard library
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, registry: FakeRegistry) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.registry = registry
-
-
 @contextmanager
 def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
     """Such a registry at an address: a free port of the loopback. It has no API for referrers unless told."""
     registry = FakeRegistry(**{"referrers_api": False, **behaviour})
-    with answering(Server(registry)) as registry.address:
+
+    def answer(handler: Handler) -> None:
+        url, headers = urlsplit(handler.path), cast(Any, handler.headers)
+        handler.send(
+            registry.answer(Request(handler.command, url.path, parse_qs(url.query), headers, handler.content()))
+        )
+
+    with answering(Server(answer)) as registry.address:
         yield registry
 
 

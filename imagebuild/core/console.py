@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -96,6 +96,11 @@ class SignOfLife:
                 self._thread = threading.Thread(target=self._watch, daemon=True)
                 self._thread.start()
 
+    def end(self, activity: Activity) -> None:
+        """Remove an activity, if it was added."""
+        with suppress(ValueError):
+            self.running.remove(activity)
+
     def _watch(self) -> None:
         busy_at = 0.0
         tick = threading.Event()
@@ -122,7 +127,7 @@ def doing(text: str) -> Iterator[Activity]:
     try:
         yield activity
     finally:
-        life.running.remove(activity)
+        life.end(activity)
 
 
 class Progress:
@@ -136,8 +141,7 @@ class Progress:
         self.headline = ""
         """Text above the running items, on a terminal only."""
         self._began = time.monotonic()
-        self._running: dict[str, tuple[Activity, ExitStack]] = {}
-        self._lock = threading.Lock()
+        self._running: dict[str, Activity] = {}
         self._live: Live | None = None
         if live and err.is_terminal:
             from rich.live import Live  # noqa: PLC0415 - few commands show progress, and fewer on a terminal
@@ -152,8 +156,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for _, stack in self._running.values():
-            stack.close()
+        for activity in self._running.values():
+            life.end(activity)
         if self._live:
             self._live.__exit__(kind, error, trace)
 
@@ -171,21 +175,18 @@ class Progress:
 
     def begin(self, key: str, title: str) -> None:
         """Show an item as running."""
-        stack = ExitStack()
-        activity = Activity(title) if self._live else stack.enter_context(doing(title))
-        with self._lock:
-            self._running[key] = activity, stack
+        self._running[key] = Activity(title)
+        if not self._live:
+            life.begin(self._running[key])
 
     def advance(self, key: str, text: str) -> None:
         """Show how far a running item is, or its latest output."""
-        with self._lock:
-            self._running[key][0].detail = text
+        self._running[key].detail = text
 
     def end(self, key: str, text: str, *, good: bool = True) -> None:
         """Remove a running item and print a line about it; print nothing if `text` is empty."""
-        with self._lock:
-            activity, stack = self._running.pop(key)
-        stack.close()
+        activity = self._running.pop(key)
+        life.end(activity)
         if not text:
             return
         if self._live:
@@ -198,9 +199,7 @@ class Progress:
     def _draw(self) -> Group:
         now = time.monotonic()
         lines = [_one_line(now - self._began, self.headline, "bold")]
-        with self._lock:
-            running = [activity for activity, _ in self._running.values()][-SHOWN_ITEMS:]
-        for activity in running:
+        for activity in list(self._running.values())[-SHOWN_ITEMS:]:
             lines.append(_one_line(now - activity.began, activity.text, "cyan"))
             if activity.detail:
                 lines.append(_one_line(None, activity.detail, "dim"))

@@ -39,7 +39,6 @@ from .layout import encode_json as encode_json
 from .layout import index_document as index_document
 from .layout import layer_members as layer_members
 from .layout import manifests_of as manifests_of
-from .layout import referrer_descriptor as referrer_descriptor
 from .layout import referrers_tag as referrers_tag
 from .reference import ImageReference as ImageReference
 from .reference import api_address as api_address

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ResultError
-from imagebuild.oci.layout import EMPTY_TYPE, MOST_BYTES, Attachment, Descriptor, digest_of, referrer_descriptor
+from imagebuild.oci.layout import EMPTY_TYPE, Attachment, Descriptor, digest_of
 
 if TYPE_CHECKING:
     from imagebuild.oci.registry import Repository
@@ -115,10 +115,9 @@ def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]
     """
     listed = []
     for item in place.referrers(subject):
-        manifest = None
-        if item.artifact_type in (None, EMPTY_TYPE) or not item.annotations:
-            manifest = place.find(item.digest)
-        listed.append(referrer_descriptor(manifest.content) if manifest else item)
+        is_told = item.artifact_type not in (None, EMPTY_TYPE) and item.annotations
+        manifest = None if is_told else place.find(item.digest)
+        listed.append(manifest.as_referrer if manifest else item)
     signed = {item.annotations.get(PREDICATE_DIGEST) for item in listed if item.artifact_type == BUNDLE_MEDIA} - {None}
     kept = [
         i for i in listed if i.artifact_type != STATEMENT_MEDIA or i.annotations.get(PREDICATE_DIGEST) not in signed
@@ -147,17 +146,13 @@ def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attes
             raise ResultError(f"refers to another image: {named}")
         if kind not in KINDS:
             return Attestation(kind, item.digest, size=size)
-        if size > MOST_BYTES:
-            raise ResultError(f"claims to have {size} bytes; at most {MOST_BYTES} are read")
         stored = place.blob(layers[0].digest)
         is_bundle = layers[0].media_type == BUNDLE_MEDIA
         content = _predicate_of(stored, KINDS[kind], subject, is_bundle=is_bundle)
         return Attestation(kind, item.digest, content, stored if is_bundle else b"", size)
     except (CommandError, ResultError) as error:
         return Attestation(kind, item.digest, problem=str(error))
-    except RecursionError:
-        return Attestation(kind, item.digest, problem="cannot be read: it is nested too deeply")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         return Attestation(kind, item.digest, problem=f"cannot be read: {type(error).__name__}: {error}")
 
 

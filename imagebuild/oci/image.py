@@ -76,7 +76,7 @@ class PlatformImage:
     @property
     def descriptor(self) -> Descriptor:
         """Return the descriptor of the manifest."""
-        return Descriptor(self.manifest.media_type, self.digest, len(self.manifest.content), self.platform)
+        return replace(self.manifest.descriptor, platform=self.platform)
 
     @property
     def architecture(self) -> str:

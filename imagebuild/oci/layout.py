@@ -111,6 +111,19 @@ class Manifest:
         """Return the parsed content. Raises ValueError if it is not JSON."""
         return dict(json.loads(self.content))
 
+    @property
+    def descriptor(self) -> Descriptor:
+        """Return what names it in an index."""
+        return Descriptor(self.media_type, self.digest, len(self.content))
+
+    @property
+    def as_referrer(self) -> Descriptor:
+        """Return what names it, as the manifest of an attachment, in an index of referrers."""
+        document = self.document
+        artifact_type = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
+        annotations = document.get("annotations") or {}
+        return replace(self.descriptor, artifact_type=artifact_type, annotations=annotations)
+
 
 @dataclass(frozen=True)
 class Attachment:
@@ -121,6 +134,20 @@ class Attachment:
     """Type of the file, and so of the attachment."""
     content: bytes
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def manifest(self, subject: Descriptor) -> Manifest:
+        """Return its manifest, which refers to another. It holds no time but those in annotations."""
+        layer = Descriptor(self.media_type, digest_of(self.content), len(self.content), annotations={TITLE: self.name})
+        document = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": self.media_type,
+            "config": Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)).to_json(),
+            "layers": [layer.to_json()],
+            "subject": Descriptor(subject.media_type, subject.digest, subject.size).to_json(),
+        }
+        notes = {"annotations": dict(self.annotations)} if self.annotations else {}
+        return Manifest(encode_json(document | notes), MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -183,33 +210,6 @@ def index_json(manifests: Iterable[Descriptor]) -> dict[str, Any]:
 def index_document(manifests: Iterable[Descriptor]) -> bytes:
     """Return the canonical form of an index of these manifests, in this order."""
     return encode_json(index_json(manifests))
-
-
-def attachment_manifest(subject: Descriptor, attachment: Attachment) -> bytes:
-    """Return the manifest of a file that refers to another manifest. It holds no time but those in annotations."""
-    content, notes = attachment.content, attachment.annotations
-    layer = Descriptor(attachment.media_type, digest_of(content), len(content), annotations={TITLE: attachment.name})
-    document = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "artifactType": attachment.media_type,
-        "config": Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)).to_json(),
-        "layers": [layer.to_json()],
-        "subject": Descriptor(subject.media_type, subject.digest, subject.size).to_json(),
-    }
-    return encode_json(document | ({"annotations": dict(notes)} if notes else {}))
-
-
-def referrer_descriptor(content: bytes) -> Descriptor:
-    """Return the descriptor under which an index of referrers lists the manifest of an attachment."""
-    document = json.loads(content)
-    return Descriptor(
-        media_type=document.get("mediaType", MANIFEST),
-        digest=digest_of(content),
-        size=len(content),
-        artifact_type=document.get("artifactType") or (document.get("config") or {}).get("mediaType"),
-        annotations=document.get("annotations") or {},
-    )
 
 
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")

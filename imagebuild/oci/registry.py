@@ -30,7 +30,6 @@ from imagebuild.core.run import for_each
 from imagebuild.oci.layout import (
     EMPTY,
     INDEX,
-    MANIFEST,
     MANIFEST_TYPES,
     MOST_BYTES,
     Attachment,
@@ -38,12 +37,10 @@ from imagebuild.oci.layout import (
     Descriptor,
     Layout,
     Manifest,
-    attachment_manifest,
     blobs_of,
     digest_of,
     index_document,
     manifests_of,
-    referrer_descriptor,
     referrers_tag,
 )
 from imagebuild.oci.reference import api_address, is_loopback, parse_reference
@@ -537,8 +534,8 @@ class Repository:
 
         The same file and annotations again change nothing.
         """
-        manifest = Manifest(attachment_manifest(subject, attachment), MANIFEST)
-        own = referrer_descriptor(manifest.content)
+        manifest = attachment.manifest(subject)
+        own = manifest.as_referrer
         for data in (EMPTY, attachment.content):
             self.put_blob(data, digest_of(data))
         self.put_manifest(manifest)

@@ -482,9 +482,11 @@ def add_attachment(
             problem = f"{file}: is no {kind} of {digest}: {verdict.detail}"
             continue
         attached = attachment_of(value, document, digest, image.platform)
-        for manifest in map(place.manifest, dict.fromkeys((digest, index))):
-            about = Descriptor(manifest.media_type, manifest.digest, len(manifest.content))
-            added.append(attach(place, about, kind, attached.content, created=attached.created, signer=signer))
+        subjects = [manifest.descriptor for manifest in map(place.manifest, dict.fromkeys((digest, index)))]
+        added += [
+            attach(place, subject, kind, attached.content, created=attached.created, signer=signer)
+            for subject in subjects
+        ]
     if not added:
         raise ConfigError(problem)
     return tuple(added)

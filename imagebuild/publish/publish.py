@@ -402,9 +402,8 @@ def _find_missing(draft: Draft, place: Repository, tools: PublishTools) -> _Miss
     platforms = {choice.digest: choice.platform for choice in draft.choices}
     subjects = [(child, draft.attachments[platforms[child.digest]]) for child in children]
     # A tag names the index, so the index gets the same statements as its platforms.
-    index = Descriptor(draft.index.media_type, draft.index.digest, len(draft.index.content))
     every = {(a.kind, digest_of(a.content)): a for _, attachments in subjects for a in attachments}
-    subjects.append((index, list(every.values())))
+    subjects.append((draft.index.descriptor, list(every.values())))
     missing: list[tuple[Descriptor, NewAttachment]] = []
     for subject, attachments in subjects:
         present = _attached(place, subject.digest, tools.signer)

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def published(quickstart: Built, registry: str, services: Services, tmp_path: Pa
         push_image(layout, image.digest, client.at(REPOSITORY))
         stored = client.at(REPOSITORY).find(image.digest)
         assert stored
-        about = Descriptor(stored.media_type, stored.digest, len(stored.content), image.platform)
+        about = replace(stored.descriptor, platform=image.platform)
         platform: Platform = "linux/arm64" if image.architecture == "arm64" else "linux/amd64"
         index = client.at(REPOSITORY).put_manifest(Manifest(index_document([about]), INDEX), "13.5")
         yield Published(client, layout.folder, platform, about, index, services.storage)

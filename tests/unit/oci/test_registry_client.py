@@ -31,7 +31,8 @@ from imagebuild.oci import (
     registry,
 )
 from tests import layouts
-from tests.registry_fake import FakeRegistry, put_image, refusal, serve
+from tests.faulty import refusal
+from tests.registry_fake import FakeRegistry, put_image, serve
 
 STAGING, FINAL = "gpu/open-staging", "gpu/open"
 SBOM = Attachment("sbom.spdx.json", "application/spdx+json", b'{"spdx": 1}', {"of": "it"})

@@ -369,7 +369,7 @@ def envelope(payload: bytes, kind: str = STATEMENT_MEDIA) -> bytes:
         (BUNDLE_MEDIA, envelope(b"no"), "cannot be read"),
         (BUNDLE_MEDIA, b"{}", "cannot be read"),
         (STATEMENT_MEDIA, b"[]", "cannot be read"),
-        (STATEMENT_MEDIA, b"[" * 100_000, "nested too deeply"),
+        (STATEMENT_MEDIA, b"[" * 100_000, "cannot be read: RecursionError"),
         (STATEMENT_MEDIA, b"\xff\xfe\x00", "cannot be read"),
     ],
 )

@@ -17,8 +17,9 @@ import pytest
 from imagebuild.core import CommandError
 from imagebuild.oci import blobs_of, manifests_of
 from imagebuild.project import Outcome, Published
+from tests.faulty import Answer
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site, passing
-from tests.registry_fake import Answer, FakeRegistry, Request
+from tests.registry_fake import FakeRegistry, Request
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
 
