@@ -92,7 +92,7 @@ class Client:
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.stopped = threading.Event()
-        """Set to end what other threads are doing with it, each with CommandError, for Ctrl-C."""
+        """Set to end what other threads are doing with it, for Ctrl-C."""
         self._repeating: set[int] = set()
         """Threads that are in `retried`."""
 

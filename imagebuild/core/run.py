@@ -73,7 +73,7 @@ class Finished:
     output: str
     """The end of it."""
     errors: str = ""
-    """What it printed as errors, if that was to be kept apart."""
+    """Its errors, if they were to be kept apart."""
     problem: str = ""
     """Why it was ended for its output; empty if it was not."""
 
@@ -320,15 +320,13 @@ def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, j
     errors: list[BaseException] = []
 
     def take() -> None:
-        while not errors:
-            try:
+        with suppress(IndexError):  # nothing is left to do
+            while not errors:
                 number, item = todo.popleft()
-            except IndexError:
-                return
-            try:
-                results[number] = function(item)
-            except BaseException as error:  # raised again by the caller's thread
-                errors.append(error)
+                try:
+                    results[number] = function(item)
+                except BaseException as error:  # raised again by the caller's thread
+                    errors.append(error)
 
     threads = [threading.Thread(target=take, daemon=True) for _ in range(min(jobs, len(todo)))]
     try:
@@ -341,9 +339,8 @@ def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, j
         for each in work:
             each.stop()
         deadline = time.monotonic() + PATIENCE_S
-        for thread in threads:
-            if thread.ident:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in filter(threading.Thread.is_alive, threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
         raise
     if errors:
         raise errors[0]

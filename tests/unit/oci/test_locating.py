@@ -21,7 +21,7 @@ from imagebuild.oci import (
     image,
     images_in,
 )
-from imagebuild.project import BuildResult, Plan, Project, Target, make_plan
+from imagebuild.project import BuildResult, Plan, Target, make_plan
 from imagebuild.verify import ImageFinder
 from tests import registry_fake
 from tests.conftest import Files
@@ -59,18 +59,6 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
             assert [blob.read() for blob in same.layers]
 
 
-def test_platforms(tmp_path: Path) -> None:
-    several = make.Layout(tmp_path)
-    for platform in ("linux/amd64", "linux/arm64"):
-        several.image([make.layer({})], platform=platform)
-    with found_at(f"oci:{tmp_path}") as found:
-        assert found.image("linux/arm64").architecture == "arm64"
-        with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose with --platform"):
-            found.image(None)
-        with pytest.raises(ConfigError, match="is not for linux/s390x, but for"):
-            found.image("linux/s390x")
-
-
 @pytest.fixture
 def registry() -> FakeRegistry:
     return FakeRegistry()
@@ -98,6 +86,8 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
             assert image.digest == images[1].digest
             assert image.fetch(image.layers[0]).read()
             assert image.repository
+            with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose with --platform"):
+                found.image(None)
 
 
 def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: Path) -> None:
@@ -118,23 +108,18 @@ def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: 
         assert [len(blob.read()) for blob in same.layers]
 
 
-def test_a_layer_that_was_damaged_on_its_way_is_not_used(registry: FakeRegistry) -> None:
+def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     about = put_image(registry, "gpu/open", STATUS)
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
         registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
         with pytest.raises(CommandError, match="the registry sent something else as blob"):
             image.fetch(image.layers[0])
-
-
-def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = put_image(registry, "gpu/open", STATUS)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    with (
-        found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found,
-        pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; TMPDIR may name another folder"),
-    ):
-        found.image(None).fetch(found.image(None).layers[0])
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+        with pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; TMPDIR may name another folder"):
+            image.fetch(image.layers[0])
 
 
 @pytest.mark.parametrize(
@@ -158,35 +143,32 @@ def test_what_is_not_there(registry: FakeRegistry, name: str, error: type[Except
             pass
 
 
-def test_targets(tiny: Files, tmp_path: Path) -> None:
-    project: Project = tiny.load()
-    plan = make_plan(project)
-    target = plan.targets[0]
-    folder = tmp_path / "build"
-    places = ImageFinder(plan, folder)
-    with places.find(target.id) as found:
-        assert found == target
-    labels = {f"imagebuild.component.{name}": version for name, version in target.components.items()}
-    make.layout(folder / target.id / "layout", STATUS, Labels=labels)
-    with found_at(target.id, places) as found:
-        assert found.name == target.id
-        assert found.image(None).labels == labels
+@pytest.fixture
+def plan(tiny: Files) -> Plan:
+    return make_plan(tiny.load())
 
 
-def test_a_build_with_other_versions_is_not_the_target(tiny: Files, tmp_path: Path) -> None:
-    target = make_plan(tiny.load()).targets[0]
-    labels = {f"imagebuild.component.{name}": "0" for name in target.components}
-    make.layout(tmp_path / "build" / target.id / "layout", STATUS, Labels=labels)
-    with ImageFinder(make_plan(tiny.load()), tmp_path / "build").find(target.id) as found:
+def labels_of(target: Target) -> dict[str, str]:
+    return {f"imagebuild.component.{name}": version for name, version in target.components.items()}
+
+
+def test_targets_that_were_built(plan: Plan, tmp_path: Path) -> None:
+    first, second = plan.targets[:2]
+    places = ImageFinder(plan, tmp_path)
+    with places.find(first.id) as found:
+        assert found == first
+    make.layout(tmp_path / first.id / "layout", STATUS, Labels=labels_of(first))
+    with found_at(first.id, places) as found:
+        assert (found.name, found.image(None).labels) == (first.id, labels_of(first))
+    # A build with other versions is not the target.
+    make.layout(tmp_path / second.id / "layout", STATUS, Labels=dict.fromkeys(labels_of(second), "0"))
+    with places.find(second.id) as found:
         assert isinstance(found, Target)
 
 
-def test_a_target_that_was_pushed(tiny: Files, tmp_path: Path, registry: FakeRegistry) -> None:
-    plan = make_plan(tiny.load())
+def test_a_target_that_was_pushed(plan: Plan, tmp_path: Path, registry: FakeRegistry) -> None:
     target = plan.targets[0]
-    about = put_image(
-        registry, "gpu/open", STATUS, Labels={f"imagebuild.component.{n}": v for n, v in target.components.items()}
-    )
+    about = put_image(registry, "gpu/open", STATUS, Labels=labels_of(target))
     result = BuildResult(
         target=target.id, digest=about.digest, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=(),
         repository="registry.test/gpu/open",
