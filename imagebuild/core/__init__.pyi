@@ -41,13 +41,10 @@ from .files import write_text as write_text
 from .http import Advance as Advance
 from .http import Downloads as Downloads
 from .http import Patience as Patience
-from .http import TryAgain as TryAgain
 from .run import KEPT as KEPT
-from .run import PATIENCE_S as PATIENCE_S
 from .run import Finished as Finished
 from .run import RunProgram as RunProgram
 from .run import execute as execute
-from .run import for_each as for_each
 from .run import native_platform as native_platform
 from .run import run_program as run_program
 from .run import version_numbers as version_numbers

@@ -142,6 +142,7 @@ class Progress:
         """Text above the running items, on a terminal only."""
         self._began = time.monotonic()
         self._running: dict[str, Activity] = {}
+        self._is_open = False
         self._live: Live | None = None
         if live and err.is_terminal:
             from rich.live import Live  # noqa: PLC0415 - few commands show progress, and fewer on a terminal
@@ -149,6 +150,7 @@ class Progress:
             self._live = Live(get_renderable=self._draw, console=err, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Progress:
+        self._is_open = True
         if self._live:
             self._live.__enter__()
         return self
@@ -176,7 +178,7 @@ class Progress:
     def begin(self, key: str, title: str) -> None:
         """Show an item as running."""
         self._running[key] = Activity(title)
-        if not self._live:
+        if self._is_open and not self._live:
             life.begin(self._running[key])
 
     def advance(self, key: str, text: str) -> None:

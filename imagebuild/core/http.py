@@ -218,13 +218,11 @@ DOWN_S = 30
 """How long a server that did not answer is not asked again, so that not each of its URLs waits."""
 LARGEST_INDEX = 256 << 20
 """More bytes than any key or index of a repository has."""
-Login = tuple[str, str]
-"""User and password."""
 Advance = Callable[[int, int | None], object]
 """Called with the bytes that are there and the bytes there will be, if the server says so."""
 
 
-def login_for(url: str, netrc_file: Path | None) -> Login | None:
+def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
     """Return the user and password that a netrc file has for the host of an address."""
     entry = netrc.netrc(netrc_file).authenticators(urlsplit(url).hostname or "") if netrc_file else None
     return (entry[0], entry[2]) if entry else None

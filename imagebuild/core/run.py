@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
-from typing import IO, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.fields import CPUS
@@ -78,19 +78,6 @@ class Finished:
     """Why it was ended for its output; empty if it was not."""
 
 
-@contextmanager
-def opened_log(log: Path | None) -> Iterator[IO[bytes] | None]:
-    """Open the log of a program, if it is to have one. Raises CommandError if it cannot be written."""
-    if not log:
-        yield None
-        return
-    with os_errors_as_command_errors():
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = log.open("wb", buffering=0)
-    with file:
-        yield file
-
-
 class OutputReader(threading.Thread):
     """Read a program's output in a thread: keep its end, write all of it to a log, hand on its lines.
 
@@ -98,12 +85,13 @@ class OutputReader(threading.Thread):
     """
 
     def __init__(
-        self, chunks: Generator[bytes], log: IO[bytes] | None = None, each_line: Callable[[str], object] = str, *,
-        keep: int = KEPT,
+        self, chunks: Iterator[bytes], close: Callable[[], None], log: Path | None = None,
+        each_line: Callable[[str], object] = str, *, keep: int = KEPT,
     ) -> None:  # fmt: skip
+        """Start reading; `close` is called at the end, whatever that is."""
         super().__init__(daemon=True)
         self.error: Exception | None = None
-        self._chunks, self._log, self._each_line, self._keep = chunks, log, each_line, keep
+        self._chunks, self._close, self._log, self._each_line, self._keep = chunks, close, log, each_line, keep
         self._total = 0
         self._end = bytearray()
         self.start()
@@ -112,9 +100,9 @@ class OutputReader(threading.Thread):
         """Read all chunks."""
         line = b""
         try:
-            with closing(self._chunks):
+            with self._opened_log() as log:
                 for chunk in self._chunks:
-                    *lines, line = (line + self._take(chunk)).split(b"\n")
+                    *lines, line = (line + self._take(chunk, log)).split(b"\n")
                     for whole in lines:
                         self._each_line(whole.decode(errors="replace").rstrip())
                     if self.problem:
@@ -123,16 +111,25 @@ class OutputReader(threading.Thread):
                 self._each_line(line.decode(errors="replace").rstrip())
         except Exception as error:  # raised again by who waits for the program
             self.error = error
+        finally:
+            self._close()
 
-    def _take(self, chunk: bytes) -> bytes:
+    def _opened_log(self) -> AbstractContextManager[IO[bytes] | None]:
+        if not self._log:
+            return nullcontext()
+        with os_errors_as_command_errors():
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            return self._log.open("wb", buffering=0)
+
+    def _take(self, chunk: bytes, log: IO[bytes] | None) -> bytes:
         kept = chunk[: LIMIT - self._total]
         self._total += len(kept)
         self._end += kept
         if len(self._end) > 2 * self._keep:
             del self._end[: -self._keep]
-        if self._log:
+        if log:
             with os_errors_as_command_errors():
-                self._log.write(kept)
+                log.write(kept)
         return kept
 
     @property
@@ -159,33 +156,30 @@ def execute(
 
     Raises CommandError if it cannot be started, or the log cannot be written.
     """
+    try:
+        process = subprocess.Popen(
+            argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE if apart else STDOUT, start_new_session=True,
+            env=program_environment(env),
+        )  # fmt: skip
+    except OSError as error:
+        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
     readers: list[OutputReader] = []
-    with opened_log(log) as file:
-        try:
-            process = subprocess.Popen(
-                argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE if apart else STDOUT, start_new_session=True,
-                env=program_environment(env),
-            )  # fmt: skip
-        except OSError as error:
-            raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
-        try:
-            keep = LIMIT if apart else KEPT
-            readers += [OutputReader(_chunks(process.stdout), file, each_line, keep=keep)]
-            readers += [OutputReader(_chunks(process.stderr), keep=keep)] if apart else []
-            _await_end(process, readers, timeout_s)
-            status = process.returncode
-            if status is not None:
-                for reader in readers:
-                    reader.join(DRAIN_S)
-        except BaseException:
-            if finishes:
-                process.send_signal(signal.SIGINT)
-                process.wait()
-            raise
-        finally:
-            end_program(process, polite)
-            for reader in readers:
-                reader.join(DRAIN_S)
+    try:
+        readers += [_reader(process.stdout, log, each_line, keep=LIMIT if apart else KEPT)]
+        readers += [_reader(process.stderr, keep=LIMIT)] if apart else []
+        _await_end(process, readers, timeout_s)
+        status = process.returncode
+        for reader in readers if status is not None else ():
+            reader.join(DRAIN_S)
+    except BaseException:
+        if finishes:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        raise
+    finally:
+        end_program(process, polite)
+        for reader in readers:
+            reader.join(DRAIN_S)
     for reader in readers:
         if reader.error:
             raise reader.error
@@ -193,10 +187,9 @@ def execute(
     return Finished(None if problem else status, readers[0].text, readers[1].text if apart else "", problem)
 
 
-def _chunks(pipe: IO[bytes] | None) -> Generator[bytes]:
+def _reader(pipe: IO[bytes] | None, *more: Any, keep: int) -> OutputReader:
     assert isinstance(pipe, BufferedReader)
-    with pipe:
-        yield from iter(partial(pipe.read1, CHUNK), b"")
+    return OutputReader(iter(partial(pipe.read1, CHUNK), b""), pipe.close, *more, keep=keep)
 
 
 def _await_end(process: subprocess.Popen[bytes], readers: Sequence[OutputReader], timeout_s: float | None) -> None:

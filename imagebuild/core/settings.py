@@ -65,13 +65,11 @@ class Settings(Model):
     """File with the passwords of mirrors, in netrc's format."""
     bundle: str | None = None
     """Folder that `imagebuild build --offline` takes everything from; `imagebuild bundle use` writes it."""
-
     insecure_registries: tuple[str, ...] = ()
     """Registries (`host` or `host:port`) that are reached without TLS; those on this machine always are."""
 
     @property
     def netrc_file(self) -> Path | None:
-        """Return the path of the netrc file."""
         return _expanded(self.netrc) if self.netrc else None
 
 

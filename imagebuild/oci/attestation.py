@@ -53,13 +53,11 @@ class Attestation:
     kind: str
     """Name in `KINDS`, `signature`, or else its predicate type or artifact type."""
     digest: str
-    """Digest of its own manifest."""
     content: bytes = b""
     """The predicate as canonical JSON; empty for a kind that is not in `KINDS`."""
     bundle: bytes = b""
     """The bundle that its statement lies in; empty if nobody signed it."""
     size: int = 0
-    """Bytes in the registry."""
     problem: str = ""
     """What is wrong with it; empty if nothing is."""
 

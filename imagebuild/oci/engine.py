@@ -75,7 +75,6 @@ class EnginePaths:
 
     @property
     def host(self) -> str:
-        """Return the value for DOCKER_HOST."""
         return f"unix://{self.socket}"
 
 

@@ -44,13 +44,11 @@ class PlatformImage:
     place: Repository | Layout
     """Where layers and attestations are fetched from."""
     name: str = ""
-    """As it was asked for."""
     compressed: bool = True
     """Whether layers are compressed, as registries keep them."""
 
     @property
     def digest(self) -> str:
-        """Return the digest of the manifest."""
         return self.manifest.digest
 
     @property
@@ -75,7 +73,6 @@ class PlatformImage:
 
     @property
     def descriptor(self) -> Descriptor:
-        """Return the descriptor of the manifest."""
         return replace(self.manifest.descriptor, platform=self.platform)
 
     @property
@@ -110,7 +107,6 @@ class FoundImage:
 
     name: str
     origin: str
-    """Where it was found."""
     platforms: tuple[str, ...]
     read: Callable[[str], PlatformImage]
     """Returns the image for one of these platforms."""

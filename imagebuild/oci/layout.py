@@ -16,16 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import zstandard
 
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import file_sha256, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
-
-if TYPE_CHECKING:
-    from imagebuild.oci.registry import Repository
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -67,19 +64,17 @@ class Descriptor:
     platform: str | None = None
     """`linux/arm64`, of an image in an index."""
     artifact_type: str | None = None
-    """Type of an attachment."""
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as it stands in manifests and indexes."""
-        document: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
-        if self.platform:
-            document["platform"] = platform_json(self.platform)
-        if self.artifact_type:
-            document["artifactType"] = self.artifact_type
-        if self.annotations:
-            document["annotations"] = dict(sorted(self.annotations.items()))
-        return document
+        more = {
+            "platform": platform_json(self.platform or ""),
+            "artifactType": self.artifact_type,
+            "annotations": dict(sorted(self.annotations.items())),
+        }
+        document = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+        return document | {name: value for name, value in more.items() if value}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Descriptor:
@@ -103,7 +98,6 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Return the digest of the content."""
         return digest_of(self.content)
 
     @property
@@ -173,7 +167,7 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 
 def platform_json(platform: str) -> dict[str, str]:
     """Return `linux/arm64` or `linux/arm/v7` as OCI spells it."""
-    return dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False))
+    return dict(zip(("os", "architecture", "variant"), filter(None, platform.split("/")), strict=False))
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
@@ -230,7 +224,6 @@ class BlobStream:
 
     size: int
     chunks: Callable[[], Iterator[bytes]]
-    """Reads the blob from its start."""
 
     def __len__(self) -> int:
         return self.size
@@ -323,6 +316,13 @@ MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})
 NO_IMAGE = "neither an OCI image layout nor an archive of one, as `docker save` writes it since Docker 25"
 
 
+class BlobSource(Protocol):
+    """Have blobs: a repository of a registry, or another layout."""
+
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Write a blob to a file, if it is not there yet; it appears under its name when it is whole."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Read and write the images of an OCI layout in a folder."""
@@ -392,7 +392,7 @@ class Layout:
                 shutil.copyfile(self.path(blob.digest), temporary)
                 temporary.rename(path)
 
-    def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
+    def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
         """Get a blob from another place, if it is not here yet. Return how many `blobs` and `bytes` that are."""
         if self.path(blob.digest).is_file():
             return Counter()

@@ -193,11 +193,9 @@ class Registry:
     """Reach one registry, from several threads."""
 
     host: str
-    """Name of the registry, with the port if it has one."""
     base: str
     """Address that the paths of requests are relative to."""
     ca: Path | None = None
-    """Bundle of certificate authorities; None: those of the HTTP library."""
     patience: Patience = PATIENCE
     lacks_referrers: bool = False
     """Whether the registry is known to lack the referrers API."""
@@ -284,7 +282,6 @@ class Repository:
 
     registry: Registry
     name: str
-    """Without the registry."""
 
     def __str__(self) -> str:
         return f"{self.registry.host}/{self.name}"

@@ -21,7 +21,7 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
 from imagebuild.core.errors import CommandError
-from imagebuild.core.run import Finished, OutputReader, opened_log
+from imagebuild.core.run import Finished, OutputReader
 from imagebuild.oci import engine
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import index_json
@@ -337,9 +337,9 @@ def execute(
         status.append(api.exec_inspect(process["Id"])["ExitCode"])
 
     # An engine that stops cannot keep us: all that asks it is done by the thread.
-    with opened_log(log) as file:
-        reader = OutputReader(output(), file)
-        reader.join(timeout_s)
+    chunks = output()
+    reader = OutputReader(chunks, chunks.close, log)
+    reader.join(timeout_s)
     if reader.error:
         with engine.sdk_errors_explained(str(container.name)):
             raise reader.error

@@ -56,7 +56,7 @@ def test_ctrl_c_waits_for_the_program(tmp_path: Path, finishes: bool, name: str)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            execute(bash(f"{trap}; sleep 60 & touch {ready}; wait"), finishes=finishes)
+            execute(bash(f"{trap}; sleep 60 & : > {ready}; wait"), finishes=finishes)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
