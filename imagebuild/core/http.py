@@ -15,14 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.cookies import RequestsCookieJar
 from requests.exceptions import RequestException
 from urllib3.exceptions import HTTPError, IncompleteRead
 from urllib3.util import Retry
@@ -87,8 +85,6 @@ class Client:
         # What is hashed must be what was sent.
         self.session.headers.update({"User-Agent": AGENT, "Accept-Encoding": "identity", **headers})
         self.session.verify = str(ca) if ca else True
-        # A session's cookies would be changed by several threads.
-        self.session.cookies = RequestsCookieJar(DefaultCookiePolicy(allowed_domains=[]))
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.stopped = threading.Event()

@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
+from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import requests
+from requests.cookies import RequestsCookieJar
 from requests.utils import parse_dict_header
 
 from imagebuild.core import settings
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.files import temporary_file
-from imagebuild.core.http import PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, json_of
+from imagebuild.core.http import AGENT, PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, json_of
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import (
     EMPTY,
@@ -48,7 +50,6 @@ from imagebuild.oci.reference import api_address, is_loopback, parse_reference
 T = TypeVar("T")
 P = ParamSpec("P")
 
-CLIENT = "imagebuild"
 ACCEPT = {"Accept": ", ".join(MANIFEST_TYPES)}
 TAGS_PER_REQUEST = 1000
 JOBS = 4
@@ -170,7 +171,7 @@ class Login:
         wanted = tuple(dict.fromkeys(scope for scope in (*scopes, challenge.get("scope")) if scope))
         if own.get("identitytoken"):
             form = {
-                "grant_type": "refresh_token", "service": service, "client_id": CLIENT, "scope": " ".join(wanted),
+                "grant_type": "refresh_token", "service": service, "client_id": AGENT, "scope": " ".join(wanted),
                 "refresh_token": own["identitytoken"],
             }  # fmt: skip
             answer = self.ask("POST", realm, data=form)
@@ -202,6 +203,8 @@ class Registry:
 
     def __post_init__(self) -> None:
         self.client = Client(self.ca, self.patience)
+        # A session's cookies would be changed by several threads.
+        self.client.session.cookies = RequestsCookieJar(DefaultCookiePolicy(allowed_domains=[]))
         # Docker does not look for registries of this machine behind a proxy either.
         self.client.session.trust_env = not is_loopback(self.host)
         self.client.session.auth = lambda request: request  # or the password of a netrc file replaces what we send
