@@ -18,7 +18,6 @@ from imagebuild.oci import (
     MANIFEST,
     Attachment,
     BlobStream,
-    DeletionDisabled,
     Descriptor,
     Manifest,
     Registry,
@@ -67,21 +66,6 @@ def complete(store: FakeRegistry, repository: str, made: layouts.Made) -> bool:
     return all(there.get(d) == made.layout.path(d).read_bytes() for d, _ in made.layout.named(made.digest))
 
 
-def test_push_then_copy(server: FakeRegistry, made: layouts.Made) -> None:
-    staging, final = connect(server.address).at(STAGING), connect(server.address).at(FINAL)
-    moved = push_image(made.layout, made.digest, staging, "staged-1")
-    assert moved == Counter(manifests=4, blobs=3, bytes=moved["bytes"])  # the index twice: by digest and by tag
-    assert complete(server, STAGING, made)
-    assert staging.digest("staged-1") == made.digest
-    server.asked.clear()
-    assert push_image(made.layout, made.digest, staging, "staged-1") == Counter()
-    assert {method for method, _ in server.asked} == {"HEAD"}
-    moved = copy_image(made.digest, staging, final)
-    assert moved == Counter(manifests=3, mounted=3, bytes=moved["bytes"])
-    assert complete(server, FINAL, made)
-    assert copy_image(made.digest, staging, final) == Counter()
-
-
 def test_what_cannot_be_mounted_is_copied(server: FakeRegistry, made: layouts.Made) -> None:
     near = connect(server.address)
     push_image(made.layout, made.digest, near.at(STAGING))
@@ -128,11 +112,6 @@ def test_stop_ends_what_waits(server: FakeRegistry) -> None:
     with pytest.raises(CommandError, match="interrupted"):
         waiting.at("a").put_blob(b"x", digest_of(b"x"))
     assert time.monotonic() - began < 100
-
-
-def test_nobody_answers() -> None:
-    with pytest.raises(Unreachable, match=r"127.0.0.1:1: .*Connection refused; gave up"):
-        connect("127.0.0.1:1", 0.2).at("a").digest("b")
 
 
 def test_refusals(server: FakeRegistry) -> None:
@@ -251,18 +230,6 @@ def test_many_publishers_attach_at_once(server: FakeRegistry) -> None:
     found = connect(server.address).at(FINAL).referrers(subject.digest)
     assert len(attached) == 6
     assert sorted(item.digest for item in found) == sorted(attached)
-
-
-def test_deletion(server: FakeRegistry) -> None:
-    place = connect(server.address).at("a")
-    digest = put_image(server, "a").digest
-    server.repositories["a"].tags["t"] = digest
-    place.delete(digest)
-    place.delete(digest)
-    assert place.tags() == ()
-    server.deletes = False
-    with pytest.raises(DeletionDisabled, match=r"does not let images be deleted \(405\).*delete: {enabled: true}"):
-        place.delete(put_image(server, "a").digest)
 
 
 def test_settings(tmp_path: Path) -> None:
