@@ -121,7 +121,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_both_formats_of_sources() -> None:
     found = parse_deb822(DEB822)
     assert [(s.uri, s.suite) for s in found] == [
-        (MAIN, "bookworm"), (MAIN, "bookworm-updates"), (MAIN, "bookworm-backports"), (f"{SECURITY}/", "bookworm-security"),
+        (MAIN, "bookworm"), (MAIN, "bookworm-updates"), (MAIN, "bookworm-backports"),
+        (f"{SECURITY}/", "bookworm-security"),
     ]  # fmt: skip
     assert (found[0].components, found[0].signed_by) == (("main", "contrib"), KEY)
     assert "abc" in (found[3].signed_by or "")

@@ -11,10 +11,8 @@ import pytest
 from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import (
     BUNDLE_MEDIA,
-    MANIFEST,
     Attachment,
     Descriptor,
-    Manifest,
     Repository,
     digest_of,
     parse_reference,
@@ -232,7 +230,7 @@ def test_updates_that_an_image_lacks(registry: FakeRegistry, ours: Project) -> N
 
 def test_an_image_of_one_platform(registry: FakeRegistry, ours: Project) -> None:
     alone = put(registry, b"alone", LABELS)
-    registry.at(REPOSITORY).put_manifest(Manifest(registry.at(REPOSITORY).find(alone.digest).content, MANIFEST), TAG)  # type: ignore[union-attr]
+    registry.at(REPOSITORY).put_manifest(registry.at(REPOSITORY).manifest(alone.digest), TAG)
     image = one(registry, ours)
     assert (image.digest, [p.platform for p in image.platforms]) == (alone.digest, ["linux/amd64"])
 
