@@ -227,7 +227,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("archive: htp://x/{version}.tar\n"), "plan", "component.yaml:7: archive: must be an address that begins with https"),
     (lambda files: files.replace(COMPONENT, "git: https:", "git: htp:"), "plan", "git: must be the address of a git repository, such as"),
     (component("libraries: [lib]\n"), "plan", "component.yaml:7: libraries.0: must be an absolute path, without blanks, not 'lib'"),
-    (component("checks: [{name: a, description: x, run: x, when: {os: []}}]\n"), "plan", "0.when.os: must have at least 1"),
+    (component("checks: [{name: a, description: x, run: x, when: {os: []}}]\n"), "plan", "when.os: must have at least 1"),
     (edit("[linux/amd64]", "[linux/amd64, linux/amd64]"), "plan", "matrix.yaml:17: images.tiny.platforms: linux/amd64 is there twice; remove"),
     (edit("[tool, library]", "[tool, library, tool]"), "plan", "matrix.yaml:18: images.tiny.components: tool is there twice; remove one"),
     (with_file("a\0b"), "plan", "files/f:1: a NUL cannot be in a text; remove it"),
