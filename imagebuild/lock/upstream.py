@@ -13,14 +13,14 @@ from typing import Any, cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import ARCHS, Arch, Platform
-from imagebuild.core.http import Advance, Downloads
+from imagebuild.core.http import Advance, Downloads, Patience
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.oci.layout import Manifest, platform_of
-from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import Registry, connect_registry
+from imagebuild.oci.reference import ImageReference, parse_reference
+from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project.lockfile import (
     UNRESOLVED,
     Archive,
@@ -42,6 +42,7 @@ GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300
 GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 """Git and ssh ask for no password: nobody is there to type it."""
+PATIENCE = Patience(10)
 GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
@@ -64,24 +65,22 @@ class Upstream:
     netrc: Path | None = None
     """File with passwords for downloads, git and pip."""
     run: RunProgram = run_program
-    pause_s: float = 1.0
-    """Seconds before a download is tried again."""
-    registry_patience_s: float = 10
-    """How long a registry may fail."""
+    patience: Patience = PATIENCE
+    """How long what fails is tried again."""
 
     def __post_init__(self) -> None:
-        self.web = Downloads(self.mirrors.download, self.ca, self.netrc, pause_s=self.pause_s)
+        self.web = Downloads(self.mirrors.download, self.ca, self.netrc, patience=self.patience)
         self._registries: list[Registry] = []
         self._unpacking = threading.Lock()
 
     @property
     def stopped(self) -> bool:
         """Return whether requests were told to end."""
-        return self.web.stopped.is_set()
+        return self.web.client.stopped.is_set()
 
     def stop(self) -> None:
         """End all requests that are under way."""
-        self.web.stopped.set()
+        self.web.client.stopped.set()
         for registry in self._registries:
             registry.stop()
         end_children()
@@ -108,13 +107,13 @@ class Upstream:
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
         """Return the hash of an archive, with facts if its component asks for them."""
         if source.tree is None:
-            return self.web.sha256(source.url, advance)
+            return self.web.download(source.url, None, advance)
         with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
             folder = Path(name)
             # Where the script runs as nobody, it must find its folder.
             folder.chmod(0o755)
             path = folder / "archive"
-            sha256 = self.web.sha256(source.url, advance, path)
+            sha256 = self.web.download(source.url, path, advance)
             before = known.sha256 if isinstance(known, LockedArchive) else known
             if before not in (None, UNRESOLVED, sha256):
                 raise CommandError(
@@ -194,7 +193,7 @@ class Upstream:
         if manifest is None:
             raise Absent(f"{reference}: the registry does not have the {digest} that it names")
         try:
-            content = self._connection(where.host).blob(where.repository, manifest.document["config"]["digest"])
+            content = self._repository(where).blob(manifest.document["config"]["digest"])
         except CommandError as error:
             raise Unreachable(f"{reference}: {error}") from None
         return dict(json.loads(content))
@@ -208,13 +207,13 @@ class Upstream:
         reference = parse_reference(text)
         reference = reference.at(digest) if digest else reference
         try:
-            return self._connection(reference.host).manifest(reference.repository, reference.wanted)
+            return self._repository(reference).find(reference.wanted)
         except CommandError as error:  # also when it wants a login: elsewhere, or later, there may be one
             raise Unreachable(f"{reference}: {error}") from None
 
-    def _connection(self, host: str) -> Registry:
-        self._registries.append(connect_registry(host, patience_s=self.registry_patience_s))
-        return self._registries[-1]
+    def _repository(self, reference: ImageReference) -> Repository:
+        self._registries.append(connect_registry(reference.host, patience=self.patience))
+        return self._registries[-1].at(reference.repository)
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that fit, each in one version for all architectures."""

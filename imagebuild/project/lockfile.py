@@ -13,10 +13,10 @@ from packaging.utils import canonicalize_name
 from pydantic import Field, PrivateAttr
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Commit, Digest, Model, Name, Platform
+from imagebuild.core.fields import Arch, Commit, Digest, Form, Model, Name, Platform
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
+Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
+Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
 Unresolved = Literal["unresolved"]
 UNRESOLVED: Unresolved = "unresolved"
 """A pin that is needed and that upstream could not be asked for yet. It is rendered as it is, and stops a build."""

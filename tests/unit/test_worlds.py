@@ -23,7 +23,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from imagebuild.core import Arch, ImagebuildError, Mirrors, run_program
+from imagebuild.core import Arch, ImagebuildError, Mirrors, Patience, run_program
 from imagebuild.lock import Upstream, facts_changes, image_facts, lock_from_table, resolve_sources, tree_facts, unpack
 from imagebuild.project import (
     UNRESOLVED,
@@ -382,7 +382,9 @@ def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> No
     before = dict(entries)
     with Server(tmp_path).running() as server:
         mirrors = Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"})
-        outcome = resolve_sources(entries, [source], Upstream(mirrors, pause_s=0.001), keep=lambda: None, mark=False)
+        outcome = resolve_sources(
+            entries, [source], Upstream(mirrors, patience=Patience(0.1, 0.001)), keep=lambda: None, mark=False
+        )
     what = " ".join([*outcome.wrong.values(), *outcome.absent.values(), *outcome.unresolved.values()])
     assert not what or REMEDY.search(outcome.complaint())
     message = re.sub(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from imagebuild.core import Absent, Mirrors
+from imagebuild.core import Absent, Mirrors, Patience
 from imagebuild.lock import LockFile, PackageIndex, examine_upstream
 from imagebuild.project import (
     Archive,
@@ -76,10 +76,10 @@ def test_a_source(state: str, source: Source, world: dict[str, Any], found: str,
     now = world.get("now", LOCKED[source])
     with Server(tmp_path).running() as server:
         if status := world.get("status"):
-            server.fail("/", status, times=9)
+            server.fail("/", status, times=9999)
         port = 1 if world.get("offline") else server.port
         upstream = Fake(
-            Mirrors(downloads={"https://content.example/": f"http://127.0.0.1:{port}/"}), pause_s=0.001,
+            Mirrors(downloads={"https://content.example/": f"http://127.0.0.1:{port}/"}), patience=Patience(0.1, 0.001),
             answers={key_of(source): now} if now is not None else {},
             indexes={PACKAGES.url: index} if (index := world.get("index", INDEX)) else {},
             digests=frozenset(world.get("digests", ())),

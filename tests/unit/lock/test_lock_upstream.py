@@ -29,6 +29,7 @@ from imagebuild.core import (
     CommandError,
     ConfigError,
     Mirrors,
+    Patience,
     Unreachable,
     run_program,
 )
@@ -99,7 +100,7 @@ def source(server: Server, *packages: str, key: str = f"{CUDA}.asc") -> PackageS
 
 
 def resolved(server: Server, *packages: str, known: Entry | None = None, key: str = f"{CUDA}.asc") -> Entry:
-    return Upstream(pause_s=0.01).resolve(source(server, *packages, key=key), known, lambda *_: None)
+    return Upstream(patience=Patience(0.1, 0.001)).resolve(source(server, *packages, key=key), known, lambda *_: None)
 
 
 def free_port() -> int:
@@ -112,7 +113,7 @@ def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server) -> 
     (server.root / "host/stack.tbz").write_bytes(content)
     tree = ArchiveTree(prefix="/opt/stack", script=". ./init.sh")
     wanted = Archive("stack", at(server, "host/stack.tbz"), tree)
-    entry = Upstream(pause_s=0.01).resolve(wanted, "unresolved", lambda *_: None)
+    entry = Upstream(patience=Patience(0.1, 0.001)).resolve(wanted, "unresolved", lambda *_: None)
     assert isinstance(entry, LockedArchive)
     assert (entry.sha256, entry.size) == (hashlib.sha256(content).hexdigest(), len(content))
     assert entry.facts

@@ -57,7 +57,7 @@ def mutations() -> Iterator[tuple[str, str, int, str]]:
                     yield file, twice, line + 1, f"{name}: the key is there twice"
                 yield file, f"{before}[[[]]]{after}", line, name
                 yield file, f"{before}{{x: {{y: {{z: 1}}}}}}{after}", line, name
-                yield file, f"{before}a\0b{after}", line, "may not be in a file"
+                yield file, f"{before}a\0b{after}", line, "not YAML: control characters are not allowed"
                 yield file, f"{before}'{after}", 0, "not YAML"
 
 
@@ -123,8 +123,10 @@ def nothing(files: Files) -> None:
     """The files are right."""
 
 
-ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+ALIASES = (
+    "cmd: {x: [&a [x], "
+    + ", ".join(f"&{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True))
+    + "]}"
 )
 TEMPLATE = "dockerfiles/components/tool/build.j2"
 TABLE: list[tuple[Callable[[Files], object], str, str]] = [
@@ -145,17 +147,15 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (nothing, "plan --project gone", "gone/matrix.yaml: cannot be read"),
     (nothing, "init --repository Acme", "--repository Acme: must be lower case as ghcr.io/acme, without a tag"),
     (nothing, "init", "matrix.yaml: is there already; name an empty folder"),
-    (write("matrix.yaml", "x: &a [*a]\n"), "plan", "matrix.yaml:1: x.0: an alias of itself; write the value instead"),
-    (write("matrix.yaml", ALIASES), "plan", "aliases make more than 200000 values"),
-    (write("matrix.yaml", "[" * 100_000), "plan", "matrix.yaml:1: has more than 100 levels"),
-    (write("matrix.yaml", "- " * 100_000), "plan", "matrix.yaml:1: has more than 100 levels"),
+    (write("matrix.yaml", "x: &a [*a]\n"), "plan", "matrix.yaml:1: not YAML: *a stands for nothing that"),
+    (image(ALIASES), "plan", "matrix.yaml:19: images.tiny.cmd: must be a list, not a mapping"),
+    (write("matrix.yaml", "[" * 100_000), "plan", "matrix.yaml:1: is nested too deeply to be read"),
+    (write("matrix.yaml", "- " * 100_000), "plan", "matrix.yaml:1: is nested too deeply to be read"),
     (write("matrix.yaml", ""), "plan", "matrix.yaml:1: repository: is missing"),
-    (write("matrix.yaml", "- a\n"), "plan", "matrix.yaml:1: the file: must be a mapping of keys and values, not a list"),
-    (write("imagebuild.lock", '{"a":' * 100_000), "plan", "imagebuild.lock:1: has more than 100 levels"),
-    (write("imagebuild.lock", "{\n" + '"archives":' + "[" * 200_000), "plan", "imagebuild.lock:1: has more than 100"),
+    (write("matrix.yaml", "- a\n"), "plan", "matrix.yaml:1: the file: must be a mapping, not a list"),
+    (write("imagebuild.lock", '{"a":' * 100_000), "plan", "imagebuild.lock:1: is nested too deeply"),
     (write("imagebuild.lock", '{\n "imges": {}\n}'), "plan", "imagebuild.lock:2: imges: unknown key; did you mean"),
     (write("imagebuild.lock", '{\n "archives": {\n"x": 3}}'), "plan", "imagebuild.lock:3: archives.x: must be"),
-    (write("imagebuild.lock", '{"date": "2026-01-01", "date": "2026-01-02"}'), "plan", "date: the key is there twice"),
     (write("imagebuild.lock", '{\n "archives": {},,\n}'), "plan", "imagebuild.lock:2: not JSON"),
     (edit("repository: example", "repository: Example"), "plan", "matrix.yaml:1: repository: must be lower case as"),
     (image("build-with: {complier: library}"), "plan", "no component builds with 'complier'"),
@@ -168,7 +168,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (edit("13-slim", "13 slim"), "plan", "matrix.yaml:4: bases.debian13.image: must be an image such as debian:13-slim"),
     (edit("images:", 'gpu-architectures: {"x": {gpus: x, cuda: "1"}}\nimages:'), "plan", "must be a compute capability"),
     (edit("{cuda}-{os}", "{cuda-{os}"), "plan", "matrix.yaml:19: images.tiny.tags.0: 'example/tiny:{cuda-debian13"),
-    (edit("platforms: [linux/amd64]", "platforms: linux/amd64"), "plan", "must be a list, not 'linux/amd64'; write [linux"),
+    (edit("platforms: [linux/amd64]", "platforms: linux/amd64"), "plan", "must be a list, not 'linux/amd64'"),
     (component("version-axis: cudaa\n"), "plan", "takes the version of tool; correct 'cuda'"),
     (component("variants: [dev]\n"), "plan", "variants.0: must be 'runtime' or 'devel', not 'dev'"),
     (edit("variant: [", "variant: [dev, "), "plan", "images.tiny.axes.variant: no variant 'dev'; did you mean 'devel'?"),
@@ -224,7 +224,7 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("archive: htp://x/{version}.tar\n"), "plan", "component.yaml:7: archive: must be an address that begins with https"),
     (lambda files: files.replace(COMPONENT, "git: https:", "git: htp:"), "plan", "git: must be the address of a git repository, such as"),
     (component("libraries: [lib]\n"), "plan", "component.yaml:7: libraries.0: must be an absolute path, without blanks, not 'lib'"),
-    (component("checks: [{name: a, description: x, run: x, when: {os: []}}]\n"), "plan", "checks.0.when.os: must not be empty"),
+    (component("checks: [{name: a, description: x, run: x, when: {os: []}}]\n"), "plan", "when.os: must have at least 1"),
     (edit("[linux/amd64]", "[linux/amd64, linux/amd64]"), "plan", "matrix.yaml:17: images.tiny.platforms: linux/amd64 is there twice; remove"),
     (edit("[tool, library]", "[tool, library, tool]"), "plan", "matrix.yaml:18: images.tiny.components: tool is there twice; remove one"),
     (with_file("a\0b"), "plan", "files/f:1: a NUL cannot be in a text; remove it"),
@@ -243,18 +243,14 @@ TABLE: list[tuple[Callable[[Files], object], str, str]] = [
     (component("checks:\n  - {name: a, description: x, run: x, when: {cuda: 14}}\n"), "plan", "checks.when.cuda: no target has"),
     (edit("      variant: [runtime, devel]\n", ""), "plan", "tiny.axes: the axis 'variant' is missing; add `variant: [runtime]`"),
     (edit("      os: [debian13]\n", ""), "plan", "images.tiny.axes: the axis 'os' is missing; add `os: [debian13]`"),
-    # the right form
-    (image("packages: [jq]"), "plan", "packages: must be a mapping of keys and values, not a list; write {apt: [jq]}"),
-    (image("packages: {apt: jq htop}"), "plan", "packages.apt: must be a list, not 'jq htop'; write [jq, htop]"),
-    (image("env: [A=b, C=d]"), "plan", "env: must be a mapping of keys and values, not a list; write {A: b, C: d}"),
-    (image("labels: com.acme=x"), "plan", "must be a mapping of keys and values, not 'com.acme=x'; write {com.acme: x}"),
-    (image("cmd: sleep 3"), "plan", "matrix.yaml:19: images.tiny.cmd: must be a list, not 'sleep 3'; write [sleep, 3]"),
-    (image("cmd: []"), "plan", "matrix.yaml:19: images.tiny.cmd: must not be empty\n"),
+    (image("packages: [jq]"), "plan", "packages: must be a mapping, not a list"),
+    (image("labels: com.acme=x"), "plan", "labels: must be a mapping, not 'com.acme=x'"),
+    (image("size-limit-mb: {runtime: x}"), "plan", "size-limit-mb.runtime: must be a whole number, not 'x'"),
+    (image("cmd: []"), "plan", "matrix.yaml:19: images.tiny.cmd: must have at least 1 item\n"),
     (edit("repository:", "extends: {git: 'https://x.org/a.git'}\nrepository:"), "plan", "matrix.yaml:1: extends.commit: is missing"),
-    (component("packages: [jq]\n"), "plan", "component.yaml:7: packages: must be a mapping of keys and values, not a list; write"),
     (component("checks:\n  - {name: a, description: x, run: x, expect: '{vers}'}\n"), "plan", "{vers} has no value here; only {v"),
-    (image("\tx: y"), "plan", "matrix.yaml:19: not YAML: a tab, where only spaces may be; replace it by spaces"),
-    (image("user: 'me"), "plan", "matrix.yaml:19: not YAML: found unexpected end of stream; correct the line"),
+    (image("\tx: y"), "plan", "matrix.yaml:19: not YAML: found character that cannot start any token; correct"),
+    (image("user: 'me"), "plan", "not YAML: found unexpected end of stream; correct the line"),
     # the files of a project
     (lambda files: (files.root / COMPONENT).unlink(), "plan", "tool/component.yaml:1: is missing; write it, or remove tool"),
     (lambda files: (files.root / TEMPLATE).rename(files.root / TEMPLATE.replace("build", "stage")), "plan", "stage.j2:1: is not read"),
@@ -400,9 +396,7 @@ def test_there_are_two_hundred_of_them() -> None:
     assert len(GENERATED) + len(TABLE) >= 200
 
 
-def test_merge_keys_give_what_the_block_lacks(tiny: Files) -> None:
-    tiny.replace(
-        "matrix.yaml", "    description: A small image\n", "    <<: {description: merged, platforms: [gone]}\n"
-    )
-    image = tiny.load().matrix.model.images["tiny"]
-    assert (image.description, image.platforms) == ("merged", ("linux/amd64",))
+def test_an_alias_stands_for_the_value_of_its_anchor(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "    description: A small image\n", "    description: &text library\n")
+    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool, *text]")
+    assert tiny.load().matrix.model.images["tiny"].components == ("tool", "library")
