@@ -20,11 +20,13 @@ from imagebuild.build import private
 from imagebuild.core import debian
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.run import run_logged, run_program
+from imagebuild.core.run import execute, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
 
 Log = Callable[[str], None]
+LAST_LINES = 15
+"""Lines of mmdebstrap's output that are shown if it fails."""
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
@@ -132,7 +134,10 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, log: Log) -> None:
             run_program(*NAMESPACES, "true")
             prefix = (*DIE_WITH_US, *NAMESPACES)
     command = recipe.command("root" if root else "unshare", str(tar))
-    run_logged((*prefix, *command), log, name="mmdebstrap", env={**ENV, "TMPDIR": str(tar.parent)})
+    done = execute((*prefix, *command), each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
+    if done.status != 0:
+        lines = done.output.splitlines()[-LAST_LINES:]
+        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.problem or done.status}):", *lines]))
 
 
 def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
@@ -162,7 +167,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
 
 def _newest(place: Path) -> Path | None:
     """Return the youngest layout of a folder that is whole: each has the name of its digest."""
-    whole = [path for path in place.iterdir() if layout.has_image(path, f"sha256:{path.name}")]
+    whole = [path for path in place.iterdir() if layout.Layout(path).has(f"sha256:{path.name}")]
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -173,20 +178,20 @@ def _make(place: Path, recipes: Sequence[RootfsRecipe], log: Log) -> Path:
     with tempfile.TemporaryDirectory(prefix="imagebuild-base-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        manifests = []
+        image, manifests = layout.Layout(folder / "layout"), []
         for recipe in recipes:
             log(f"bootstrapping {recipe.release} for {recipe.platform}")
             private.ensure_emulation(recipe.arch)
             make_rootfs(recipe, tar := folder / "root.tar", log)
             try:
                 with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
-                    image = image_settings(recipe.release, file.read().decode().strip())
+                    settings = image_settings(recipe.release, file.read().decode().strip())
             except (KeyError, ValueError, OSError, tarfile.TarError) as error:
                 raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
-            manifests.append(layout.add_image(folder / "layout", tar, recipe.platform, image))
-        digest = layout.write_index(folder / "layout", manifests)
+            manifests.append(image.add_image(tar, recipe.platform, settings))
+        digest = image.write_index(manifests)
         made = place / digest.removeprefix("sha256:")
-        shutil.copytree(folder / "layout", made, dirs_exist_ok=True)
+        shutil.copytree(image.folder, made, dirs_exist_ok=True)
     os.utime(made)  # the same may have been made a week ago
     return made
 

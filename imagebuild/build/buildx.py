@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import codecs
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections import deque
@@ -28,8 +25,8 @@ from imagebuild.build.bake import BuildRun
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
-from imagebuild.core.run import end_program, start_program
-from imagebuild.oci.engine import compressed_size, engine_flaw
+from imagebuild.core.run import execute
+from imagebuild.oci.engine import engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
@@ -136,6 +133,8 @@ class EventStream:
             if not self._buffer:
                 return
             if self._buffer.startswith("{"):
+                if self._buffer.startswith("{\n") and "\n}" not in self._buffer:
+                    return  # an indented object is parsed once, when it is whole
                 try:
                     event, end = self._decoder.raw_decode(self._buffer)
                 except ValueError:
@@ -389,29 +388,30 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         command += ["--builder", run.request.builder]
     environ = {
         # buildx would make it a build argument, and so a part of every step's cache key; the exporter gets it.
-        **{name: value for name, value in os.environ.items() if name != bake.EPOCH_VARIABLE},
+        bake.EPOCH_VARIABLE: None,
         **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
     }
-    process = start_program(command, environ, output=subprocess.DEVNULL, errors=subprocess.PIPE)
-    assert process.stderr
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def update(line: str) -> None:
+        for event in stream.feed(f"{line}\n"):
+            progress.update(*event)
+
     try:
-        while chunk := os.read(process.stderr.fileno(), 1 << 16):
-            for event in stream.feed(decoder.decode(chunk)):
-                progress.update(*event)
-        return process.wait()
+        done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # so that BuildKit cancels it
     finally:
         stream.close()
-        end_program(process, signal.SIGINT, patience_s=15)  # so that BuildKit cancels the build
+    if done.status is None:
+        raise CommandError(f"docker buildx bake {done.problem}")
+    return done.status
 
 
 def _explain_stopped_engine(run: BuildRun) -> str:
     """Return a line if the engine has stopped: buildx does not say so, and its steps look as if they had failed."""
     if run.request.builder:
         return ""
-    flaw = engine_flaw(run.engine.host, flags=() if run.engine.origin == "context" else None)
+    flaw = engine_flaw(run.engine)
     return f"the engine at {run.engine.host} stopped during the build ({flaw}); start it again\n" if flaw else ""
 
 
@@ -451,7 +451,7 @@ def component_of(stage: str, components: Container[str]) -> str | None:
     return None
 
 
-def staging_repository(project: Project, target: Target) -> oci.RepositoryAt:
+def staging_repository(project: Project, target: Target) -> oci.Repository:
     """Return where a target's image is pushed to, to be verified there."""
     name = oci.parse_reference(plan.repository_name(project, target.image))
     return oci.connect_registry(name.host).at(name.repository)
@@ -487,12 +487,10 @@ def export_images(run: BuildRun, results: Sequence[BuildResult], progress: Build
             staging = staging_repository(run.project, target)
             progress.begin(target.id, f"push of {target.id} to {staging}")
             tag = plan.staged_tag(result.digest, datetime.now(UTC))
-            moved = oci.push_image(layout, result.digest, staging.registry, staging.repository, tag)
+            moved = oci.push_image(oci.Layout(layout), result.digest, staging, tag)
             progress.end(target.id, f"{moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": str(staging), "tags": (f"{staging}:{tag}",)}
             shutil.rmtree(layout)
-        if run.request.output == "load" and not run.request.stage:
-            more["size_bytes"] = compressed_size(run.engine, result.tags[0])
         exported.append(result.model_copy(update=more))
         write_text(run.request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
     return exported

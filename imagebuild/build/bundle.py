@@ -34,13 +34,13 @@ from imagebuild.build.inputs import (
 from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
 from imagebuild.core.fields import ARCHS, Digest, Model, Platform
-from imagebuild.core.files import write_text
-from imagebuild.core.http import Downloads, file_sha256
+from imagebuild.core.files import file_sha256, write_text
+from imagebuild.core.http import Downloads
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import Settings, ca_bundle, git_environment, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import start_layout
-from imagebuild.oci.registry import Layout, copy_image, pull_image
+from imagebuild.oci.layout import Layout
+from imagebuild.oci.registry import copy_image, pull_image
 from imagebuild.render.recipe import pip_platforms
 
 MANIFEST = "manifest.json"
@@ -172,13 +172,14 @@ class Recording(BundlePaths):
                 elif not self.git(item.commit).exists():
                     Git(mirrors, environ).clone(item, self.git(item.commit))
         stages = fetch_all(needs, store.get, self.copy_commit, note)
+        layout = Layout(self.layout)
         for image in missing_images(run, needs):
             note(f"pulling {image}")
-            self.images[image] = pull_image(mirrors.image(image), self.layout)
-        start_layout(self.layout)
+            self.images[image] = pull_image(mirrors.image(image), layout)
+        layout.start()
         for image, context in run.inputs.images.items():
             base, _, self.images[image] = context.removeprefix("oci-layout://").rpartition("@")
-            copy_image(self.images[image], Layout(Path(base)), Layout(self.layout))
+            copy_image(self.images[image], Layout(Path(base)), layout)
         contexts = {image: f"oci-layout://{self.layout}@{digest}" for image, digest in self.images.items()}
         with package_proxy(gateway_address(run.engine), store, note) as proxy:
             yield contexts, stages, _proxy_secrets(proxy, recording=True)

@@ -205,7 +205,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     stay so.
     """
     location = parse_reference(run.request.cache or "")
-    registry = oci.connect_registry(location.host)
+    place = oci.connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
     given = bake.bake_file(run)["target"]
@@ -221,7 +221,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
             "cache-to": [f"type=registry,ref={location.name}:{entry.tag},{form}"],
         }
         for entry, target in owners.items()
-        if (target.id, entry.stage) in executed or registry.digest(location.repository, entry.tag) is None
+        if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
     }
     if not chosen:
         return

@@ -26,8 +26,8 @@ import jinja2
 from imagebuild.build.bake import FILES, BuildRun, Provided
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
-from imagebuild.core.files import cache_folder, read_text, temporary_file
-from imagebuild.core.http import Downloads, file_sha256, login_for
+from imagebuild.core.files import cache_folder, file_sha256, read_text, temporary_file
+from imagebuild.core.http import Downloads, login_for
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import Mirrors, ca_bundle, git_environment, load_settings, pip_conf_text
 from imagebuild.render.stages import needed_stages, stages_of
@@ -107,8 +107,7 @@ class DownloadStore:
             if not self._web:
                 raise Absent(f"{self.folder}: has no {url}; make the bundle again")
             with temporary_file(self.folder) as partial:
-                with self._web.open(url) as answer, partial.open("wb") as file:
-                    file.writelines(self._web.chunks(answer))
+                self._web.download(url, partial)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 partial.chmod(0o644)
                 partial.replace(path)
@@ -126,10 +125,7 @@ class Git:
         """Run git in a folder, and return what it prints. Raises CommandError."""
         options = ["-c", "advice.detachedHead=false"]
         for old, new in self.mirrors.downloads.items():
-            # A prefix is for http and https, unless each has one.
-            rest = old.partition("://")[2]
-            both = {old, *({f"http://{rest}", f"https://{rest}"} - set(self.mirrors.downloads))}
-            options += [word for prefix in sorted(both) for word in ("-c", f"url.{new}.insteadOf={prefix}")]
+            options += ["-c", f"url.{new}.insteadOf={old}"]
         return run_program("git", "-C", str(folder), *options, *words, env={"GIT_TERMINAL_PROMPT": "0", **self.environ})
 
     def clone(self, download: Download, folder: Path) -> None:

@@ -24,7 +24,7 @@ from imagebuild.core.run import (
     run_program,
     which,
 )
-from imagebuild.oci.engine import EnginePaths, buildx_version, engine_flaw
+from imagebuild.oci.engine import Endpoint, EnginePaths, buildx_version, engine_flaw
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 NET = Path("/sys/class/net")
@@ -95,15 +95,15 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
     """
     from imagebuild.core import debian
 
-    here = debian.distribution()
-    if here.id not in ("debian", "ubuntu"):
+    here = debian.os_release()
+    if here.get("ID") not in ("debian", "ubuntu"):
         raise CommandError(f"packages are installed on Debian and Ubuntu only; install by hand: {' '.join(packages)}")
-    later = NEXT_RELEASE.get(here.codename) if FROM_NEXT.intersection(packages) else None
+    later = NEXT_RELEASE.get(here.get("VERSION_CODENAME", "")) if FROM_NEXT.intersection(packages) else None
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     # One at a time: apt does not wait for another apt, and the first of two to end would remove the policy.
     with alone(POLICY.parent), _services_held():
         if later:
-            _add_next_release(later, here.codename)
+            _add_next_release(later, here["VERSION_CODENAME"])
         wanted = [f"{package}/{later}" if later and package in FROM_NEXT else package for package in packages]
         run("apt-get", "update")
         run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
@@ -114,7 +114,7 @@ def missing_packages(run: RunProgram = run_program) -> list[str]:
     from imagebuild.core import debian
 
     packages = [package for program, package in PROGRAMS.items() if not which(program)]
-    if debian.distribution().id == "ubuntu":  # where docker.io has the client
+    if debian.os_release().get("ID") == "ubuntu":  # where docker.io has the client
         packages = [package for package in packages if package != "docker-cli"]
     return packages if buildx_version(run) else [*packages, "docker-buildx"]
 
@@ -251,7 +251,7 @@ def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
     """Wait until the engine answers. Raises CommandError with the end of its log if it ends or is too slow."""
     deadline = time.monotonic() + seconds
     absent = 0
-    while flaw := engine_flaw(paths.host, run):
+    while flaw := engine_flaw(Endpoint(paths.host, "private"), run):
         absent = 0 if engine_processes(paths) else absent + 1
         ended = absent >= ABSENT_POLLS
         if ended or time.monotonic() > deadline:
@@ -294,7 +294,7 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
     was started is removed again.
     """
     paths = EnginePaths.of(environ)
-    if engine_flaw(paths.host, run) is None:
+    if engine_flaw(Endpoint(paths.host, "private"), run) is None:
         return paths
     require_root("`imagebuild engine up`")
     with os_errors_as_command_errors():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
@@ -124,7 +123,7 @@ def offer_of_plan(
     from imagebuild.jobs.choose import Offer
     from imagebuild.jobs.facts import REGISTRY
 
-    if registry is not None and not re.fullmatch(REGISTRY.pattern, registry):
+    if registry is not None and not REGISTRY.fits(registry):
         raise ConfigError(f"--registry {registry!r}: must be {REGISTRY.words}")
     workspace = project.open(options.PlanChanges(with_=list(components)).parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -355,7 +354,7 @@ class ImageChanges(PlanChanges):
         from imagebuild.project.matrix import IMAGE
         from imagebuild.render.stages import check_appended
 
-        if self.base_image is not None and not re.fullmatch(IMAGE, self.base_image):
+        if self.base_image is not None and not IMAGE.fits(self.base_image):
             raise ConfigError(f"--base-image {self.base_image}: not an image such as ubuntu:24.04")
         changes = replace(super().parse(registry), base_image=self.base_image)
         if self.append is None:

@@ -20,7 +20,7 @@ from imagebuild.core.errors import NothingSelected, plural
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
-    from imagebuild.oci.registry import RepositoryAt
+    from imagebuild.oci.registry import Repository
     from imagebuild.publish.prune import PruneVerdict
 
 RESULT = "result.json"
@@ -215,7 +215,7 @@ def prune(
         console.print(f"Deleted {plural(number, 'image')}, {plural(deleted, 'manifest')}.")
 
 
-def _show(judged: Mapping[RepositoryAt, Sequence[PruneVerdict]]) -> None:
+def _show(judged: Mapping[Repository, Sequence[PruneVerdict]]) -> None:
     from imagebuild.publish.prune import short_digest
 
     for place, verdicts in judged.items():

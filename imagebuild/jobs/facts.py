@@ -8,42 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field, model_validator
 
 from imagebuild.bench.models import Collective
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Model, Variable, YamlFile
+from imagebuild.core.fields import Condition, Form, Model, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 from imagebuild.project.component import Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
 Container = Literal["kubernetes", "pyxis", "none"]
 Scope = Literal["rank", "container", "launcher", "batch"]
-
-
-@dataclass(frozen=True)
-class Form:
-    """Require that all of a text matches a regular expression; say in words what it must be."""
-
-    pattern: str
-    words: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the check of a text that pydantic has read."""
-
-        def check(text: str) -> str:
-            if not re.fullmatch(self.pattern, text):
-                raise ValueError(f"must be {self.words}")
-            return text
-
-        return core_schema.no_info_after_validator_function(check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the regular expression for editors."""
-        return {**handler(schema), "pattern": f"^({self.pattern})$"}
-
 
 Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
 # A shell or a file on the way to the rank would interpret quotes and backslashes.
@@ -96,7 +72,7 @@ def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     for name, amount in amounts.items():
         if re.fullmatch(GPUS, name):
             raise ValueError(f"{name}: leave it out; a worker asks for all GPUs of its node by itself")
-        if ("/" in name or name.startswith("hugepages-")) and not re.fullmatch(COUNT.pattern, amount):
+        if ("/" in name or name.startswith("hugepages-")) and not COUNT.fits(amount):
             raise ValueError(f"{name}: must be {COUNT.words}")
     return amounts
 

@@ -168,12 +168,12 @@ def _signed_release(
 
 def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str:
     """Return the index of packages that a release lists."""
-    for path, algorithm, digest in debian.package_indexes(release, folder):
+    for path, digest in debian.package_indexes(release, folder).items():
         try:
             content = web.read(base + path)
         except Absent:
             continue  # a release may list forms that the server does not keep
-        return debian.verified_index(path, algorithm, digest, content)
+        return debian.verified_index(path, digest, content)
     raise ResultError(f"expected in the signed release an index with a SHA256 that the server has, found none; {AGAIN}")
 
 

@@ -15,15 +15,15 @@ from typing import cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import ARCHS, Arch, Platform
-from imagebuild.core.http import Advance, Downloads
+from imagebuild.core.http import Advance, Downloads, Patience
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
-from imagebuild.oci.image import image_at
+from imagebuild.oci.image import image_of
 from imagebuild.oci.layout import Manifest, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
+from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project.lockfile import (
     Archive,
     BaseImage,
@@ -44,6 +44,7 @@ GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300
 GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 """Git and ssh ask for no password: nobody is there to type it."""
+PATIENCE = Patience(10)
 GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
@@ -66,22 +67,20 @@ class Upstream:
     netrc: Path | None = None
     """File with passwords for downloads, git and pip."""
     run: RunProgram = run_program
-    pause_s: float = 1.0
-    """Seconds before a download is tried again."""
-    registry_patience_s: float = 10
-    """How long a registry may fail."""
+    patience: Patience = PATIENCE
+    """How long what fails is tried again."""
 
     def __post_init__(self) -> None:
-        self.web = Downloads(self.mirrors.download, self.ca, self.netrc, pause_s=self.pause_s)
+        self.web = Downloads(self.mirrors.download, self.ca, self.netrc, patience=self.patience)
         self._registries: list[Registry] = []
         self._unpacking = threading.Lock()
 
     @property
     def stopped(self) -> bool:
-        return self.web.stopped.is_set()
+        return self.web.client.stopped.is_set()
 
     def stop(self) -> None:
-        self.web.stopped.set()
+        self.web.client.stopped.set()
         for registry in self._registries:
             registry.stop()
         end_children()
@@ -108,13 +107,13 @@ class Upstream:
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
         """Return the hash of an archive, with facts if its component asks for them."""
         if source.tree is None:
-            return self.web.sha256(source.url, advance)
+            return self.web.download(source.url, None, advance)
         with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
             folder = Path(name)
             # Where the script runs as nobody, it must find its folder.
             folder.chmod(0o755)
             path = folder / "archive"
-            sha256 = self.web.sha256(source.url, advance, path)
+            sha256 = self.web.download(source.url, path, advance)
             before = known.sha256 if isinstance(known, LockedArchive) else known
             if before not in (None, sha256):
                 raise CommandError(
@@ -166,7 +165,8 @@ class Upstream:
         """
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where
-        place = self._connection(where.host).at(where.repository)
+        self._registries.append(connect_registry(where.host, patience=self.patience))
+        place = self._registries[-1].at(where.repository)
         top = self._manifest(place, where)
         try:
             single = "config" in top.document
@@ -180,16 +180,16 @@ class Upstream:
         of_platforms: dict[Platform, ImageFacts] = {}
         for manifest in [top] if single else [self._manifest(place, where.at(child)) for child in platforms.values()]:
             with self._answering(where):
-                image = image_at(place, manifest)
+                image = image_of(place, manifest)
             found = image_facts(image.config)
             # The image of a distribution sets nothing but PATH: it needs no facts.
             if facts or found.held or found.environment.keys() - {"PATH"}:
                 of_platforms[cast(Platform, image.platform)] = found
         return LockedImage(digest=top.digest, platforms=platforms, facts=of_platforms or None)
 
-    def _manifest(self, place: RepositoryAt, where: ImageReference) -> Manifest:
+    def _manifest(self, place: Repository, where: ImageReference) -> Manifest:
         with self._answering(where):
-            manifest = place.registry.manifest(place.repository, where.wanted)
+            manifest = place.find(where.wanted)
         if manifest is None:
             raise Absent(f"{where}: the registry does not have it")
         return manifest
@@ -201,10 +201,6 @@ class Upstream:
             yield
         except CommandError as error:
             raise Unreachable(f"{where}: {error}") from None
-
-    def _connection(self, host: str) -> Registry:
-        self._registries.append(connect_registry(host, patience_s=self.registry_patience_s))
-        return self._registries[-1]
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that fit, each in one version for all architectures."""

@@ -15,6 +15,7 @@ from imagebuild.core.fields import (
     Condition,
     EnvironmentValue,
     Folder,
+    Form,
     GitUrl,
     Model,
     Name,
@@ -74,6 +75,9 @@ NeedText = Annotated[str, AfterValidator(_checked_need), Field(json_schema_extra
 """`gpu`, `gpus>=2`, `rdma`, `nodes>=2` or `slurm`."""
 
 
+ScriptName = Annotated[str, Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "NAME or COMPONENT/NAME, in lower case")]
+
+
 class Check(Model):
     """Describe a statement about an image that can be run."""
 
@@ -82,7 +86,7 @@ class Check(Model):
     """What passing proves, in one line."""
     run: str | None = None
     """Shell commands, run by bash inside the image; status 0 passes."""
-    script: Annotated[str, Field(pattern=r"^([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*$")] | None = None
+    script: ScriptName | None = None
     """Instead of `run`: the file `checks/<script>.sh`, or another component's as `<component>/<script>`. Without both
     it is `checks/<name>.sh`."""
     expect: str | None = None

@@ -12,10 +12,10 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Commit, Digest, Model, Platform
+from imagebuild.core.fields import Arch, Commit, Digest, Form, Model, Platform
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
+Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
+Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
 UNRESOLVED = "unresolved"
 """Stands in a Dockerfile for a pin that the lock does not have: every builder refuses it."""
 UNREAD = "its hash is known, what it says of itself is not"

@@ -16,7 +16,6 @@ from typing import Any, cast, get_args
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, nearest, suggestion
 from imagebuild.core.fields import (
     OPERATORS,
-    PATTERN_WORDS,
     TAG,
     VERSION,
     Arch,
@@ -173,7 +172,7 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
         return
     for target in targets:
         name = repository_name(project, target.image)
-        if not re.fullmatch(REPOSITORY, name):
+        if not REPOSITORY.fits(name):
             mistakes.add(where, f"publish.staging: {name!r} is not a valid name of a repository")
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
@@ -404,8 +403,8 @@ class Changes:
 
 def check_repository(option: str, name: str | None) -> None:
     """Raise ConfigError if an option has a text that cannot be a repository."""
-    if name is not None and not re.fullmatch(REPOSITORY, name):
-        raise ConfigError(f"{option} {name}: must be {PATTERN_WORDS[REPOSITORY]}")
+    if name is not None and not REPOSITORY.fits(name):
+        raise ConfigError(f"{option} {name}: must be {REPOSITORY.words}")
 
 
 def parse_changes(
@@ -665,8 +664,8 @@ def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ..
             continue
         if name not in {*versions, *project.components}:
             problem = f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
-        elif not re.match(VERSION, version):
-            problem = f"must be {PATTERN_WORDS[VERSION]}"
+        elif not VERSION.fits(version):
+            problem = f"must be {VERSION.words}"
         elif at and not re.fullmatch("[0-9a-f]{40}", commit):
             problem = f"write it as {name}=<tag> or {name}={version}@<40-digit commit>"
         if problem:

@@ -37,7 +37,7 @@ from imagebuild.oci.attestation import (
 from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, is_plain
+from imagebuild.oci.registry import Registry, Repository, is_plain
 from imagebuild.project.records import Catalog, ScanResult, VerifyResult
 from imagebuild.publish.evidence import (
     PREDICATES,
@@ -393,7 +393,7 @@ def verify_attachments(
 
 
 def _judge_attached(
-    place: RepositoryAt, digest: str, members: Mapping[str, str], index: str, trust: Signer | None
+    place: Repository, digest: str, members: Mapping[str, str], index: str, trust: Signer | None
 ) -> Iterator[tuple[str, Outcome, str, str | None]]:
     """Yield kind, outcome, detail and digest of what is attached to a manifest; what does not count is skipped.
 
@@ -401,7 +401,7 @@ def _judge_attached(
     """
     manifest = place.manifest(digest).content
     believed: list[tuple[Attestation, BaseModel]] = []
-    for attestation in read_attestations(place.registry, place.repository, digest):
+    for attestation in read_attestations(place, digest):
         # Whoever may push can attach, so an attachment without a trusted signature does not count.
         unsigned = trust.attestation_problem(attestation, manifest) if trust and attestation.content else ""
         if unsigned:
@@ -467,10 +467,10 @@ def show_attachment(reference: ImageReference, registry: Registry, kind: str, pl
     Raises ConfigError if there is none that is undamaged, and if the image has several platforms and none is named.
     """
     image = image_in_registry(str(reference), reference, registry, Path()).image(platform)
-    digest, repository = str(image.digest), reference.repository
-    of_kind = read_attestations(registry, repository, digest, kind)
+    digest, place = image.digest, registry.at(reference.repository)
+    of_kind = read_attestations(place, digest, kind)
     if not of_kind:
-        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(registry, repository, digest)}))
+        kinds = ", ".join(sorted({kind_of(item) for item in list_attestations(place, digest)}))
         raise ConfigError(f"{reference}: {digest} has no {kind}; it has {kinds or 'nothing attached'}")
     whole = [attachment for attachment in of_kind if not attachment.problem]
     if not whole:
@@ -502,7 +502,7 @@ def add_attachment(
             continue
         new = attachment_of(value, document, image.digest, image.platform)
         manifests = map(place.manifest, dict.fromkeys((image.digest, index)))
-        wanted += [(Descriptor(m.media_type, m.digest, len(m.content)), [new]) for m in manifests]
+        wanted += [(manifest.descriptor, [new]) for manifest in manifests]
     if not wanted:
         raise ConfigError(problem)
     missing = missing_attachments(place, wanted, signer)
@@ -510,7 +510,7 @@ def add_attachment(
 
 
 def missing_attachments(
-    place: RepositoryAt, wanted: Iterable[tuple[Descriptor, Sequence[NewAttachment]]], signer: Signer | None
+    place: Repository, wanted: Iterable[tuple[Descriptor, Sequence[NewAttachment]]], signer: Signer | None
 ) -> list[tuple[Descriptor, NewAttachment]]:
     """Return what images lack of the attachments that they shall have.
 
@@ -523,7 +523,7 @@ def missing_attachments(
 
     missing: list[tuple[Descriptor, NewAttachment]] = []
     for subject, attachments in wanted:
-        listed = list_attestations(place.registry, place.repository, subject.digest)
+        listed = list_attestations(place, subject.digest)
         stated = [(identity(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")), item) for item in listed]
         present = Counter(same for same, _ in stated)
         if signer and listed:
@@ -531,7 +531,7 @@ def missing_attachments(
             # Only what says to be the same is verified: of scans, there is one more each week.
             asked = {identity(new.kind, digest_of(new.content)) for new in attachments}
             alike = [item for same, item in stated if same in asked]
-            read = [read_attestation(place.registry, place.repository, item, subject.digest) for item in alike]
+            read = [read_attestation(place, item, subject.digest) for item in alike]
             trusted = [item for item in read if item.bundle and not signer.attestation_problem(item, manifest)]
             present = Counter(identity(item.kind, digest_of(item.content)) for item in trusted)
         for new in attachments:
@@ -543,17 +543,17 @@ def missing_attachments(
     return missing
 
 
-def attach(place: RepositoryAt, subject: Descriptor, new: NewAttachment, signer: Signer | None = None) -> str:
+def attach(place: Repository, subject: Descriptor, new: NewAttachment, signer: Signer | None = None) -> str:
     """Attach a predicate to an image, signed if there is a signer, and return the digest of the attachment.
 
     Raises CommandError if the registry fails or nothing can be signed.
     """
-    name = place.repository.rpartition("/")[2]
+    name = place.name.rpartition("/")[2]
     bundle = b""
     if signer:
         bundle = signer.attest(new.kind, new.content, name, place.manifest(subject.digest).content)
     attachment = attestation_of(new.kind, new.content, subject, name, created=new.created, bundle=bundle)
-    return place.registry.attach(place.repository, subject, attachment)
+    return place.attach(subject, attachment)
 
 
 def with_signers(catalog: Catalog, trust: Signer) -> Catalog:

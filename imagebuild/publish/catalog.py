@@ -18,10 +18,10 @@ from imagebuild.core.fields import TAG, full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, read_attestations
-from imagebuild.oci.image import PlatformImage, image_at, is_image
+from imagebuild.oci.image import PlatformImage, image_of, is_image
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
+from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project.matrix import Plan, axes_of, components_of
 from imagebuild.project.plan import REVISION_DIGITS, Project
 from imagebuild.project.records import (
@@ -76,7 +76,7 @@ def catalog_from_registry(
     registries = {host: connect(host) for host in {name.host for name in repositories}}
     for reference, image in repositories.items():
         place = registries[reference.host].at(reference.repository)
-        named = _tags_by_digest(place, image_tags(place.registry.tags(place.repository)))
+        named = _tags_by_digest(place, image_tags(place.tags()))
         read = partial(_read_image, place=place, known=partial(_what_is_known, image, project, plan))
         results = for_each(read, named.items(), place.registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
@@ -100,10 +100,9 @@ def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
     return sorted(images, key=lambda image: (*age(image), natural_order(image.tag), image.digest), reverse=True)
 
 
-def _tags_by_digest(place: RepositoryAt, tags: Sequence[str]) -> dict[str, list[str]]:
+def _tags_by_digest(place: Repository, tags: Sequence[str]) -> dict[str, list[str]]:
     """Return digest → the tags that name it."""
-    registry = place.registry
-    digests = for_each(lambda tag: registry.digest(place.repository, tag), tags, registry, jobs=WORKERS)
+    digests = for_each(place.digest, tags, place.registry, jobs=WORKERS)
     by_digest: dict[str, list[str]] = {}
     for tag, digest in zip(tags, digests, strict=True):
         if digest:  # a tag may have been deleted meanwhile
@@ -112,7 +111,7 @@ def _tags_by_digest(place: RepositoryAt, tags: Sequence[str]) -> dict[str, list[
 
 
 def _read_image(
-    tagged: tuple[str, Sequence[str]], *, place: RepositoryAt, known: Callable[[Mapping[str, str]], dict[str, Any]]
+    tagged: tuple[str, Sequence[str]], *, place: Repository, known: Callable[[Mapping[str, str]], dict[str, Any]]
 ) -> tuple[PublishedImage | None, list[str]]:
     """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it.
 
@@ -124,7 +123,7 @@ def _read_image(
         top = place.manifest(digest)
         children = [child for child in manifests_of(top.document) if is_image(child)]
         manifests = [place.manifest(child.digest) for child in children] or [top]
-        platforms = tuple(_read_platform(place, image_at(place, m), digest, problems) for m in manifests)
+        platforms = tuple(_read_platform(place, image_of(place, m), digest, problems) for m in manifests)
         revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
         # A tag that never moves names the commit; all platforms are of one target.
         fixed, aliases = split_tags(tags, revision)
@@ -153,11 +152,11 @@ def _what_is_known(image: str, project: Project, plan: Plan, labels: Mapping[str
     }
 
 
-def _read_platform(place: RepositoryAt, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
+def _read_platform(place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
     labels = {str(name): str(value) for name, value in image.labels.items()}
     packages, scans, checks = None, list[Scan](), list[Checks]()
     # The newest first, as far as annotations tell.
-    attached = read_attestations(place.registry, place.repository, image.digest)
+    attached = read_attestations(place, image.digest)
     for item in attached:
         try:
             value = read_predicate(item)

@@ -20,7 +20,7 @@ import jinja2.sandbox
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, Mistakes, nearest
 from imagebuild.core.fields import ARCHS, Arch, Condition, Platform, axis_facts, matches, satisfies
-from imagebuild.core.files import cache_folder, read_text, trimmed
+from imagebuild.core.files import cache_folder, read_text
 from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.lockfile import (
@@ -395,7 +395,7 @@ class Renderer:
     def _environment(self) -> jinja2.Environment:
         compiled = None
         with suppress(OSError, ConfigError):  # without a folder to write to, templates are compiled each time
-            folder = trimmed(cache_folder("sandboxed-templates"))
+            folder = cache_folder("sandboxed-templates")
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
         # A job that may sign renders templates of a project, and must run nothing of the project.

@@ -6,10 +6,8 @@ import json
 import re
 import tarfile
 import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,10 +21,10 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
 from imagebuild.core.errors import CommandError
-from imagebuild.core.run import OutputSink
+from imagebuild.core.run import Finished, OutputReader
 from imagebuild.oci import engine
 from imagebuild.oci.image import FoundImage
-from imagebuild.oci.layout import blob_name, digest_of, index_json
+from imagebuild.oci.layout import index_json
 from imagebuild.verify import runner
 from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Runner, Session
 from imagebuild.verify.subject import room_explained
@@ -36,36 +34,31 @@ ENGINE_S = 20
 
 
 def execute(
-    container: Container, argv: Sequence[str], sink: OutputSink, timeout_s: float, *, user: str = "root",
+    container: Container, argv: Sequence[str], timeout_s: float, log: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> int | None:  # fmt: skip
-    """Run a program in a container. Return its status, or None if it exceeded its time limit or printed too much.
+) -> Finished:  # fmt: skip
+    """Run a program in a container, as root, and return how it ended. One that takes too long is left running.
 
-    Raises CommandError if the engine fails.
+    Raises CommandError if the engine fails, or the log cannot be written.
     """
     assert container.client, "a container that was started has the client that started it"
     api = container.client.api
-    problems: list[BaseException] = []
-    status: list[int | None] = []
+    status: list[int] = []
 
-    def read_output() -> None:
-        try:
-            options: dict[str, Any] = {"user": user, "workdir": "/", "environment": dict(environment or {})}
-            process = api.exec_create(container.id, list(argv), **options)
-            sink.drain(engine.exec_output(api, process["Id"]))
-            status.append(api.exec_inspect(process["Id"])["ExitCode"])
-        except (DockerException, OSError) as error:
-            problems.append(error)
+    def output() -> Generator[bytes]:
+        options: dict[str, Any] = {"user": "root", "workdir": "/", "environment": dict(environment or {})}
+        process = api.exec_create(container.id, list(argv), **options)
+        yield from engine.exec_output(api, process["Id"])
+        status.append(api.exec_inspect(process["Id"])["ExitCode"])
 
-    reader = threading.Thread(target=read_output, daemon=True)
-    reader.start()
-    deadline = time.monotonic() + timeout_s + ENGINE_S
-    while reader.is_alive() and time.monotonic() < deadline and not sink.full.is_set():
-        reader.join(min(0.5, max(0.0, deadline - time.monotonic())))
-    if problems:
+    # An engine that stops cannot keep us: all that asks it is done by the thread.
+    chunks = output()
+    reader = OutputReader(chunks, chunks.close, log)
+    reader.join(timeout_s + ENGINE_S)
+    if reader.error:
         with engine.sdk_errors_explained(str(container.name)):
-            raise problems[0]
-    return None if reader.is_alive() or sink.full.is_set() else status[0]
+            raise reader.error
+    return Finished(status[0] if status else None, reader.text, problem=reader.problem)
 
 
 # Several nodes
@@ -160,11 +153,10 @@ def cluster(
 def _run(node: Container, script: str, **environment: str) -> str:
     """Return what a script prints in a node. Raises NodesUnreachable if it fails."""
     argv = ("bash", "-euo", "pipefail", "-c", script)
-    with OutputSink(None) as sink:
-        status = execute(node, argv, sink, 2 * NODES_TIMEOUT_S, environment=environment)
-    if status != 0:
-        raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {sink.text.strip()}")
-    return sink.text.strip()
+    done = execute(node, argv, 2 * NODES_TIMEOUT_S, environment=environment)
+    if done.status != 0:
+        raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {done.output.strip()}")
+    return done.output.strip()
 
 
 # Images that were not in the engine's store
@@ -205,23 +197,19 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
         image = found.image(native if native in found.platforms else found.platforms[0])
         layout = image.as_layout(Path(folder, "layout"))
+        blobs = [image.manifest.document["config"]["digest"], *(layer.digest or "" for layer in image.layers)]
+        config, *layers = [layout.path(digest).relative_to(layout.folder).as_posix() for digest in blobs]
         names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
         documents: dict[str, Any] = {
             "index.json": index_json([replace(image.descriptor, annotations=names)]),
             # Engines that keep images unpacked read this, and no index.
-            "manifest.json": [
-                {
-                    "Config": blob_name(digest_of(image.documents[1])),
-                    "RepoTags": [name],
-                    "Layers": [blob_name(layer.digest or "") for layer in image.layers],
-                }
-            ],
+            "manifest.json": [{"Config": config, "RepoTags": [name], "Layers": layers}],
         }
         for file_name, document in documents.items():
-            (layout / file_name).write_text(json.dumps(document))
+            (layout.folder / file_name).write_text(json.dumps(document))
         # Layers are symbolic links in there.
         with room_explained(found.name), tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
-            archive.add(layout, "")
+            archive.add(layout.folder, "")
         file.seek(0)
         try:
             with engine.sdk_errors_explained(f"docker load {found.name}"):

@@ -6,11 +6,11 @@ import shlex
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from imagebuild.core import console, run
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.run import OutputSink
+from imagebuild.core.run import Finished
 from imagebuild.oci.image import FoundImage
 from imagebuild.verify.runner import Command, Execution, Runner, Session, run_probe, surroundings_of
 
@@ -93,21 +93,20 @@ class ExecSession(Session):
         prefix = with_ranks(self.prefix, command.ranks, command.nodes) if command.ranks > 1 else self.prefix
         token = uuid.uuid4().hex
 
-        def start(argv: Sequence[str], sink: OutputSink, timeout_s: float) -> int | None:
+        def start(argv: Sequence[str], timeout_s: float, log: Path | None) -> Finished:
             *bash, program = argv
-            status: int | None = None
+            done = None
             try:
-                status = self._start([*bash, f": {token}\n{program}"], sink, timeout_s, prefix)
+                done = self._start([*bash, f": {token}\n{program}"], timeout_s, log, prefix)
             finally:
                 # The end of the launcher may have left the command running on the other side; srun's ends it, and
                 # another srun would lead to another place.
-                if status is None and not self.starts_ranks:
-                    with OutputSink(None) as ignored:
-                        self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], ignored, STOP_S)
-            return status
+                if (done is None or done.status is None) and not self.starts_ranks:
+                    self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], STOP_S, None)
+            return done
 
         nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
         return self.execution(command, start, self.prefix, nodes=nodes)
 
-    def _start(self, argv: Sequence[str], sink: OutputSink, timeout_s: float, prefix: Sequence[str] = ()) -> int | None:
-        return run.run_with_deadline(command_line(prefix or self.prefix, argv), sink, timeout_s + CONNECT_S)
+    def _start(self, argv: Sequence[str], timeout_s: float, log: Path | None, prefix: Sequence[str] = ()) -> Finished:
+        return run.execute(command_line(prefix or self.prefix, argv), timeout_s=timeout_s + CONNECT_S, log=log)

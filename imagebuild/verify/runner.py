@@ -13,7 +13,7 @@ from pathlib import Path
 
 from imagebuild.core import console
 from imagebuild.core.errors import CommandError
-from imagebuild.core.run import OutputSink
+from imagebuild.core.run import Finished
 from imagebuild.oci.image import FoundImage
 from imagebuild.project.records import Surroundings
 
@@ -103,8 +103,8 @@ FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os
 """Names of the probe's facts that are kept as they are."""
 Probe = Mapping[str, Sequence[str]]
 """Name of a fact → its values."""
-Start = Callable[[Sequence[str], OutputSink, float], int | None]
-"""Runs a program for at most so many seconds. Returns its exit status, or None if it was ended."""
+Start = Callable[[Sequence[str], float, Path | None], Finished]
+"""Runs a program for at most so many seconds, with a log of its output, and returns how it ended."""
 
 
 def read_probe(output: str) -> Probe | None:
@@ -119,12 +119,11 @@ def read_probe(output: str) -> Probe | None:
 
 def run_probe(start: Start, name: str) -> Probe:
     """Find out what there is. Raises CommandError, with the runner's or the image's name, if nothing can be run."""
-    with OutputSink(None) as sink:
-        status = start(("sh", "-c", PROBE), sink, PROBE_TIMEOUT_S)
-    probe = read_probe(sink.text)
+    done = start(("sh", "-c", PROBE), PROBE_TIMEOUT_S, None)
+    probe = read_probe(done.output)
     if probe is None:
-        how = "did not end" if status is None else f"ended with {status}"
-        raise CommandError(f"{name}: the first command {how} and printed: {sink.text.strip()[-500:] or 'nothing'}")
+        how = "did not end" if done.status is None else f"ended with {done.status}"
+        raise CommandError(f"{name}: the first command {how} and printed: {done.output.strip()[-500:] or 'nothing'}")
     return probe
 
 
@@ -233,18 +232,17 @@ class Session(ABC):
         changes_user = command.user != self.surroundings.user
         program = wrapped_script(command, environment, changes_user=changes_user)
         began = time.monotonic()
-        with OutputSink(command.log) as sink:
-            status = start(("bash", "-c", program), sink, command.timeout_s + GRACE_S)
+        done = start(("bash", "-c", program), command.timeout_s + GRACE_S, command.log)
         seconds = time.monotonic() - began
-        late = status in LATE and seconds >= command.timeout_s
+        late = done.status in LATE and seconds >= command.timeout_s
         words = [*argv, *(as_user(command.user) if changes_user else ())]
         return Execution(
             argv=console.redacted_arguments([*words, "bash", "-euo", "pipefail", "-c", command.script]),
-            status=None if late else status,
-            output=sink.text,
+            status=None if late else done.status,
+            output=done.output,
             seconds=seconds,
-            environment=console.redacted_environment(environment),
-            problem=sink.reason or (_no_user(command) if sink.text.strip() == _no_user(command) else ""),
+            environment={name: console.redacted_text(value) for name, value in environment.items()},
+            problem=done.problem or (_no_user(command) if done.output.strip() == _no_user(command) else ""),
         )
 
 

@@ -83,13 +83,18 @@ def target_with_id(plan: Plan, name: str) -> Target | None:
     return select_one(plan, name) if is_of_plan else None
 
 
+def in_files(name: str, path: Path, folder: Path) -> FoundImage:
+    """Return the image of a layout or an archive, which is unpacked into `folder`. Raises as `images_in` does."""
+    return FoundImage.of(name, str(path), image.images_in(path, folder))
+
+
 def subject_in_files(path: Path, folder: Path) -> Subject:
     """Describe the image in a layout or an archive; what has to be unpacked goes into `folder`.
 
     Raises ConfigError if the path holds no image, ResultError if it cannot be read.
     """
     with room_explained(str(path)):
-        found = image.image_in_files(str(path), path, folder)
+        found = in_files(str(path), path, folder)
     first = found.image(found.platforms[0])
     return Subject(found.name, ", ".join(found.platforms), first.digest, first.labels, found=found)
 
@@ -129,7 +134,7 @@ def subject_elsewhere(
     found = None
     with room_explained(name or str(layout)):
         if layout:
-            found = image.image_in_files(name or str(layout), layout, folder)
+            found = in_files(name or str(layout), layout, folder)
         elif target:
             found = next(finder.results_of_build(target, folder), None)
         elif name and "@" in name:
@@ -169,7 +174,7 @@ class ImageFinder:
 
     def _find(self, name: str, folder: Path) -> FoundImage:
         if path := path_of_image(name):
-            return image.image_in_files(name, path, folder)
+            return in_files(name, path, folder)
         if target := target_with_id(self.plan, name):
             in_engine = image.image_in_engine(target.id, target.name, folder)
             for found in chain([in_engine] if in_engine else (), self.results_of_build(target, folder)):
@@ -197,7 +202,7 @@ class ImageFinder:
         """
         layout = self.folder / target.id / "layout"
         if layout.is_dir():
-            yield image.image_in_files(target.id, layout, folder)
+            yield in_files(target.id, layout, folder)
         path = self.folder / target.id / "result.json"
         if not path.exists():
             return

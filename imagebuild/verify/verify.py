@@ -234,7 +234,7 @@ def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundin
             reports[script] = path.name
         else:
             path.unlink(missing_ok=True)
-    environment = console.redacted_environment(variables)
+    environment = console.kept_environment(variables)
     return place.model_copy(update={"environment": environment, "reports": reports})
 
 

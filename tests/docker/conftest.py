@@ -431,7 +431,7 @@ def compose_command(file: Path, **variables: str) -> str:
     """Write variables of the compose file, and return the command that reads them."""
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
         # What Ubuntu calls docker-compose is the program of before there were plug-ins.
-        install("docker-compose-v2" if debian.distribution().id == "ubuntu" else "docker-compose")
+        install("docker-compose-v2" if debian.os_release().get("ID") == "ubuntu" else "docker-compose")
     file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     return f'docker compose --env-file "{file}"'
 

@@ -20,8 +20,8 @@ from imagebuild.oci import (
     KINDS,
     Descriptor,
     ImageReference,
+    Manifest,
     Registry,
-    RepositoryAt,
     connect_registry,
     encode_predicate,
     index_document,
@@ -80,7 +80,7 @@ class Published:
         return ImageReference(self.registry.host, REPOSITORY, digest=self.manifest.digest)
 
     def attach(self, kind: str, document: object, signer: Signer | None = None) -> str:
-        place = RepositoryAt(self.registry, REPOSITORY)
+        place = self.registry.at(REPOSITORY)
         return attach(place, self.manifest, NewAttachment(kind, encode_predicate(document)), signer)
 
 
@@ -90,9 +90,9 @@ def published(quickstart: Built, registry: str, tmp_path: Path) -> Iterator[Publ
     with ImageFinder().find(f"engine:{quickstart.tag}") as found:
         image = found.image(None)
         layout = image.as_layout(tmp_path / "layout")
-        push_image(layout, image.digest, client, REPOSITORY)
-        index = client.put_manifest(REPOSITORY, "13.5", index_document([image.descriptor]), INDEX)
-        yield Published(client, layout, image.descriptor, index)
+        push_image(layout, image.digest, client.at(REPOSITORY))
+        index = client.at(REPOSITORY).put_manifest(Manifest(index_document([image.descriptor]), INDEX), "13.5")
+        yield Published(client, layout.folder, image.descriptor, index)
 
 
 def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, status: int = 0) -> list[AttestFinding]:
@@ -170,8 +170,8 @@ def test_published_and_verified(
         verify_attestation(cosign, published, "provenance", tmp_path / "theirs.pub")
 
     # Somebody with access to the registry's disk changes the provenance.
-    (item,) = read_attestations(published.registry, REPOSITORY, digest, "provenance")
-    manifest = published.registry.manifest(REPOSITORY, item.digest)
+    (item,) = read_attestations(published.registry.at(REPOSITORY), digest, "provenance")
+    manifest = published.registry.at(REPOSITORY).find(item.digest)
     assert manifest
     hexadecimal = manifest.document["layers"][0]["digest"].removeprefix("sha256:")
     find = f"find /data -path */{hexadecimal}/data -exec sed -i s/mediaType/mediaTipe/ {{}} +".split()

@@ -51,7 +51,7 @@ def publish(site: Site, signer: Signer | None = None) -> Published:
 
 def tags(site: Site) -> set[str]:
     """What people can pull; this registry lists what refers to images under tags, too."""
-    found = connect_registry(site.host).tags("acme/tiny")
+    found = connect_registry(site.host).at("acme/tiny").tags()
     return {tag for tag in found if not tag.startswith("sha256-")}
 
 
@@ -110,14 +110,14 @@ def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_
     assert publish(site, good).state == "unchanged"
 
     # By the tag, cosign finds what platforms have: the index has it, too.
-    place, repository = connect_registry(site.host), "acme/tiny"
-    listed = [item.kind for item in read_attestations(place, repository, str(done.digest))]
+    place = connect_registry(site.host).at("acme/tiny")
+    listed = [item.kind for item in read_attestations(place, str(done.digest))]
     assert listed.count("verification") == 2
     roots = tmp_path / "roots.json"
     roots.write_text('{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}')
     more = ("--new-bundle-format", "--trusted-root", roots) if cosign.is_before_3 else ()
     key = ("--key", tmp_path / "cosign.pub", "--insecure-ignore-tlog=true", "--allow-http-registry")
-    name = f"{site.host}/{repository}:latest"
+    name = f"{place}:latest"
     printed = cosign("verify-attestation", *key, *more, "--type", KINDS["verification"], name)
     statements = [json.loads(base64.b64decode(json.loads(line)["payload"])) for line in printed.splitlines()]
     assert {s["subject"][0]["digest"]["sha256"] for s in statements} == {str(done.digest).removeprefix("sha256:")}
@@ -136,7 +136,7 @@ def test_oras_finds_by_tag_what_is_attached(site: Site) -> None:
         command = ("oras", "discover", "--plain-http", "--format", "json", *more, f"{site.host}/acme/tiny:latest")
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found = {item["digest"]: item["annotations"] for item in json.loads(printed)["manifests"]}
-        assert found.keys() == {item.digest for item in connect_registry(site.host).referrers("acme/tiny", subject)}
+        assert found.keys() == {item.digest for item in connect_registry(site.host).at("acme/tiny").referrers(subject)}
         kinds = [notes["in-toto.io/predicate-type"] for notes in found.values()]
         assert sorted(kinds) == sorted([KINDS["provenance"], KINDS["verification"]] * (1 if platform else 2))
 

@@ -94,10 +94,10 @@ class Layout:
         (self.root / "index.json").write_text(json.dumps({"manifests": self.manifests}))
 
 
-def saved(layout: Path) -> bytes:
-    """A layout as an engine saves it."""
+def saved(layout: Path, more: Files | None = None) -> bytes:
+    """A layout as an engine saves it, with more members."""
     paths = sorted(path for path in layout.rglob("*") if path.is_file())
-    return layer({path.relative_to(layout).as_posix(): path.read_bytes() for path in paths})
+    return layer({path.relative_to(layout).as_posix(): path.read_bytes() for path in paths} | dict(more or {}))
 
 
 def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings: Any) -> Path:

@@ -107,7 +107,7 @@ def mutations() -> Iterator[tuple[str, str, int, str]]:
                     yield file, f"{key.value}: {again}\n{text}", line + 1, f"{name}: the key is there twice"
                 yield file, f"{before}[[[]]]{after}", line, name
                 yield file, f"{before}{{x: {{y: {{z: 1}}}}}}{after}", line, name
-                yield file, f"{before}a\0b{after}", line, "may not be in a file"
+                yield file, f"{before}a\0b{after}", line, "control characters are not allowed"
                 yield file, f"{before}'{after}", 0, "not YAML"
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
-from imagebuild.core import Arch, ImagebuildError, Mirrors, run_program
+from imagebuild.core import Arch, ImagebuildError, Mirrors, Patience, run_program
 from imagebuild.lock import Upstream, choose, image_facts, tree_facts, unpack
 from imagebuild.project import LockedRepository, PackageSource, Project, TreeFacts, Unpacked, key_of, lacks
 from tests.conftest import ROOT, ran
@@ -232,7 +232,9 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
     source = PackageSource(url, "/", key, WANTED)
     known = LockedRepository(fingerprint=keys.fingerprint(row["known"])) if "known" in row else None
     with Server(root).running() as server:
-        upstream = Upstream(Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"}), pause_s=0.001)
+        upstream = Upstream(
+            Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"}), patience=Patience(0.1, 0.001)
+        )
         if "stops" in row:
             by, trusted = (keys.fingerprint(row.get(of, shown.key)) for of in ("by", "known"))
             with pytest.raises(ImagebuildError, match=row["stops"].format(by=by, known=trusted)) as stopped:

@@ -21,8 +21,8 @@ from imagebuild.build import (
     private,
     signed_source,
 )
-from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, debian
-from imagebuild.oci import blob_path, images_in
+from imagebuild.core import AptSource, CommandError, ConfigError, Finished, ResultError, debian
+from imagebuild.oci import Layout, images_in
 from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
@@ -41,16 +41,17 @@ class Machine:
     emulated: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
-    def run_logged(
-        self, command: Sequence[str], log: Callable[[str], None], *, name: str, env: Mapping[str, str]
-    ) -> None:
+    def execute(
+        self, command: Sequence[str], *, each_line: Callable[[str], object], env: Mapping[str, str]
+    ) -> Finished:
         self.commands.append(command)
-        log("I: running")
+        each_line("I: running")
         tar = Path(next(word for word in command if word.endswith("root.tar")))
         (tar.parent / "mmdebstrap.1234").mkdir(exist_ok=True)
         if self.failure:
             raise self.failure
         tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.whole else {}))
+        return Finished(0, "")
 
     def bootstrap(self, *platforms: str, release: str = "trixie") -> str:
         return bootstrap(platforms, self.cache, release=release, log=self.lines.append)
@@ -66,7 +67,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     made = Machine(tmp_path / "cache")
     monkeypatch.setattr(base, "ensure_mmdebstrap", lambda log: None)
-    monkeypatch.setattr(base, "run_logged", made.run_logged)
+    monkeypatch.setattr(base, "execute", made.execute)
     monkeypatch.setattr(base, "run_program", lambda *command: "")
     monkeypatch.setattr(debian, "debian_sources", lambda release: (SOURCE,))
     monkeypatch.setattr(private, "ensure_emulation", made.emulated.append)
@@ -109,7 +110,7 @@ def test_what_was_made_is_used_again_and_forgotten_when_nobody_did(machine: Mach
 def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path) -> None:
     first = machine.bootstrap(AMD64)
     layout = Path(first.removeprefix("oci-layout://").partition("@")[0])
-    blob_path(layout, images_in(layout, tmp_path)[0].digest).write_bytes(b"")
+    Layout(layout).path(images_in(layout, tmp_path)[0].digest).write_bytes(b"")
     assert machine.bootstrap(AMD64) == first
     assert len(machine.commands) == 2
 
@@ -138,8 +139,13 @@ SITE_KEY = "/etc/apt/keyrings/site.gpg"
 
 def command_of(monkeypatch: pytest.MonkeyPatch, run: Callable[..., str] = lambda *command: "") -> Sequence[str]:
     started: list[Sequence[str]] = []
+
+    def execute(command: Sequence[str], *, env: Mapping[str, str], **_: object) -> Finished:
+        started.append((*command, env["TMPDIR"]))
+        return Finished(0, "")
+
     monkeypatch.setattr(base, "run_program", run)
-    monkeypatch.setattr(base, "run_logged", lambda command, log, name, env: started.append((*command, env["TMPDIR"])))
+    monkeypatch.setattr(base, "execute", execute)
     make_rootfs(RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), print)
     return started[0]
 

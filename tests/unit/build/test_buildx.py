@@ -28,7 +28,7 @@ from imagebuild.build import (
     shorten_command,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
-from imagebuild.oci import Endpoint, images_in, write_index
+from imagebuild.oci import Endpoint, Layout, images_in
 from imagebuild.project import BuildResult, Changes, Plan, Project, Step
 from imagebuild.render import Renderer
 from tests import layouts
@@ -300,7 +300,7 @@ def export(run: BuildRun, digest: str) -> BuildResult:
 def layout(run: BuildRun) -> tuple[Path, str]:
     """What BuildKit leaves for two platforms: the folder and the digest of the index."""
     made = layouts.make(run.request.folder / run.request.targets[0].id, b"content")
-    return made.folder, made.digest
+    return made.layout.folder, made.digest
 
 
 def built(run: BuildRun, digest: str | None, *steps: Step) -> BuildResult:
@@ -345,7 +345,7 @@ def test_a_push_that_was_interrupted_leaves_no_result(run: BuildRun, registry: F
 
 def test_a_layout_without_a_platform_is_not_pushed(run: BuildRun, registry: FakeRegistry) -> None:
     folder, _ = layout(run)
-    only = write_index(folder, [i.descriptor for i in images_in(folder, folder) if i.platform == "linux/amd64"])
+    only = Layout(folder).write_index([i.descriptor for i in images_in(folder, folder) if i.platform == "linux/amd64"])
     with pytest.raises(ResultError, match="wrote no image for linux/arm64"):
         export(run, only)
     assert not registry.calls

@@ -31,6 +31,7 @@ from imagebuild.core import (
     ConfigError,
     Downloads,
     Mirrors,
+    Patience,
     ResultError,
     Settings,
     Unreachable,
@@ -118,7 +119,7 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Download:
 
 
 def mirror(folder: Path) -> Git:
-    return Git(Mirrors.model_construct(downloads={"https://nowhere.invalid/": f"file://{folder}/"}))
+    return Git(Mirrors.model_construct(downloads={"http://nowhere.invalid/": f"file://{folder}/"}))
 
 
 @pytest.mark.programs
@@ -166,8 +167,9 @@ def site(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def store(tmp_path: Path, site: Server) -> DownloadStore:
     """A store that fetches."""
-    mirrors = Mirrors(downloads={"https://far.example/": f"http://127.0.0.1:{site.port}/"})
-    return DownloadStore(tmp_path / "store", Downloads(mirrors.download, pause_s=0))
+    near = f"http://127.0.0.1:{site.port}/"
+    mirrors = Mirrors(downloads={"http://far.example/": near, "https://far.example/": near})
+    return DownloadStore(tmp_path / "store", Downloads(mirrors.download, patience=Patience(0.1, 0.001)))
 
 
 def ask(address: str, target: str, method: str = "GET") -> tuple[int, bytes]:
@@ -190,7 +192,7 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
         assert [r.path for r in site.requests] == ["/host/x_1.0+b~1.deb"]
         assert (store.folder / stored_path(URL)).is_file()
         assert ask(recording, "http://far.example/host/gone")[0] == 404
-        site.failing["/host/"] = [503] * 9
+        site.failing["/host/"] = [503] * 9999
         assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
         refused = [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")]
         assert refused == [502] * 4

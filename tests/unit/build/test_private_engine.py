@@ -48,10 +48,10 @@ def no_such_rule() -> str:
     ],
 )
 def test_only_missing_pieces_are_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: dict[str, str], there: tuple[str, ...], missing: list[str]
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, str], there: tuple[str, ...], missing: list[str]
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in there else None)
-    monkeypatch.setattr(debian, "OS_RELEASE", tmp_path / "none")
+    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian"})
     assert missing_packages(Runner(answers)) == missing
 
 

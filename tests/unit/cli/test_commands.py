@@ -77,7 +77,7 @@ def test_the_help_imports_no_command() -> None:
 @pytest.mark.parametrize(
     ("words", "unneeded"),
     [
-        ("render", {"rich", "yaml", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
+        ("render", {"rich", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
         # Both end where they look for an engine.
         ("build --base registry", {f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.change", "build.inputs", "publish", "verify")}),
         ("verify", {f"imagebuild.{n}" for n in ("build", "publish", "jobs", "report")}),

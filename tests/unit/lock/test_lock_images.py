@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from imagebuild.core import Absent, CommandError, Mirrors, Unreachable
+from imagebuild.core import Absent, CommandError, Mirrors, Patience, Unreachable
 from imagebuild.lock import Upstream
 from imagebuild.project import LockedImage
-from tests.registry_fake import FakeRegistry, image, index, put_image, serve
+from tests.registry_fake import FakeRegistry, index, put_image, serve
 
 
 @pytest.fixture
@@ -19,15 +19,13 @@ def registry() -> Iterator[FakeRegistry]:
 
 def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry) -> None:
     platforms = ("linux/amd64", "linux/arm64", "linux/riscv64", "unknown/unknown")
-    made = {name: image(registry, "some/image", name.encode(), name) for name in platforms}
+    made = {name: put_image(registry, "some/image", name.encode(), platform=name) for name in platforms}
     digest = index(registry, "some/image", made.values(), "13")
     reference = f"{registry.address}/some/image:13"
     found = Upstream().image(reference)
     assert found == LockedImage(digest=digest, platforms={name: made[name].digest for name in platforms[:2]})
     entry = made["linux/amd64"].digest
-    content = registry.manifest("some/image", entry)
-    assert content
-    registry.put_manifest("some/image", "13", content.content, content.media_type)
+    registry.at("some/image").put_manifest(registry.at("some/image").manifest(entry), "13")
     assert Upstream().image(reference) == LockedImage(digest=entry)  # a single manifest has no platforms
     assert Upstream().image(reference, digest=digest) == found
     with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` takes"):
@@ -38,7 +36,10 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
 
 def test_what_the_configuration_says_is_kept_unless_it_is_a_path_only(registry: FakeRegistry) -> None:
     env = ["PATH=/usr/bin", "NCCL_VERSION=2.30.7-1"]
-    made = [put_image(registry, "some/cuda", [b"x"], platform, Env=env) for platform in ("linux/amd64", "linux/arm64")]
+    made = [
+        put_image(registry, "some/cuda", b"x", platform=platform, Env=env)
+        for platform in ("linux/amd64", "linux/arm64")
+    ]
     index(registry, "some/cuda", made, "13")
     found = Upstream().image(f"{registry.address}/some/cuda:13")
     assert found.facts
@@ -54,7 +55,7 @@ def test_a_tag_that_is_not_there_and_a_registry_that_is_not_there(registry: Fake
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(Unreachable, match=f"{address}/some/image:13: .*[Cc]onnection refused") as caught:
-        Upstream(registry_patience_s=0).image(f"{address}/some/image:13")
+        Upstream(patience=Patience(0)).image(f"{address}/some/image:13")
     assert not isinstance(caught.value, Absent)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import Absent, CommandError, ConfigError, Mirrors, Unreachable, run_program
+from imagebuild.core import Absent, CommandError, ConfigError, Mirrors, Patience, Unreachable, run_program
 from imagebuild.lock import Upstream
 from imagebuild.project import (
     Archive,
@@ -77,7 +77,7 @@ def at(server: Server, path: str) -> str:
 
 def resolved(server: Server, *packages: str) -> LockedRepository:
     source = PackageSource(at(server, "repo/"), "/", at(server, "repo/key.asc"), packages)
-    entry = Upstream(pause_s=0.01).resolve(source, None, lambda *_: None)
+    entry = Upstream(patience=Patience(0.1, 0.001)).resolve(source, None, lambda *_: None)
     assert isinstance(entry, LockedRepository)
     return entry
 
@@ -89,7 +89,7 @@ def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server, tmp
     with tarfile.open(packed, "w:bz2") as archive:
         archive.add(tmp_path / "stack-1", "stack-1")
     wanted = Archive("stack", at(server, "host/stack.tbz"), ArchiveTree(prefix="/opt/stack", script=". ./init.sh"))
-    entry = Upstream(pause_s=0.01).resolve(wanted, None, lambda *_: None)
+    entry = Upstream(patience=Patience(0.1, 0.001)).resolve(wanted, None, lambda *_: None)
     assert isinstance(entry, LockedArchive)
     assert (entry.sha256, entry.size) == (hashlib.sha256(packed.read_bytes()).hexdigest(), packed.stat().st_size)
     assert entry.facts

@@ -15,7 +15,7 @@ from imagebuild.project import revision
 from imagebuild.publish import attest
 from tests.conftest import ROOT
 from tests.publish_fakes import COMMIT, HOST, NEW, OLD, Site
-from tests.registry_fake import FakeRegistry, image, index
+from tests.registry_fake import FakeRegistry, index, put_image
 from tests.unit.conftest import Call
 
 TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
@@ -41,7 +41,7 @@ def test_what_is_printed(site: Site, command: Call) -> None:
     assert "attached  4 provenance, 4 verification" in out
     status, out, _ = command(*publish)
     assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
-    before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")
+    before = index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")], tag="latest")
     _, out, _ = command(*publish)
     assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
     site.ready(NEW, dockerfile="0" * 64)
@@ -65,7 +65,9 @@ def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command
     assert unpublished(command) == [OLD, OLD]
     # An alias that something else took, a check, the lock's date, an alias that is new.
     published = site.tags()["latest"]
-    site.fake.repositories["acme/tiny"].tags["latest"] = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")])
+    site.fake.repositories["acme/tiny"].tags["latest"] = index(
+        site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")]
+    )
     assert NEW in unpublished(command)
     site.fake.repositories["acme/tiny"].tags["latest"] = published
     for file, old, new in (

@@ -145,6 +145,6 @@ def test_a_command_for_each_published_image(
     for image in published_images([site.target(NEW)], lambda _: site.fake):
         arch = image.platform.removeprefix("linux/")
         text = (tmp_path / f"each/{NEW}-{arch}/name").read_text()
-        index = site.fake.digest("acme/tiny", "latest")
+        index = site.fake.at("acme/tiny").digest("latest")
         assert text == f"{HOST}/acme/tiny@{image.digest} {HOST}/acme/tiny@{index} {NEW} {arch}"
     assert command("each", tmp_path / "each", "--published", f"{HOST}/nobody", "--", "true")[0] == 3

@@ -97,7 +97,7 @@ def read_layer(files: Files) -> Layer:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return scan(Blob(Path(file.name), 0, len(data)), 0)
+        return scan(Blob(Path(file.name), len(data)), 0)
 
 
 def found_by(files: Files, env: dict[str, str] | None = None, path: str = "app/program") -> dict[str, str | None]:

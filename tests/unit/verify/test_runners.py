@@ -218,9 +218,9 @@ def test_output_is_kept_whole_in_the_log_but_not_without_end(
 
 @pytest.mark.programs
 def test_secrets_are_not_kept(session: ExecSession) -> None:
-    done = run(session, "echo $A_TOKEN", environment={"A_TOKEN": "abc", "SIZE": "1G"})
-    assert done.output == "abc\n"
-    assert done.environment["A_TOKEN"] == "(redacted)"
+    done = run(session, "echo $SITE", environment={"SITE": "https://me:abc@x", "SIZE": "1G"})
+    assert done.output == "https://me:abc@x\n"
+    assert done.environment["SITE"] == "https://(redacted)@x"
     assert done.environment["SIZE"] == "1G"
 
 
