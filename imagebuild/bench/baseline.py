@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from imagebuild.bench.ceilings import GBIT_UNITS
+from imagebuild.bench.ceilings import GB_UNITS
 from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, WIRE_BYTES
 from imagebuild.bench.models import BandwidthTest, Claim, Judgement, Limit, PerftestTable, Results, Run, SpeedClaim
 
@@ -40,7 +40,6 @@ class Series:
     """Hold the measured values of one quantity, from one or more runs."""
 
     source: str
-    unit: str
     problem: str = ""
     """Why its values cannot be compared."""
     devices: set[str] = field(default_factory=set)
@@ -70,10 +69,10 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
         if now and before:
             speed, vanished = _compare(now, before), _vanished(now, before)
         elif now:
-            speed = SpeedClaim(state="not judged", reason="the baseline does not have it", unit=now.unit)
+            speed = SpeedClaim(state="not judged", reason="the baseline does not have it")
         else:
             vanished = "the baseline has it, but it was not measured this time"
-            speed = SpeedClaim(state="not judged", reason=vanished, unit=old_series[name].unit)
+            speed = SpeedClaim(state="not judged", reason=vanished)
         participation = Claim(state="incomplete", reason=vanished) if vanished else NO_PARTICIPATION
         source = (now or old_series[name]).source
         judgements.append(
@@ -102,7 +101,7 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
         problem = problem or "the GPU is {}, in the baseline it is {}".format(*names)
     if not changes or problem:
         problem = problem or "no size of 1 MiB or more was measured in both"
-        return SpeedClaim(state="not judged", reason=problem, allow="unjudged", unit=new.unit)
+        return SpeedClaim(state="not judged", reason=problem, allow="unjudged")
     counted = [change for point, change in changes.items() if isinstance(point, int) and point >= GATE_BYTES]
     counted = counted or list(changes.values())
     centre = median(counted)
@@ -126,8 +125,7 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
         allow="unjudged" if is_open else None,
         measured=round(now[point], 3),
         size_bytes=point if isinstance(point, int) else None,
-        unit=new.unit,
-        reference=Limit(value=round(before[point], 3), unit=new.unit, what=f"the baseline, {old.source}"),
+        reference=Limit(value=round(before[point], 3), what=f"the baseline, {old.source}"),
         tolerance=round(1 - limit, 4),
     )
 
@@ -149,7 +147,7 @@ def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
     """Yield each run with its name: types and operations are compared apart."""
     for result in results.measured:
         points: defaultdict[str, dict[Point, float]] = defaultdict(dict)
-        devices, unit = set[str](), "GB/s"
+        devices: set[str] = set()
         match result:
             case Run():
                 devices = set(result.devices[:1])
@@ -161,8 +159,7 @@ def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
             case BandwidthTest() if result.unit == "GB/s":
                 for number, cells in enumerate(result.matrix or ()):
                     points[result.subject] |= {(number, at): cell for at, cell in enumerate(cells) if cell and cell > 0}
-            case PerftestTable() if scale := GBIT_UNITS.get(result.unit or ""):
-                unit = "Gb/s"
+            case PerftestTable() if scale := GB_UNITS.get(result.unit or ""):
                 for row in result.rows:
                     if row.bw_average and (row.size_bytes or 0) >= WIRE_BYTES:
                         points[result.subject][row.size_bytes or 0] = row.bw_average * scale
@@ -170,4 +167,4 @@ def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
         if isinstance(result, Run) and not points:
             points[result.subject] = {}
         for name, values in points.items():
-            yield name, Series(result.source, unit, problem, devices, [values])
+            yield name, Series(result.source, problem, devices, [values])

@@ -231,8 +231,8 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
 
 # Copies between devices, and single network cards
 
-GBIT_UNITS = {"MB/sec": 2**20 * 8 / 1e9, "MiB/sec": 2**20 * 8 / 1e9, "Gb/sec": 1.0, "MB/s": 0.008}
-"""Unit that a table has → Gb/s. What perftest calls MB/sec is 2^20 bytes, the MB/s of OSU are 10^6."""
+GB_UNITS = {"MB/sec": 2**20 / 1e9, "MiB/sec": 2**20 / 1e9, "Gb/sec": 1 / 8, "MB/s": 1e-3, "GB/s": 1.0}
+"""Unit that a table has → GB/s. What perftest calls MB/sec is 2^20 bytes, the MB/s of OSU are 10^6."""
 
 _COPY_PATHS = (
     (r"latency|local", None, 0, 0.0),
@@ -268,10 +268,10 @@ def copy_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
         return None, None
     (lowest, slow), (highest, fast) = min(rates), max(rates)
     ways = "both directions" if times > 1 else "one way"
-    ceiling = Limit(value=times * highest, unit="GB/s", what=f"{fast}, {ways}")
+    ceiling = Limit(value=times * highest, what=f"{fast}, {ways}")
     if path != "host-link" and slow.startswith("PCIe"):
         return ceiling, None  # between PCIe slots, it depends on sockets and switches
-    floor = Limit(value=round(least * times * lowest, 3), unit="GB/s", what=f"{least:.0%} of {slow}, {ways}")
+    floor = Limit(value=round(least * times * lowest, 3), what=f"{least:.0%} of {slow}, {ways}")
     return ceiling, floor
 
 
@@ -280,13 +280,13 @@ WIRE_FLOOR = 0.5
 
 
 def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
-    """Return ceiling and floor of what one network card moves, in Gb/s; None if its rate is not known."""
+    """Return ceiling and floor of what one network card moves, in GB/s; None if its rate is not known."""
     if not profile.network:
         return None, None
     times = 2 if "bidirectional" in test.casefold() else 1
     what = f"one {profile.network.kind} port, {'both directions' if times > 1 else 'one way'}"
-    ceiling = Limit(value=times * profile.network.rate * 8, unit="Gb/s", what=what)
-    floor = Limit(value=WIRE_FLOOR * ceiling.value, unit="Gb/s", what=f"{WIRE_FLOOR:.0%} of {what}")
+    ceiling = Limit(value=times * profile.network.rate, what=what)
+    floor = Limit(value=WIRE_FLOOR * ceiling.value, what=f"{WIRE_FLOOR:.0%} of {what}")
     return ceiling, floor
 
 
@@ -316,12 +316,12 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
             row = {"test": collective, "ranks": ranks, "nodes": nodes, "algorithm": ceiling.algorithm}
             row |= {"ceiling": round(ceiling.value, 1), "hardest": ceiling is loosest, "formula": ceiling.formula}
             rows += [row | _measured(reference) for reference in measured or (None,)]
-    for rates, limits_of, bits in ((profile.copies, copy_limits, 1), (profile.wires, wire_limits, 8)):
+    for rates, limits_of in ((profile.copies, copy_limits), (profile.wires, wire_limits)):
         for test, rate in ((test, named) for named in rates for test in named.tests):
             limit, _ = limits_of(profile, test)
             name = f"{test}, {rate.memory} memory" if rate.memory else test
             row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
-            row |= {"ceiling": limit and round(limit.value / bits, 1), "formula": limit.what if limit else ""}
+            row |= {"ceiling": limit and round(limit.value, 1), "formula": limit.what if limit else ""}
             rows.append(row | _measured(rate))
     return rows
 
@@ -369,13 +369,13 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             mistakes.add(where, f"{name}: {error}")
         else:
             what = f"{ceiling.algorithm}: {ceiling.formula}"
-            _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, unit="GB/s", what=what))
+            _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, what=what))
     for index, copy in enumerate(profile.copies):
         for test in copy.tests:
             _lint_rate(mistakes, document.at("copies", index), test, copy.rate, copy_limits(profile, test)[0])
     for index, wire in enumerate(profile.wires):
         for test in wire.tests:
-            _lint_rate(mistakes, document.at("wires", index), test, wire.rate * 8, wire_limits(profile, test)[0])
+            _lint_rate(mistakes, document.at("wires", index), test, wire.rate, wire_limits(profile, test)[0])
 
 
 def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: Limit | None) -> None:
@@ -384,6 +384,6 @@ def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: L
     elif value >= limit.value:
         mistakes.add(
             where,
-            f"{name}: {value:g} {limit.unit} is not below the ceiling, {limit.value:.1f} {limit.unit} ({limit.what}); "
+            f"{name}: {value:g} GB/s is not below the ceiling, {limit.value:.1f} GB/s ({limit.what}); "
             "no machine exceeds that, so correct the figure, the scale or the rates",
         )

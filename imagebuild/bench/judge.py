@@ -167,7 +167,7 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
     if unknown and (asked or not ranks):
         what = f"the output does not list the {' and '.join(unknown)}"
-        if run.device and run.tool not in NEVER_COMPARE:
+        if run.devices and run.tool not in NEVER_COMPARE:
             what = "the output's list of devices is incomplete"
         options = " and ".join(f"--{noun}" for noun in unknown)
         return Claim(state="not known", reason=f"{what}; say how many with {options}", allow=asked)
@@ -250,7 +250,7 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
 
 def _speed_asked_for(run: Run, least: float, facts: Mapping[str, Any]) -> SpeedClaim:
     """Compare the best row of 1 GiB or more with the bandwidth that the user asks for."""
-    floor = Limit(value=least, unit="GB/s", what="asked for with --min-bw")
+    floor = Limit(value=least, what="asked for with --min-bw")
     if not _speeds(run, _least_size(run)):
         problem = "speed is judged at 1 GiB or more, which was not measured"
         return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
@@ -277,7 +277,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     limit = None
     if hardest:
         what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}"
-        limit = Limit(value=round(hardest.value, 3), unit="GB/s", what=what)
+        limit = Limit(value=round(hardest.value, 3), what=what)
     references = profile.references_at(*scale)
     # Without a known class, a run is compared with what the library chose itself.
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
@@ -299,7 +299,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
         shares = (f"{measured / r.rate:.0%} of the reference with {r.algorithm}" for r in others)
         notes += [f"{share}: was NCCL made to use it?" for share in shares][:1]
-    claim = _speed("GB/s", measured, size, (limit, floor), reference, missing=missing, notes=notes)
+    claim = _speed(measured, size, (limit, floor), reference, missing=missing, notes=notes)
     if len(used) == 1:
         claim = claim.model_copy(update={"algorithm": names})
     # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
@@ -320,7 +320,7 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
         return None  # the network of a whole rack is far more than collectives reach between racks
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor_fraction, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
-    return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)
+    return Limit(value=round(fraction * lowest.value, 3), what=what)
 
 
 def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
@@ -382,18 +382,18 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
         limits, missing = ceilings.copy_limits(profile, name), f"{profile.name} has no reference for this test"
         notes = ["the worst pair"] if len(pairs) > 1 else []
-        speed = _speed("GB/s", min(pairs), None, limits, reference, missing=missing, notes=notes, highest=max(pairs))
+        speed = _speed(min(pairs), None, limits, reference, missing=missing, notes=notes, highest=max(pairs))
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Judge a table by its best average: of perftest in Gb/s, of NVSHMEM in GB/s."""
+    """Judge a table by its best average: by the rate of one card, of NVSHMEM by that of links."""
     test, is_nvshmem, data = table.subject, table.tool == "nvshmem", data_claim(table)
     best, unsound = table.best, _unsound(data)
-    unit, scale = ("GB/s", 1.0) if is_nvshmem else ("Gb/s", ceilings.GBIT_UNITS.get(table.unit or ""))
+    scale = ceilings.GB_UNITS.get(table.unit or "")
     measured = best.bw_average * scale if best and best.bw_average is not None and scale else None
     size = best.size_bytes if best else None
-    facts: dict[str, Any] = {"unit": unit, "measured": measured, "size_bytes": size}
+    facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     unjudged = {
         "times are not judged": any(row.latency_us for row in table.rows),
         "no profile has references for ucx_perftest": table.tool == "ucx_perftest",
@@ -424,7 +424,7 @@ def _speed_of_wire(test: str, measured: float, size: int, profile: Profile) -> S
     if size < WIRE_BYTES:
         reference = floor = None
         missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
-    return _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
+    return _speed(measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
 
 
 def _speed_of_kernels(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
@@ -435,7 +435,7 @@ def _speed_of_kernels(test: str, measured: float, size: int, profile: Profile) -
     missing = f"{profile.name} has no reference for this test"
     if "within_node" not in test:
         floor, missing = None, "the output does not say whether both GPUs are of one node"
-    return _speed("GB/s", measured, size, (ceiling, floor), reference, missing=missing)
+    return _speed(measured, size, (ceiling, floor), reference, missing=missing)
 
 
 # dcgmi diag
@@ -476,7 +476,6 @@ def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **fact
 
 
 def _speed(
-    unit: str,
     measured: float,
     size_bytes: int | None,
     limits: tuple[Limit | None, Limit | None],
@@ -491,22 +490,22 @@ def _speed(
     `limits` are ceiling and floor. `highest` is compared with the ceiling instead of the measurement, if it is given.
     """
     ceiling, floor = limits
-    facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
+    facts: dict[str, Any] = {"size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
     highest = highest or measured
     if ceiling and highest > ceiling.value * (1 + MARGIN):
         facts |= {"state": "impossible", "measured": highest}
         text = "more than the hardware can move: wrong profile, scale or measurement"
     elif reference is not None:
-        rate, tolerance = reference.rate * (8 if unit == "Gb/s" else 1), reference.tolerance
+        rate, tolerance = reference.rate, reference.tolerance
         is_fast = measured / rate >= tolerance
         least = "at least" if is_fast else "below"
         text = "; ".join((f"{measured / rate:.1%} of the reference, {least} the {tolerance:.0%} that pass", *notes))
-        limit = Limit(value=rate, unit=unit, what=f"{reference.source}, {reference.date}")
+        limit = Limit(value=rate, what=f"{reference.source}, {reference.date}")
         facts |= {"reference": limit, "tolerance": tolerance, "state": "fast enough" if is_fast else "too slow"}
     elif floor is not None:
         is_fast = measured >= floor.value
         least = "at least" if is_fast else "below"
-        text = "; ".join((f"{least} the floor of {floor.value:.1f} {unit} ({floor.what})", missing, *notes))
+        text = "; ".join((f"{least} the floor of {floor.value:.1f} GB/s ({floor.what})", missing, *notes))
         facts |= {"floor": floor, "state": "fast enough" if is_fast else "too slow"}
     else:
         text = missing

@@ -98,12 +98,10 @@ class Run(Result):
     """Number of hosts, if the list of devices was printed."""
     hosts: tuple[str, ...] = ()
     """Names of the hosts in the order of their ranks, if the list of devices was printed."""
-    device: str | None = None
-    """Name of the GPUs, if it was printed: of most of them, if they differ."""
+    devices: tuple[str, ...] = ()
+    """Different names of GPUs that were printed, that of most GPUs first."""
     gpus: int | None = None
     """Number of different GPUs in the list of devices, if it tells them apart: fewer than ranks if ranks share one."""
-    other_devices: tuple[str, ...] = ()
-    """Names of GPUs that differ from `device`."""
     algorithms: tuple[AlgorithmName, ...] = ()
     """Classes of algorithms that, by the output, the library was made to use or used."""
     rows: tuple[NcclRow, ...] = ()
@@ -113,11 +111,6 @@ class Run(Result):
     """The printed mean over all rows and both halves. It depends on the sizes, so nothing is judged by it."""
     compared: bool = True
     """Whether the data were compared: not with `-c 0`."""
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Return the different names of GPUs that were printed."""
-        return tuple(name for name in (self.device, *self.other_devices) if name)
 
     @property
     def subject(self) -> str:
@@ -139,7 +132,7 @@ class BandwidthTest(Result):
     sum: float | None
     """As printed; of three matrices, that of the last."""
     devices: tuple[str, ...] = ()
-    """Names of the GPUs, if they were printed."""
+    """The name of each GPU, if they were printed."""
 
     @property
     def tool(self) -> str:
@@ -263,10 +256,9 @@ class Results(Model):
 
 
 class Limit(Model):
-    """Hold a number that a measurement is compared with, and where it comes from."""
+    """Hold a rate in GB/s that a measurement is compared with, and where it comes from."""
 
     value: float
-    unit: str
     what: str
     """For example `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date of a reference."""
 
@@ -317,10 +309,9 @@ class SpeedClaim(Claim):
     """Say whether a result is fast enough."""
 
     measured: float | None = None
-    """In `unit`: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
+    """In GB/s: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
     size_bytes: int | None = None
     """The size of that row."""
-    unit: str = "GB/s"
     ceiling: Limit | None = None
     reference: Limit | None = None
     tolerance: float | None = None

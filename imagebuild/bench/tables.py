@@ -159,14 +159,14 @@ _ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*
 def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> logs.Parsed[Run]:
     """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
     runs: list[Run] = []
-    device = None
+    devices: tuple[str, ...] = ()
     for text in map(str.strip, lines):
         if match := _ARB_DEVICE.fullmatch(text):
-            device = match["device"]
+            devices = (match["device"],)
         elif match := _ARB_TITLE.fullmatch(text):
             runs.append(
                 Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
-                    device=device, compared=False, verdict="no-data", reason="no row of results")
+                    devices=devices, compared=False, verdict="no-data", reason="no row of results")
             )  # fmt: skip
         elif runs and (match := _ARB_ROW.fullmatch(text)):
             size = round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " "))

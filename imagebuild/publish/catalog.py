@@ -310,7 +310,7 @@ def checks_summary(digest: str, result: VerifyResult) -> Checks:
         runner=place.runner,
         gpus=place.gpus,
         nodes=place.nodes,
-        device=next((run.device for run in runs if run.device), ""),
+        device=next((name for run in runs for name in run.devices), ""),
         failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
         version=result.version,
     )

@@ -288,7 +288,7 @@ def rows_of(report: Report) -> list[ReportRow]:
     rows += [_row_of(judgement, allowed, judgement.subject) for judgement in report.judgements[len(entries) :]]
     for judgement in report.comparisons:
         speed = judgement.speed
-        now = NONE if speed.measured is None else f"{format_number(speed.measured)} {speed.unit}"
+        now = NONE if speed.measured is None else f"{format_number(speed.measured)} GB/s"
         rows.append(_row_of(judgement, allowed, f"{judgement.subject}, since the baseline", now))
     return rows
 

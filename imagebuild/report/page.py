@@ -324,8 +324,8 @@ def versions_of(report: Report) -> Iterator[tuple[str, str, str]]:
     results: list[Run | BandwidthTest] = [*report.runs, *report.tests]
     for result in results:
         sources[result.tool, result.tool_version or "version not printed"].append(result.source)
-        if isinstance(result, Run) and result.device:
-            sources["GPU", result.device].append(result.source)
+        for device in dict.fromkeys(result.devices):
+            sources["GPU", device].append(result.source)
     for verification in report.verifications:
         digest = verification.digest or "digest unknown"
         facts = [("image", f"{verification.image}, {verification.platform}, {digest}")]

@@ -56,7 +56,7 @@ class Sweep(Model):
     ranks: int | None
     nodes: int
     """Number of hosts in each run."""
-    device: str | None
+    devices: tuple[str, ...]
     dtype: str
     size_bytes: int
     """The largest message, the same in all runs."""
@@ -98,7 +98,7 @@ class Sweep(Model):
     def holds(self, result: object) -> bool:
         """Return whether a result is one of its runs, right or not."""
         return isinstance(result, Run) and sweep_key(result) == (
-            self.collective, self.ranks, self.nodes, self.device, self.dtype, self.size_bytes
+            self.collective, self.ranks, self.nodes, self.devices, self.dtype, self.size_bytes
         )  # fmt: skip
 
     def shortfall(self, outlier: GroupSpeed) -> float:
@@ -131,7 +131,7 @@ def sweep_key(run: Run) -> tuple[object, ...] | None:
     """Return what the runs of a sweep have in common, None if a run cannot be part of one."""
     if not run.hosts or not run.rows:
         return None
-    return run.collective, run.ranks, len(run.hosts), run.device, run.rows[-1].dtype, run.rows[-1].size_bytes
+    return run.collective, run.ranks, len(run.hosts), run.devices, run.rows[-1].dtype, run.rows[-1].size_bytes
 
 
 def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
@@ -173,7 +173,7 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
         collective=first.collective,
         ranks=first.ranks,
         nodes=len(first.hosts),
-        device=first.device,
+        devices=first.devices,
         dtype=first.rows[-1].dtype,
         size_bytes=first.rows[-1].size_bytes,
         centre_gb_s=round(centre, 3),

@@ -85,7 +85,7 @@ def test_runs_that_differ_too_much_are_no_pass(factors: tuple[float, ...]) -> No
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device": "NVIDIA B200"}, "the GPU is NVIDIA B200, in the baseline it is NVIDIA H200"),
+        ({"devices": ("NVIDIA B200",)}, "the GPU is NVIDIA B200, in the baseline it is NVIDIA H200"),
         ({"verdict": "wrong-data"}, "its verdict is wrong-data"),
     ],
 )
@@ -144,8 +144,8 @@ def test_types_matrices_and_tables_are_compared_apart() -> None:
         ),
         Results(runs=(base, halves), tests=(PAIR, latency), tables=(table(46500, "MB/sec"),)),
     )
-    assert [(j.subject.split(", ")[-1], j.speed.state, j.speed.unit) for j in judged] == [
-        ("float sum", "too slow", "GB/s"), ("half sum", "fast enough", "GB/s"),
-        ("device_to_device_memcpy_read_ce", "too slow", "GB/s"), ("RDMA_Write BW", "too slow", "Gb/s"),
+    assert [(j.subject.split(", ")[-1], j.speed.state) for j in judged] == [
+        ("float sum", "too slow"), ("half sum", "fast enough"),
+        ("device_to_device_memcpy_read_ce", "too slow"), ("RDMA_Write BW", "too slow"),
     ]  # fmt: skip
     assert "row 1, column 0: -48.8%" in judged[2].speed.reason
