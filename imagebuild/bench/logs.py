@@ -38,15 +38,6 @@ class LogLine(NamedTuple):
     """Whether it was put together of two pieces with debug output between them."""
 
 
-class Setting(NamedTuple):
-    """Hold a variable of NCCL that the line of a command or NCCL itself mentions."""
-
-    number: int
-    """Line number in the file."""
-    name: str
-    value: str
-
-
 @dataclass
 class Log:
     """Hold a log without debug output."""
@@ -57,8 +48,9 @@ class Log:
     """Number of lines in the file, including those left out."""
     warnings: list[LogLine] = field(default_factory=list)
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
-    settings: list[Setting] = field(default_factory=list)
-    """What NCCL says of variables that choose its algorithms, and of those that it used for 1 GiB or more."""
+    settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
+    """Numbers of lines where NCCL says which algorithms it was made to use, or used for 1 GiB or more, and as what
+    variables."""
 
 
 Item = TypeVar("Item")
@@ -95,7 +87,7 @@ _MOST_WARNINGS = 20
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _HEAD = (
-    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}"
+    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}?"
     r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
 )
 _DEBUG = re.compile(
@@ -113,7 +105,9 @@ _SETTING = re.compile(
     r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?[= ][\"']?)(?P<value>\^?\w[\w,;:^-]*)"
     r"|\b\d{10,15} Bytes -> Algo (?P<algo>\w{1,20})"
 )
-_ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+_ALGORITHMS = {
+    "0": "tree", "1": "ring", "2": "collnetdirect", "3": "collnetchain", "4": "nvls", "5": "nvlstree", "6": "pat",
+}  # fmt: skip
 """Names of the numbers that older releases print."""
 _HEAD_WINDOW = 700
 """Characters before ` NCCL ` in which the head of a message begins."""
@@ -184,7 +178,8 @@ def _read(log: Log, file: TextIO) -> None:
                 piece = cut.pop(line.process, "")
                 log.lines.append(line._replace(text=piece + line.text, is_joined=bool(piece)))
             continue
-        log.settings += settings_in(row, log.line_count)
+        if said := settings_in(row):
+            log.settings.append((log.line_count, said))
         if message["level"] == "WARN" and len(log.warnings) < _MOST_WARNINGS:
             log.warnings.extend(_clean(row[:2000], log.line_count))
         if not before or _DIGITS_OF_HOST.fullmatch(before):
@@ -200,17 +195,14 @@ def _read(log: Log, file: TextIO) -> None:
     log.lines.extend(LogLine(text, process, log.line_count) for process, text in cut.items())
 
 
-def settings_in(text: str, number: int) -> list[Setting]:
-    """Return what a command, or a message of NCCL, says about algorithms."""
+def settings_in(text: str) -> Mapping[str, str]:
+    """Return the variables about algorithms that a command or a message of NCCL mentions, with their values."""
     if "NCCL_" not in text and "-> Algo " not in text:
-        return []
-    settings = []
-    for match in _SETTING.finditer(text[:20_000]):
-        value = match["value"] or match["algo"]
-        if match["algo"] and value.isdigit():
-            value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
-        settings.append(Setting(number, match["name"] or "NCCL_ALGO", value))
-    return settings
+        return {}
+    return {
+        match["name"] or "NCCL_ALGO": match["value"] or _ALGORITHMS.get(match["algo"], match["algo"])
+        for match in _SETTING.finditer(text[:20_000])
+    }
 
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
