@@ -392,9 +392,7 @@ def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: s
 
 def _collective_of(program: str) -> str | None:
     """Return `all_reduce` for `./build/all_reduce_perf_mpi`; None for a program that is not of nccl-tests."""
-    name = program.rpartition("/")[2].strip("'\"")
-    for suffix in ("_mpi", ".exe", "_perf"):
-        name = name.removesuffix(suffix)
+    name = program.rpartition("/")[2].strip("'\"").partition("_perf")[0]
     return name if name in _COLLECTIVES else None
 
 
@@ -496,9 +494,8 @@ def _size_problem(table: _Table) -> tuple[Verdict, str] | None:
     return None
 
 
-_ROUNDED, _TINY = 0.06, 0.006
-"""Largest differences that rounding explains, relative to a large figure, and in µs or GB/s: a large time has two
-digits, and other figures have two decimals."""
+_ROUNDED = 0.06
+"""Largest difference that rounding explains, relative to a figure: a large time has two digits."""
 _ONE_DIGIT_FROM = 950_000
 """GB/s from which nccl-tests prints one digit, such as `1e+06`: what one GPU reaches that has nothing to send."""
 
@@ -528,15 +525,6 @@ def _contradiction(table: _Table, collective: str | None) -> str:
     return ""
 
 
-def _is_other_average(rows: Iterable[NcclRow], printed: float | None) -> bool:
-    """Return whether a printed average bus bandwidth is not that of all rows and halves, but for their rounding."""
-    speeds = [half.busbw_gb_s for row in rows for half in row.halves if half.busbw_gb_s is not None]
-    if not speeds:
-        return False
-    rounded = 0.2 if max(speeds) >= _ONE_DIGIT_FROM else 0.0005
-    return not math.isclose(fmean(speeds), printed or 0, rel_tol=rounded, abs_tol=0.01)
-
-
 def _verdicts(
     table: _Table, run: Run, failures: Iterable[_Failure], compared_rows: int, warning: str
 ) -> Iterator[tuple[Verdict, str]]:
@@ -556,11 +544,20 @@ def _verdicts(
     if contradiction := _contradiction(table, run.collective):
         yield "damaged", contradiction
     left_out = "elision" in table.found
-    for lack in _lacks(table):
+    if isinstance(table.entries[-1], str):
+        yield "truncated", f"the last row is cut{warned}"
+    if "bounds" not in table.found:
+        has_footer = table.stage > _STAGES["row"]
+        lack = "its footer has no line `Out of bounds values`" if has_footer else "no footer"
         yield "truncated", f"{lack}{warned}"
+    if run.avg_busbw_gb_s is None:
+        yield "truncated", f"its footer has no average bus bandwidth{warned}"
     if not left_out and run.collective != "alltoallv" and (wrong_size := _size_problem(table)):
         yield wrong_size
-    if not left_out and not table.partial and _is_other_average(run.rows, run.avg_busbw_gb_s):
+    speeds = [half.busbw_gb_s for row in table.rows for half in row.halves if half.busbw_gb_s is not None] or [0]
+    rounded = 0.2 if max(speeds) >= _ONE_DIGIT_FROM else 0.0005
+    is_average = math.isclose(fmean(speeds), run.avg_busbw_gb_s or 0, rel_tol=rounded, abs_tol=0.01)
+    if not left_out and not table.partial and not is_average:
         printed = f"{run.avg_busbw_gb_s} GB/s, as its footer says: a row is missing or wrong"
         yield "damaged", f"the average of its rows is not {printed}"
     reduced = facts.get("reduced")
@@ -573,17 +570,6 @@ def _verdicts(
         (0 < compared_rows < rows, f"data were compared in {compared_rows} of {rows} rows only"),
     )
     yield "ok", "; ".join(text for holds, text in notes if holds)
-
-
-def _lacks(table: _Table) -> Iterator[str]:
-    """Yield what a run that came to its end would have."""
-    if isinstance(table.entries[-1], str):
-        yield "the last row is cut"
-    if "bounds" not in table.found:
-        has_footer = table.stage > _STAGES["row"]
-        yield "its footer has no line `Out of bounds values`" if has_footer else "no footer"
-    if parse_number(table.facts.get("average", "")) is None:
-        yield "its footer has no average bus bandwidth"
 
 
 # The JSON of `-J`.
@@ -680,32 +666,17 @@ def _word(value: object) -> str:
 def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
     """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
 
-    Where both are the same run, it has the numbers of the JSON, which are not rounded, and what only the text says:
-    version, hosts and GPUs. Two that disagree in a size, a number or the verdict stay two.
+    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
+    rest. A run that is broken in one of the forms has another verdict there, and stays.
     """
-    merged, others, known = list(printed), [], set[int]()
+    known = Counter(map(_shape_of, printed))
+    others = []
     for run in written:
-        at = next((at for at, one in enumerate(merged) if at not in known and _is_same_run(one, run)), None)
-        if at is None:
-            others.append(run)
-        else:
-            known.add(at)
-            merged[at] = merged[at].model_copy(update={"rows": run.rows, "avg_busbw_gb_s": run.avg_busbw_gb_s})
-    return (*others, *merged)
+        others += [] if run.rows and known[_shape_of(run)] > 0 else [run]
+        known[_shape_of(run)] -= 1
+    return (*others, *printed)
 
 
-def _is_same_run(printed: Run, written: Run) -> bool:
-    """Return whether the numbers of a run that was printed are those of one that was written, but for rounding."""
-
-    def facts(run: Run) -> tuple[object, ...]:
-        rows = [(row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows]
-        return run.collective, run.ranks, run.verdict, rows
-
-    halves = zip(*([half for row in run.rows for half in row.halves] for run in (printed, written)), strict=False)
-    figures = (
-        (one or 0, other or 0)
-        for a, b in halves
-        for one, other in ((a.time_us, b.time_us), (a.busbw_gb_s, b.busbw_gb_s), (a.wrong, b.wrong))
-    )
-    is_close = (math.isclose(one, other, rel_tol=_ROUNDED, abs_tol=_TINY) for one, other in figures)
-    return bool(printed.rows) and facts(printed) == facts(written) and all(is_close)
+def _shape_of(run: Run) -> tuple[object, ...]:
+    rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
+    return run.collective, run.ranks, run.verdict, rows
