@@ -57,7 +57,6 @@ RATIO_LEAST = 20.0
 SOFTWARE = ("deployment", "software", "integration")
 """Categories of dcgmi diag whose tests look at the software, not at the hardware."""
 DIAGNOSIS = "dcgmi diag"
-"""Subject of the judgement on all diagnostics of a file."""
 
 UNKNOWN_GPU = "Graphics Device"
 """End of what drivers call a GPU that they do not know."""
@@ -70,7 +69,6 @@ class Expected:
 
     ranks: int | None = None
     nodes: int | None = None
-    """Number of hosts."""
     algorithms: tuple[str, ...] = ()
     """Classes that the library was made to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
     least: float | None = None
@@ -126,7 +124,6 @@ def _unsound(data: Claim) -> str:
 
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
-    """Judge one of the `runs` of nccl-tests."""
     participation = _participation(run, runs, profile, expected)
     known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
     subject = run.subject if run.ranks and run.nodes else describe_run(run.collective, **known)
@@ -370,7 +367,6 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Judge a table by its best average."""
     test, data = table.subject, data_claim(table)
     best, unsound = table.best, _unsound(data)
     scale = ceilings.GB_UNITS.get(table.unit or "")

@@ -29,11 +29,9 @@ class LogLine(NamedTuple):
     """Hold a line that may be of a result."""
 
     text: str
-    """Without prefixes and line end."""
     process: str
     """The process that wrote the line, as its prefix names it; empty if it has no such prefix."""
     number: int
-    """Line number in the file, from 1."""
     is_joined: bool = False
     """Whether it was put together of two pieces with debug output between them."""
 
@@ -45,7 +43,6 @@ class Log:
     path: str
     lines: list[LogLine] = field(default_factory=list)
     line_count: int = 0
-    """Number of lines in the file, including those left out."""
     warnings: list[LogLine] = field(default_factory=list)
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
     settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
@@ -72,9 +69,7 @@ class JsonDocument:
     """Hold a JSON document, or as much of one as there is."""
 
     value: object
-    """None if nothing of it can be read."""
     is_whole: bool
-    """False if the end is missing."""
     number: int
     """The line of the log where it begins."""
 
@@ -154,7 +149,6 @@ def read_log(path: Path | str) -> Log:
 
 
 def log_from_text(name: str, text: str) -> Log:
-    """Read a text that is in memory."""
     text = text.removeprefix("\ufeff").encode(errors="replace").decode()
     log = Log(name)
     _read(log, io.StringIO(text, newline="\n"))
@@ -289,7 +283,6 @@ _MOST_ATTEMPTS = 200
 _BROKEN_COST = 50
 """Attempts that one broken document counts for, since all that follows may have to be read."""
 _MOST_BROKEN = 1 << 20
-"""Characters of a broken document that are read."""
 _DEEPEST = 100
 _YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 

@@ -31,13 +31,9 @@ diagnosis with a warning; `waived`: the tool left the test out."""
 
 
 class Result(Model):
-    """Hold what the types of all results share."""
-
     source: str
-    """The file it was read from."""
     verdict: Verdict = "ok"
     reason: str = ""
-    """Why, in one line."""
 
 
 class Half(Model):
@@ -63,7 +59,6 @@ class NcclRow(Model):
 
     @property
     def halves(self) -> tuple[Half, ...]:
-        """Return the halves that were printed."""
         return (self.out_of_place, self.in_place) if self.in_place else (self.out_of_place,)
 
     @property
@@ -92,7 +87,6 @@ class Run(Result):
     tool: str = "nccl-tests"
     tool_version: str | None = None
     collective: str | None = None
-    """`all_reduce`, `all_gather`, `reduce_scatter`, `alltoall`, `broadcast`, `sendrecv`, …"""
     ranks: int | None = None
     nodes: int | None = None
     """Number of hosts, if the list of devices was printed."""
@@ -114,7 +108,6 @@ class Run(Result):
 
     @property
     def subject(self) -> str:
-        """Return what was run, without the file: `all_reduce, 8 ranks, 1 node`."""
         return describe_run(self.collective, self.ranks, self.nodes)
 
 
@@ -140,7 +133,6 @@ class BandwidthTest(Result):
 
     @property
     def subject(self) -> str:
-        """Return the test that the matrix is of."""
         return self.name or "unnamed test"
 
     @property
@@ -160,7 +152,6 @@ class BandwidthTest(Result):
 
     @property
     def pairs(self) -> list[float]:
-        """Return the figures of copies between two devices."""
         return [cell for cell in self.cells if cell is not None]
 
 
@@ -168,7 +159,6 @@ class TableRow(Model):
     """Hold one row of a table: `bw_*` in the table's unit, `msg_rate` in millions of messages a second."""
 
     size_bytes: int | None
-    """None if ucx_perftest did not print it."""
     bw_peak: float | None = None
     bw_average: float | None = None
     msg_rate: float | None = None
@@ -182,7 +172,6 @@ class PerftestTable(Result):
     tool: str = "perftest"
     """`perftest`, `ucx_perftest`, `osu` or `nvshmem`."""
     test: str | None
-    """As printed, for example `RDMA_Write BW`."""
     unit: str | None
     """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON. Of
     OSU: `MB/s` of 10^6 bytes. Of NVSHMEM: `GB/s` of 10^9 bytes."""
@@ -212,7 +201,6 @@ class Diagnostic(Result):
 
     @property
     def subject(self) -> str:
-        """Return the test, and what it was about, if not everything."""
         return f"{self.test}, {self.entity}" if self.entity else self.test
 
 
@@ -221,16 +209,13 @@ class Source(Model):
 
     path: str
     tools: tuple[str, ...]
-    """The tools whose output is in it."""
     lines: int
     unread: int
     """Number of lines that look like results and could not be read."""
     examples: tuple[str, ...] = ()
-    """The first few unread lines."""
     is_lost: bool = False
     """Whether it is empty, or has nothing but messages of errors and of the library: a run that left no output."""
     note: str = ""
-    """Why it was left out."""
 
 
 Measurement = Run | BandwidthTest | PerftestTable
@@ -247,7 +232,6 @@ class Results(Model):
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
-        """Return all results that have bandwidths or times."""
         return (*self.runs, *self.tests, *self.tables)
 
     def without_hosts(self) -> Self:
@@ -288,7 +272,6 @@ class Claim(Model):
 
     state: ClaimWord
     reason: str = ""
-    """In plain words, one line."""
     allow: Openness | None = None
     """What `--allow` names to accept this state. `None` if nothing accepts it, or if it was not asked for."""
 
@@ -311,7 +294,6 @@ class SpeedClaim(Claim):
     measured: float | None = None
     """In GB/s: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
     size_bytes: int | None = None
-    """The size of that row."""
     ceiling: Limit | None = None
     reference: Limit | None = None
     tolerance: float | None = None

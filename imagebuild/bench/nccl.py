@@ -115,9 +115,7 @@ class _Table:
     """Collect what one run printed."""
 
     begin: int
-    """The line where it begins."""
     end: int = 0
-    """The last line of it."""
     found: set[str] = field(default_factory=set)
     """Kinds of its lines: `row`, `elision`, `command`, those of `_PATTERNS`."""
     facts: dict[str, str] = field(default_factory=dict)
@@ -147,7 +145,6 @@ class _Table:
 
     @property
     def is_open(self) -> bool:
-        """Return whether rows may follow."""
         return self.stage == 2 or (self.stage == 1 and "header" in self.found)
 
     @property
@@ -248,7 +245,6 @@ class _Failure(NamedTuple):
     pattern: int
     """Place in `_FAILURES`."""
     number: int
-    """The line's number."""
     verdict: Verdict
     text: str
 

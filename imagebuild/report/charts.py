@@ -155,7 +155,6 @@ def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequenc
 
 
 def bar_chart(names: Sequence[str], values: Sequence[float], unit: str, median: float, limit: float) -> Figure:
-    """Return a bar for each value, in red below the limit, and a line for their median."""
     labels = [_plotly_text(name) for name in names]
     bars = {
         "type": "bar",

@@ -217,7 +217,7 @@ def lay_out(report: Report) -> Page:
 def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:
     matrix = test.matrix or ()
     columns = ("", *map(str, range(max(map(len, matrix)))))
-    rows = [(str(i), *(format_number(cell, 1) for cell in row)) for i, row in enumerate(matrix)]
+    rows = [(str(i), *(format_number(cell) for cell in row)) for i, row in enumerate(matrix)]
     numbers = NumberTable(f"{test.subject}, {test.unit or 'unit unknown'}", columns, rows)
     notes = ["" if test.verdict == "ok" else test.verdict, best_value(test), f"sum {format_number(test.sum)}"]
     picture = heat_map(matrix, test.unit or "")

@@ -35,9 +35,7 @@ class GroupSpeed(Model):
 
     hosts: tuple[str, ...]
     gb_s: float
-    """Its fastest run."""
     least_gb_s: float
-    """Its slowest run."""
     runs: int
     """Number of runs that it took part in."""
     slow_runs: int
@@ -55,7 +53,6 @@ class Sweep(Model):
     collective: str | None
     ranks: int | None
     nodes: int
-    """Number of hosts in each run."""
     devices: tuple[str, ...]
     dtype: str
     size_bytes: int
@@ -70,7 +67,6 @@ class Sweep(Model):
 
     @property
     def subject(self) -> str:
-        """Return what ran on each group: `sendrecv, 2 ranks, 2 nodes`."""
         return describe_run(self.collective, self.ranks, self.nodes)
 
     @property
@@ -123,7 +119,6 @@ def host_label(hosts: tuple[str, ...]) -> str:
 
 
 def host_order(host: str) -> list[tuple[int, str]]:
-    """Return what names of hosts are sorted by: node9 comes before node10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", host)]
 
 
