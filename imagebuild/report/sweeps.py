@@ -17,9 +17,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import median
+from typing import Literal
 
 from imagebuild.bench.judge import best_row
-from imagebuild.bench.models import Run, describe_run
+from imagebuild.bench.models import Run, State, describe_run
 from imagebuild.core.fields import Model
 
 LEAST = 0.10
@@ -86,16 +87,18 @@ class Sweep(Model):
         return f"{self.centre_gb_s:.4g} GB/s, {slowest:.4g} to {fastest:.4g}"
 
     @property
-    def is_even(self) -> bool:
-        """Return whether no run is slow, and all are about equally fast."""
+    def word(self) -> Literal["slow", "even", "uneven"]:
         slowest, fastest = self.extremes
-        return not self.outliers and slowest >= (1 - EVEN) * fastest
+        return "slow" if self.outliers else "even" if slowest >= (1 - EVEN) * fastest else "uneven"
+
+    @property
+    def state(self) -> State:
+        states: dict[str, State] = {"slow": "failed", "even": "passed", "uneven": "open"}
+        return states[self.word]
 
     def holds(self, result: object) -> bool:
         """Return whether a result is one of its runs, right or not."""
-        return isinstance(result, Run) and sweep_key(result) == (
-            self.collective, self.ranks, self.nodes, self.devices, self.dtype, self.size_bytes
-        )  # fmt: skip
+        return isinstance(result, Run) and sweep_key(result) == tuple(getattr(self, name) for name in KEY_FIELDS)
 
     def shortfall(self, outlier: GroupSpeed) -> float:
         """Return how far an outlier is below the centre, as a fraction of that: its best run if that is slow."""
@@ -122,8 +125,12 @@ def host_order(host: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", host)]
 
 
+KEY_FIELDS = ("collective", "ranks", "nodes", "devices", "dtype", "size_bytes")
+"""What the runs of a sweep have in common."""
+
+
 def sweep_key(run: Run) -> tuple[object, ...] | None:
-    """Return what the runs of a sweep have in common, None if a run cannot be part of one."""
+    """Return the values of `KEY_FIELDS`, None if the run cannot be part of a sweep."""
     if not run.hosts or not run.rows:
         return None
     return run.collective, run.ranks, len(run.hosts), run.devices, run.rows[-1].dtype, run.rows[-1].size_bytes
@@ -163,14 +170,8 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
     several = Counter(host for group in by_group for host in group if len(group) > 1)
     slow_hosts = [host for host in hosts if host.gb_s < limit and several[host.label] > 1]
     named = {host.label for host in slow_hosts}
-    first = runs[0]
     return Sweep(
-        collective=first.collective,
-        ranks=first.ranks,
-        nodes=len(first.hosts),
-        devices=first.devices,
-        dtype=first.rows[-1].dtype,
-        size_bytes=first.rows[-1].size_bytes,
+        **dict(zip(KEY_FIELDS, sweep_key(runs[0]) or (), strict=True)),
         centre_gb_s=round(centre, 3),
         limit_gb_s=round(limit, 3),
         groups=tuple(groups),
