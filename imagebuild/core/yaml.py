@@ -197,7 +197,7 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         return f"{problem}{ending}" if is_scalar else problem
     problem = _in_our_words(detail["msg"])
     choices = str(detail.get("ctx", {}).get("expected", "")).split("'")[1::2]
-    if near := nearest(str(got), choices):
+    if is_scalar and (near := nearest(str(got), choices)):
         problem = "must be another word" if len(choices) > MANY else problem
         return f"{problem}, not {shown}; did you mean {near!r}?"
     return problem if kind == "too_short" else f"{problem}, not {shown}"

@@ -234,7 +234,7 @@ def checks_summary(digest: str, result: VerifyResult) -> Checks:
     return Checks(
         evidence=digest, passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
         started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes, version=result.version,
-        device=next((run.device for run in runs if run.device), ""),
+        device=next((name for run in runs for name in run.devices), ""),
         failures=tuple(f"{check.component}/{check.check}" for check in result.checks if check.outcome == "failed"),
     )  # fmt: skip
 

@@ -79,10 +79,3 @@ def test_another_registry_is_a_change_of_the_plan(tiny: Files) -> None:
     made = make_plan(project, changes)
     assert {name.partition(":")[0] for t in made.targets for name in (t.name, *t.tags)} == {"r.test/x/tiny"}
     assert make_plan(tiny.load()).targets[0].name == "example/tiny:cuda12.9-debian13-runtime"
-
-
-def test_merge_keys_give_what_the_block_lacks(tiny: Files) -> None:
-    merged = "    <<: {description: merged, platforms: [gone]}\n"
-    tiny.replace("matrix.yaml", "    description: A small image\n", merged)
-    image = tiny.load().matrix.model.images["tiny"]
-    assert (image.description, image.platforms) == ("merged", ("linux/amd64",))

@@ -246,7 +246,7 @@ CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
 
 
 def run(busbw: float = 300.0, **changes: object) -> Run:
-    return speed_fakes.run((1 << 33, busbw, busbw), **{"device": "NVIDIA H100 80GB HBM3", **changes})
+    return speed_fakes.run((1 << 33, busbw, busbw), **{"devices": ("NVIDIA H100 80GB HBM3",), **changes})
 
 
 def result(*runs: Run, outcome: str = "passed") -> CheckResult:
@@ -309,7 +309,7 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
         (result(run(480.0)), CHECK, "passed", ""),
         (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
         (result(run(2000.0)), CHECK, "failed", "impossible"),
-        (result(run(device="NVIDIA A40")), CHECK, "failed", "it ran on NVIDIA A40"),
+        (result(run(devices=("NVIDIA A40",))), CHECK, "failed", "it ran on NVIDIA A40"),
         (result(run(360.0, ranks=4)), CHECK, "passed", ""),
         (result(run(), outcome="failed"), CHECK, "skipped", "its data are not right"),
         (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),
