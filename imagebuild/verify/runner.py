@@ -1,20 +1,19 @@
-"""Define what a runner is, how it learns what a host has, and the bash program that commands run under."""
+"""Run commands in an image that is ready for them, or by a prefix: `exec:'srun …'`, `exec:'ssh node'`, `exec:env`."""
 
 from __future__ import annotations
 
 import shlex
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from imagebuild.core import console
-from imagebuild.core.errors import CommandError
-from imagebuild.core.run import OutputSink
-from imagebuild.oci.image import FoundImage
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.run import OutputSink, run_with_deadline
 from imagebuild.project.records import Surroundings
 
 EXEC = "exec:"
@@ -27,10 +26,9 @@ class CannotRun(CommandError):
 
 @dataclass(frozen=True)
 class Command:
-    """Describe what to run in the image."""
+    """Describe what `bash -euo pipefail -c` runs in the image."""
 
     script: str
-    """Script for `bash -euo pipefail -c`."""
     user: str = "root"
     timeout_s: float = 60
     """Seconds after which the command and its children are killed."""
@@ -204,6 +202,9 @@ def _no_user(command: Command) -> str:
 class Session(ABC):
     """Run commands in an image that is ready for them."""
 
+    starts_image = True
+    """Whether the image that was named runs itself; if not, that has to be proven."""
+
     def __init__(self, probe: Probe, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
         """What checks may need."""
@@ -248,20 +249,91 @@ class Session(ABC):
         )
 
 
-class Runner(ABC):
-    """Make images ready for commands."""
+# Prefixes
 
-    name: str
-    """The text of `--runner`; secrets are blanked."""
-    starts_image = True
-    """Whether it starts the image that was named itself; if not, that has to be proven."""
-    one_host = False
-    """Whether several nodes are containers of one host, between which no network is measured."""
+JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
+"""Launchers that join their arguments with blanks and give the line to a shell on the other side."""
+CONNECT_S = 30
+"""Seconds on top of a command's time limit, in which the launcher starts it: a connection, a container, a queue."""
+STOP_S = 20
+# The quotes keep this program from finding itself.
+_STOP = """\
+for line in /proc/[0-9]*/cmdline; do
+  ! grep -qs '{0}''{1}' "$line" || kill "${{line//[!0-9]/}}"
+done
+"""
 
-    @abstractmethod
-    def session(self, reference: str | None, found: FoundImage | None) -> AbstractContextManager[Session]:
-        """Make an image ready; what was started for it ends with the context.
 
-        A runner with an engine takes the image of this reference, or else loads what was found; others need neither.
-        Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
+def read_prefix(text: str) -> list[str]:
+    """Return the words of what follows `exec:`. Raises ConfigError if there are none, or if quotes do not match."""
+    try:
+        prefix = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--runner exec:{text}: {error}; quote the prefix as a shell does") from None
+    if not prefix:
+        raise ConfigError("--runner exec: needs a prefix; `exec:env` runs checks here, inside a container already")
+    return prefix
+
+
+def program_names(prefix: Sequence[str]) -> list[str]:
+    """Return the words of a prefix without folders: `/usr/bin/ssh` is ssh."""
+    return [PurePath(word).name for word in prefix]
+
+
+def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Return the command line that makes `argv` arrive unchanged: quoted once for every shell on the way."""
+    words = list(argv)
+    for name in program_names(prefix):
+        if name in JOINING:
+            words = [shlex.join(words)]
+    return [*prefix, *words]
+
+
+def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
+    """Return a prefix that has an srun with the options for ranks that find each other by PMIx."""
+    after = program_names(prefix).index("srun") + 1
+    options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
+    return [*prefix[:after], *options, *prefix[after:]]
+
+
+class ExecSession(Session):
+    """Run commands where a prefix leads."""
+
+    starts_image = False
+
+    def __init__(self, prefix: Sequence[str], hosts: Sequence[str] = ()) -> None:
+        """Find out what is there. `hosts` are nodes of checks that use several; the prefix leads to the first.
+
+        Raises CommandError if nothing can be run there.
         """
+        self.prefix = prefix
+        self.starts_ranks = "srun" in program_names(prefix)
+        name = f"{EXEC}{shlex.join(console.redacted_arguments(prefix))}"
+        probe = run_probe(self._start, f"--runner {name}")
+        why = {"slurm": "no srun in the prefix", "nodes": "--hosts names no nodes"}
+        self.nodes = tuple(hosts or " ".join(probe["hostlist"]).split() or ["localhost"])
+        super().__init__(probe, surroundings_of(probe, name, nodes=len(self.nodes), slurm=self.starts_ranks, why=why))
+
+    def run(self, command: Command) -> Execution:
+        """Run a command. Raises CommandError if it cannot be started."""
+        prefix = with_ranks(self.prefix, command.ranks, command.nodes) if command.ranks > 1 else self.prefix
+        token = uuid.uuid4().hex
+
+        def start(argv: Sequence[str], sink: OutputSink, timeout_s: float) -> int | None:
+            *bash, program = argv
+            status: int | None = None
+            try:
+                status = self._start([*bash, f": {token}\n{program}"], sink, timeout_s, prefix)
+            finally:
+                # The end of the launcher may have left the command running on the other side; srun's ends it, and
+                # another srun would lead to another place.
+                if status is None and not self.starts_ranks:
+                    with OutputSink(None) as ignored:
+                        self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], ignored, STOP_S)
+            return status
+
+        nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
+        return self.execution(command, start, self.prefix, nodes=nodes)
+
+    def _start(self, argv: Sequence[str], sink: OutputSink, timeout_s: float, prefix: Sequence[str] = ()) -> int | None:
+        return run_with_deadline(command_line(prefix or self.prefix, argv), sink, timeout_s + CONNECT_S)
