@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,7 +25,7 @@ from imagebuild.core.errors import CommandError
 from imagebuild.core.run import OutputSink
 from imagebuild.oci import engine
 from imagebuild.oci.image import FoundImage
-from imagebuild.oci.layout import blob_name, digest_of, index_json
+from imagebuild.oci.layout import blob_name, digest_of
 from imagebuild.verify import runner
 from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Session
 from imagebuild.verify.subject import room_explained
@@ -36,8 +35,8 @@ ENGINE_S = 20
 
 
 def execute(
-    container: Container, argv: Sequence[str], sink: OutputSink, timeout_s: float, *, user: str = "root",
-    environment: Mapping[str, str] | None = None,
+    container: Container, argv: Sequence[str], sink: OutputSink, timeout_s: float,
+    environment: dict[str, str] | None = None,
 ) -> int | None:  # fmt: skip
     """Run a program in a container. Return its status, or None if it exceeded its time limit or printed too much.
 
@@ -45,27 +44,27 @@ def execute(
     """
     assert container.client, "a container that was started has the client that started it"
     api = container.client.api
-    problems: list[BaseException] = []
-    status: list[int | None] = []
+    ended: list[int | BaseException] = []
 
     def read_output() -> None:
         try:
-            options: dict[str, Any] = {"user": user, "workdir": "/", "environment": dict(environment or {})}
-            process = api.exec_create(container.id, list(argv), **options)
+            process = api.exec_create(container.id, list(argv), user="root", workdir="/", environment=environment)
             sink.drain(engine.exec_output(api, process["Id"]))
-            status.append(api.exec_inspect(process["Id"])["ExitCode"])
+            ended.append(api.exec_inspect(process["Id"])["ExitCode"])
         except (DockerException, OSError) as error:
-            problems.append(error)
+            ended.append(error)
 
     reader = threading.Thread(target=read_output, daemon=True)
     reader.start()
     deadline = time.monotonic() + timeout_s + ENGINE_S
-    while reader.is_alive() and time.monotonic() < deadline and not sink.full.is_set():
-        reader.join(min(0.5, max(0.0, deadline - time.monotonic())))
-    if problems:
-        with engine.sdk_errors_explained(str(container.name)):
-            raise problems[0]
-    return None if reader.is_alive() or sink.full.is_set() else status[0]
+    while not ended and time.monotonic() < deadline and not sink.full.is_set():
+        reader.join(0.5)
+    if not ended or sink.full.is_set():
+        return None
+    with engine.sdk_errors_explained(str(container.name)):
+        if isinstance(ended[0], BaseException):
+            raise ended[0]
+        return ended[0]
 
 
 # Several nodes
@@ -161,7 +160,7 @@ def _run(node: Container, script: str, **environment: str) -> str:
     """Return what a script prints in a node. Raises NodesUnreachable if it fails."""
     argv = ("bash", "-euo", "pipefail", "-c", script)
     with OutputSink(None) as sink:
-        status = execute(node, argv, sink, 2 * NODES_TIMEOUT_S, environment=environment)
+        status = execute(node, argv, sink, 2 * NODES_TIMEOUT_S, environment)
     if status != 0:
         raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {sink.text.strip()}")
     return sink.text.strip()
@@ -205,23 +204,13 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
         image = found.image(native if native in found.platforms else found.platforms[0])
         layout = image.as_layout(Path(folder, "layout"))
-        names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
-        documents: dict[str, Any] = {
-            "index.json": index_json([replace(image.descriptor, annotations=names)]),
-            # Engines that keep images unpacked read this, and no index.
-            "manifest.json": [
-                {
-                    "Config": blob_name(digest_of(image.documents[1])),
-                    "RepoTags": [name],
-                    "Layers": [blob_name(layer.digest or "") for layer in image.layers],
-                }
-            ],
-        }
-        for file_name, document in documents.items():
-            (layout / file_name).write_text(json.dumps(document))
+        config, blobs = blob_name(digest_of(image.documents[1])), [blob_name(r.digest or "") for r in image.layers]
+        # All engines read this, as `docker save` wrote it before it wrote layouts; not all read an index.
+        (layout / "manifest.json").write_text(json.dumps([{"Config": config, "RepoTags": [name], "Layers": blobs}]))
         # Layers are symbolic links in there.
         with room_explained(found.name), tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
-            archive.add(layout, "")
+            for part in ("manifest.json", "blobs"):
+                archive.add(layout / part, part)
         file.seek(0)
         try:
             with engine.sdk_errors_explained(f"docker load {found.name}"):

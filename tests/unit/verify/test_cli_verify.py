@@ -115,7 +115,7 @@ OTHER_FILES = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"
     [
         (HERE, "passed", ""),
         ({**HERE, "etc/hostname": b"another", "usr/lib/libcuda.so.1": b"a driver"}, "passed", ""),
-        (HERE | OTHER_FILES, "failed", "2 of 4 files differ: "),
+        (HERE | OTHER_FILES, "failed", "2 of 4 files differ, such as "),
         ({"etc/hostname": b"x"}, "skipped", "no files to compare"),
     ],
     ids=["the-same", "what-a-runtime-changes", "another-image", "nothing-to-tell-by"],
