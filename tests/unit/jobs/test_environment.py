@@ -8,13 +8,7 @@ import pytest
 
 from imagebuild.core import ConfigError
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import (
-    job,
-    messages,
-    rank_exports,
-    text,
-    variables_by_scope,
-)
+from tests.unit.jobs.job_fakes import job, messages, rank_exports, text, variables_by_scope
 
 H100 = "mpijob --profile h100 --fabric ib"
 SLURM = "slurm --profile h100 --fabric ib"
