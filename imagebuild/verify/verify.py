@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,25 +41,18 @@ NO_FILES = (
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """Hold the options of a verification."""
+    """Hold the options of `imagebuild verify`."""
 
     image: str | None
-    runner: str = "docker"
-    checks: Sequence[str] = ()
-    """Globs of checks; without one, all checks of the image."""
-    hosts: Sequence[str] = ()
-    """Nodes of the runner `exec:`."""
-    layout: Path | None = None
-    """Layout or archive of the image, for a runner that cannot read images."""
-    pull: bool = False
-    folder: Path = Path("build")
-    """Folder in which builds leave layouts and results of targets."""
-    output: Path | None = None
-    """Folder for evidence."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables for all checks."""
-    profile: Profile | None = None
-    """Hardware that the speed of benchmarks is compared with."""
+    runner: str
+    checks: Sequence[str]
+    hosts: Sequence[str]
+    layout: Path | None
+    pull: bool
+    folder: Path
+    output: Path | None
+    environment: Mapping[str, str]
+    profile: Profile | None
 
 
 def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> VerifyResult:
@@ -81,7 +74,13 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
             # Before anything is started: what runs beside a benchmark changes what it measures.
             are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
-            evidence.add(*judge_files(inspections, rules))
+            judged = list(judge_images(inspections))
+            if not inspections:
+                judged = [
+                    CheckResult(component=IMAGE, check=rule, outcome="skipped", reason=NO_FILES) for rule in rules
+                ]
+            # Of an image for several platforms, the name of a check is followed by the platform.
+            evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
             if planned:
                 run_commands(start, planned, request, evidence, inspections)
             evidence.revision = current_revision(project.matrix.path, project.roots[0])
@@ -183,14 +182,6 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
     return dict.fromkeys(project.components)
 
 
-def judge_files(inspections: Sequence[Inspection], rules: Collection[str]) -> list[CheckResult]:
-    """Return the results of the chosen checks of files."""
-    if not inspections:
-        return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=NO_FILES) for name in rules]
-    # Of an image for several platforms, the name of a check is followed by the platform.
-    return [result for result in judge_images(inspections) if result.check.partition(" ")[0] in rules]
-
-
 def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ImageCheck]:
     """Return the checks that can be chosen for a target, a layout or an archive; for others, those of all components.
 
@@ -268,7 +259,7 @@ class ResultFolder:
         """Add results with the names of their logs, and print a line for each check that failed or took long."""
         for result in results:
             path = self.log(result.component, result.check)
-            if self.kept and result.output and not path.exists():
+            if result.output and not path.exists():
                 files.write_text(path, result.output)
             kept = self.kept and path.exists()
             self.results.append(result.model_copy(update={"log": path.name}) if kept else result)
@@ -277,8 +268,8 @@ class ResultFolder:
                 console.err.print(f"{console.MARKS[result.outcome]} {name} ({result.seconds:.1f} s)")
 
     def write(self) -> None:
-        """Write the results so far into the folder, if there are any and it stays."""
-        if self.kept and self.results:
+        """Write the results so far into the folder, if there are any."""
+        if self.results:
             files.write_text(self.folder / "verify.json", self.result().model_dump_json(indent=1) + "\n")
 
     def result(self) -> VerifyResult:
@@ -289,7 +280,7 @@ class ResultFolder:
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
-            platform=image.platform or PLATFORMS.get(machine, "unknown"),
+            platform=", ".join(image.platforms) or PLATFORMS.get(machine, "unknown"),
             checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
             labels=dict(image.labels),
             started=self.started,

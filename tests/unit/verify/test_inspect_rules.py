@@ -72,7 +72,7 @@ class Case:
             {"config": settings, "history": self.history}, self.platform,
         )  # fmt: skip
         with ImageFinder().find(str(self.root)) as image:
-            found = judge_images(read_images(image, Renderer(project, versions_with(project, Changes())), plan))
+            found = list(judge_images(read_images(image, Renderer(project, versions_with(project, Changes())), plan)))
         assert [result.check for result in found] == list(IMAGE_CHECKS)
         assert all(result.component == "image" for result in found)
         return {result.check: result for result in found}
