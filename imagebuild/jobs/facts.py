@@ -583,15 +583,6 @@ def _conditions(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[
 # What else a job is made from
 
 
-def gpu_name(profile: Profile) -> str:
-    """Return the GPU's model (`h100`), as in names of jobs and files of clusters. Raises ConfigError if it has none."""
-    for name in profile.gpu.names:
-        if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", name):
-            return match[0].lower()
-    names = ", ".join(profile.gpu.names)
-    raise ConfigError(f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add a name that has it")
-
-
 def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) -> str:
     """Return the fabric of a job without --fabric: the profile's own, or the one for its cards."""
     kind = profile.network.kind if profile.network else "none"

@@ -34,7 +34,6 @@ from imagebuild.jobs.facts import (
     SlurmOptions,
     Stack,
     find_facts,
-    gpu_name,
 )
 
 Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]
@@ -122,7 +121,11 @@ class Job:
         """Return the short name of the GPU, such as `h100`."""
         if self.profile.gpu.compute_capability is None:
             raise ConfigError(f"--profile {self.profile.name}: nccl-tests runs on NVIDIA GPUs only; take another")
-        return gpu_name(self.profile)
+        names = ", ".join(self.profile.gpu.names)
+        if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
+            return match[0].lower()
+        problem = f"gpu.names: no model such as H100 in {names}; add a name that has it"
+        raise ConfigError(f"profile {self.profile.name}: {problem}")
 
     # How large it is
 

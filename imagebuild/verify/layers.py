@@ -9,7 +9,7 @@ import re
 import signal
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, count
@@ -68,29 +68,25 @@ def secrets_in(data: bytes, *, binary: bool = False) -> set[str]:
     }
 
 
-class SecretScanner:
-    """Search a file for secrets and certificates, piece by piece."""
+def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[str]]:
+    """Return the kinds of secrets in a file, and digests of its certificates.
 
-    def __init__(self, *, settings: bool) -> None:
-        self.secrets: set[str] = set()
-        self.certificates: set[str] = set()
-        self._settings = settings
-        self._tail = b""
-        self._binary: bool | None = None
-
-    def feed(self, piece: bytes) -> None:
-        """Search the next piece, together with the end of the one before."""
-        if self._binary is None:
-            self._binary = b"\0" in piece[:4096]
-        data = self._tail + piece
-        self.secrets |= secrets_in(data, binary=self._binary)
-        if not self._binary:
-            if self._settings and CREDENTIALS.search(data):
-                self.secrets.add("address with a password")
-            if b"BEGIN CERTIFICATE" in data:
-                bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
-                self.certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
-        self._tail = data[-OVERLAP:]
+    Each piece is searched together with the end of the one before.
+    """
+    secrets: set[str] = set()
+    certificates: set[str] = set()
+    tail, binary = b"", None
+    for piece in pieces:
+        binary = b"\0" in piece[:4096] if binary is None else binary
+        data = tail + piece
+        secrets |= secrets_in(data, binary=binary)
+        if settings and not binary and CREDENTIALS.search(data):
+            secrets.add("address with a password")
+        if not binary and b"BEGIN CERTIFICATE" in data:
+            bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
+            certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
+        tail = data[-OVERLAP:]
+    return secrets, certificates
 
 
 KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
@@ -181,8 +177,7 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
     text = None
     if KEPT.search(path) and size <= KEPT_SIZE:
         pieces = iter([text := b"".join(pieces)])
-    scanner = SecretScanner(settings=bool(SETTINGS.search(path)))
-    for piece in pieces:
-        scanner.feed(piece)
-    secrets, certificates = tuple(sorted(scanner.secrets)), tuple(sorted(scanner.certificates))
-    return {"text": text, "sha256": sha256, "secrets": secrets, "certificates": certificates}
+    secrets, certificates = search(pieces, settings=bool(SETTINGS.search(path)))
+    return {
+        "text": text, "sha256": sha256, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)),
+    }  # fmt: skip

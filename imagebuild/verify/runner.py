@@ -159,6 +159,7 @@ GRACE_S = 5
 LATE = (124, 137)
 """Exit statuses of `timeout` for a command that exceeded its time limit: ended by SIGTERM, or by SIGKILL."""
 # `timeout` makes a group of processes, which ends with the command: what it started in the background, too.
+# The exit status is the script's, or one of LATE.
 _WRAPPER = """\
 exec 2> /dev/null
 {account}cd /
@@ -171,32 +172,9 @@ exit "$status"
 """
 
 
-def wrapped_script(command: Command, environment: Mapping[str, str], *, changes_user: bool) -> str:
-    """Return a program for bash that runs a command's script as its user, under its time limit.
-
-    Its exit status is the script's, or one of LATE.
-    """
-    user = shlex.quote(command.user)
-    account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
-    if changes_user:
-        account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(_no_user(command))}; exit 1; }}\n{account}"
-    return _WRAPPER.format(
-        account=account,
-        exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
-        grace=GRACE_S,
-        seconds=command.timeout_s,
-        start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
-        script=shlex.quote(command.script),
-    )
-
-
 def as_user(user: str) -> tuple[str, ...]:
     """Return the words, for a shell, by which root starts a program as another user."""
     return ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
-
-
-def _no_user(command: Command) -> str:
-    return f"the image has no user {command.user!r}"
 
 
 class Session(ABC):
@@ -231,8 +209,19 @@ class Session(ABC):
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
         if nodes:
             environment["IMAGEBUILD_NODES"] = " ".join(nodes)
-        changes_user = command.user != self.surroundings.user
-        program = wrapped_script(command, environment, changes_user=changes_user)
+        changes_user, user = command.user != self.surroundings.user, shlex.quote(command.user)
+        account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
+        no_user = f"the image has no user {command.user!r}"
+        if changes_user:
+            account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(no_user)}; exit 1; }}\n{account}"
+        program = _WRAPPER.format(
+            account=account,
+            exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
+            grace=GRACE_S,
+            seconds=command.timeout_s,
+            start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
+            script=shlex.quote(command.script),
+        )
         began = time.monotonic()
         with OutputSink(command.log) as sink:
             status = start(("bash", "-c", program), sink, command.timeout_s + GRACE_S)
@@ -245,7 +234,7 @@ class Session(ABC):
             output=sink.text,
             seconds=seconds,
             environment=console.redacted_environment(environment),
-            problem=sink.reason or (_no_user(command) if sink.text.strip() == _no_user(command) else ""),
+            problem=sink.reason or (no_user if sink.text.strip() == no_user else ""),
         )
 
 
