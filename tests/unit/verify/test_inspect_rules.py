@@ -16,21 +16,17 @@ from imagebuild.render import Renderer, hash_of_lock, image_labels
 from imagebuild.verify import IMAGE_CHECKS, ImageFinder, judge_images, read_images
 from tests.conftest import ROOT, Files
 from tests.unit import image_files
-from tests.unit.image_files import Layout, Node, cache, elf, folder, hardlink, layer, symlink
+from tests.unit.image_files import REAL, Layout, Node, cache, elf, folder, hardlink, layer, symlink
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LD = "/lib64/ld-linux-x86-64.so.2"
 LIB = "usr/lib/x86_64-linux-gnu"
-LIBC = elf(soname="libc.so.6", offers=["GLIBC_2.38"])
-NEEDS_LIBC: dict[str, Any] = {
-    "needed": ["libc.so.6"],
-    "wants": {"libc.so.6": ["GLIBC_2.38"]},
-    "interpreter": LD,
-}
+LIBC = elf(soname="libc.so.6")
+BASH = Node(elf(needed=["libc.so.6"], interpreter=LD), 0o755)
 BASE: dict[str, Node | bytes] = {
     **{f"usr/local/{name}": folder() for name in ("sbin", "bin")}, "usr/sbin": folder(), "usr/bin": folder(),
     "bin": symlink("usr/bin"), "sbin": symlink("usr/sbin"), "lib": symlink("usr/lib"), "tmp": folder(0o1777),
-    "usr/bin/bash": Node(elf(**NEEDS_LIBC), 0o755), "usr/bin/sh": symlink("bash"), f"{LIB}/libc.so.6": LIBC, "usr/bin/su": Node(b"x", 0o4755),
+    "usr/bin/bash": BASH, "usr/bin/sh": symlink("bash"), f"{LIB}/libc.so.6": LIBC, "usr/bin/su": Node(b"x", 0o4755),
     "etc/ld.so.cache": cache([f"/{LIB}/libc.so.6"]),
     "etc/passwd": b"root:x:0:0:root:/root:/bin/bash\nmpiuser:x:1000:1000::/home/mpiuser:/bin/bash\n",
     "etc/shadow": b"root:*:1::::::\nmpiuser:*:1::::::\n", "home/mpiuser": folder(),
@@ -146,8 +142,8 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "library": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD)}, "needs liba.so, which is nowhere"),
     "off-path": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD), "opt/liba.so": elf(soname="liba.so")},
                  "does not find in /opt/liba.so"),
-    "version": ("symbol-versions", {"opt/x": elf(needed=["libc.so.6"], wants={"libc.so.6": ["GLIBC_2.99"]})},
-                f"/opt/x: needs GLIBC_2.99, which /{LIB}/libc.so.6 does not define"),
+    "version": ("symbol-versions", {"opt/p/libx.so": REAL["libx.so"], "opt/libv.so.1": REAL["libv1.so"]},
+                "/opt/p/libx.so: needs V_2, which /opt/p/../libv.so.1 does not define"),
     "provider": ("one-provider", {"usr/lib/libc.so.6": LIBC}, "in several files where the loader looks: /usr/lib/libc.so.6, /u"),
     "stub": ("no-stubs", {f"{LIB}/libcuda.so.1": symlink("/opt/stubs/libcuda.so"), "opt/stubs/libcuda.so": elf()},
              f"/{LIB}/libcuda.so.1: is a stub that the loader finds"),
@@ -178,7 +174,7 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
     rule, files, reason = FILE_FAULTS[name]
     dockerfile = (ROOT / f"tests/golden/quickstart-{GOLDEN}.Dockerfile").read_text()
     step = dockerfile[dockerfile.index(" AS image\n") :].partition("RUN ")[2].partition("\nEOF\n")[0]
-    case.layers += [files, {"usr/bin/ours": Node(elf(**NEEDS_LIBC), 0o755)}]
+    case.layers += [files, {"usr/bin/ours": BASH}]
     steps = ["ADD base", "ENV A=b", "RUN more of the base", f"RUN {step}"]
     case.history = [{"created_by": text, "empty_layer": text.startswith("ENV")} for text in steps]
     results = case.results()
@@ -308,6 +304,7 @@ def test_what_is_no_fault_is_listed(case: Case) -> None:
     "files",
     [
         {"opt/of-a-driver": elf(needed=["libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"], interpreter=LD)},
+        {"opt/p/libx.so": REAL["libx.so"], "opt/libv.so.1": REAL["libv2.so"]},
         {"opt/cubin": elf(machine=190)}, {"usr/local/nvidia": b""}, {"opt/lib.so": elf(fatbin=image_files.fatbin(("ptx", 80, 0)))},
         {"usr/bin/mount": Node(b"x", 0o4755)}, {"opt/a": b"x", "opt/link": hardlink("opt/a")}, {"opt/.wh..wh..opq": b"", "opt/x": b"x"}, {"var/mail": folder(0o2775)},
         {"opt/crypto.so": elf(soname="crypto.so") + KEY}, {"usr/share/doc/x": b"ghp_" + b"x" * 36},
