@@ -1,4 +1,4 @@
-"""A Slurm of some nodes on the loopback of this machine: the distribution's daemons, with a folder of their own."""
+"""A Slurm of two nodes on the loopback of this machine: the distribution's daemons, with a folder of their own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from docker import DockerClient
 from imagebuild.core import which
 from tests.docker.conftest import install, until
 
+NODES = ("n1", "n2")
 CONFIGURATION = """\
 ClusterName=imagebuild
 SlurmctldHost={host}(127.0.0.1)
@@ -37,7 +38,8 @@ JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
-{nodes}
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=1000 Gres=gpu:8
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=1000 Gres=gpu:8
 PartitionName=all Nodes=ALL Default=YES
 GresTypes=gpu
 """
@@ -80,9 +82,7 @@ class Slurm:
         try:
             with subprocess.Popen(["tar", "-x", "-C", rootfs], stdin=subprocess.PIPE) as tar:
                 assert tar.stdin
-                for chunk in made.export():
-                    assert isinstance(chunk, bytes)
-                    tar.stdin.write(chunk)
+                tar.stdin.writelines(made.export())  # type: ignore[arg-type]  # its stubs say str
             assert tar.returncode == 0
         finally:
             made.remove()
@@ -95,8 +95,8 @@ class Slurm:
 
 
 @contextmanager
-def running(node: str = "CPUs=2", gpus: int = 0, nodes: int = 2) -> Iterator[Slurm]:
-    """munged, slurmctld and a slurmd each node; they have ended at the end. Nodes may claim what this machine lacks."""
+def running() -> Iterator[Slurm]:
+    """munged, slurmctld and two slurmd; they have ended at the end. The nodes claim what this machine may lack."""
     if os.geteuid():
         pytest.skip("Slurm's daemons, and installing them, need root")
     needed = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
@@ -111,8 +111,7 @@ def running(node: str = "CPUs=2", gpus: int = 0, nodes: int = 2) -> Iterator[Slu
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-test-")))
         folder.chmod(0o755)
         slurm = Slurm(folder)
-        names = [f"n{i + 1}" for i in range(nodes)]
-        _configure(slurm, names, f"{node} Gres=gpu:{gpus}" if gpus else node, gpus)
+        _configure(folder)
         log = stack.enter_context((folder / "log").open("a"))
         munge = [
             f"--{name}={folder}/munge/{name}" for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")
@@ -120,7 +119,7 @@ def running(node: str = "CPUs=2", gpus: int = 0, nodes: int = 2) -> Iterator[Slu
         daemons = [
             ["munged", "--foreground", *munge],
             ["slurmctld", "-D"],
-            *(["unshare", "--mount", "sh", "-c", SLURMD, "slurmd", str(folder), node] for node in names),
+            *(["unshare", "--mount", "sh", "-c", SLURMD, "slurmd", str(folder), node] for node in NODES),
         ]
         for daemon in daemons:
             stack.enter_context(_daemon(daemon, slurm.environ, log.fileno()))
@@ -130,40 +129,29 @@ def running(node: str = "CPUs=2", gpus: int = 0, nodes: int = 2) -> Iterator[Slu
         def idle() -> bool:
             words = ["sinfo", "--noheader", "--Node", "--format=%T"]
             done = subprocess.run(words, env=slurm.environ, capture_output=True, text=True, check=False)
-            return done.stdout.split() == ["idle"] * nodes
+            return done.stdout.split() == ["idle"] * len(NODES)
 
         assert until(idle), (folder / "log").read_text()[-5000:]
         yield slurm
 
 
-def _configure(slurm: Slurm, names: Sequence[str], node: str, gpus: int) -> None:
-    folder = slurm.folder
-    for name in ("munge", "pmix", "state", *(f"spool-{name}" for name in names)):
+def _configure(folder: Path) -> None:
+    for name in ("munge", "pmix", "state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir(mode=0o755)
     (folder / "tmp").mkdir()
     (folder / "tmp").chmod(0o1777)
     key = folder / "munge" / "key-file"
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(1024))
-    host = socket.gethostname().split(".")[0]
-    ports = _free_ports(1 + len(names))
-    nodes = "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {node}"
-        for name, port in zip(names, ports[1:], strict=True)
-    )
-    text = CONFIGURATION.format(host=host, folder=folder, ports=ports, nodes=nodes)
-    (folder / "slurm.conf").write_text(text)
-    for i in range(gpus):
-        (folder / f"gpu{i}").touch()
-    devices = f"Name=gpu File={folder}/gpu[0-{gpus - 1}]" if gpus else ""
-    (folder / "gres.conf").write_text(f"AutoDetect=off\n{devices}\n")
-    (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n")
-
-
-def _free_ports(number: int) -> list[int]:
     with ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [server.getsockname()[1] for server in servers]
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in ("controller", *NODES)]
+        ports = [server.getsockname()[1] for server in servers]
+    host = socket.gethostname().split(".")[0]
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=ports))
+    for i in range(8):
+        (folder / f"gpu{i}").touch()
+    (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-7]\n")
+    (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n")
 
 
 @contextmanager

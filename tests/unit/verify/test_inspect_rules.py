@@ -160,9 +160,41 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "files", "reason"), FILE_FAULTS.values(), ids=FILE_FAULTS)
-def test_a_fault_in_files(case: Case, rule: str, files: dict[str, Node | bytes], reason: str) -> None:
-    case.add(files)
+def env(*more: str) -> dict[str, Any]:
+    return {"Env": [f"PATH={PATH}", *more]}
+
+
+OTHER_FAULTS: list[tuple[str, str, dict[str, Any], str]] = [
+    ("environment", "settings", {"Env": [f"PATH={PATH}:"]}, "PATH: an empty part means the current folder"),
+    ("environment", "settings", {"Env": [f"PATH=/opt/bin:{PATH}"]}, "PATH: /opt/bin does not exist"),
+    ("environment", "settings", {"Env": [f"PATH={PATH}:bin"]}, "PATH: 'bin' depends on the current folder"),
+    ("environment", "settings", env("MPI_HOME=/opt/mpi"), "MPI_HOME: /opt/mpi does not exist"),
+    ("no-tokens", "settings", env("API_TOKEN=x"), "environment API_TOKEN: has the name of a secret"),
+    ("no-tokens", "settings", env(f"X={AWS}"), "environment X: holds what looks like a AWS access key"),
+    ("rootless", "settings", env("NVIDIA_DRIVER_CAPABILITIES=compute,ngx"), "has ngx, which enroot's hook refuses"),
+    ("rootless", "settings", env("MELLANOX_VISIBLE_DEVICES=mlx5_0"), "is 'mlx5_0'; enroot's hook takes all,"),
+    ("user", "settings", {"User": "nobody:nogroup"}, "nobody: containers start as this user"),
+    ("command", "settings", {"Cmd": None}, "the image has neither an entrypoint nor a command"),
+    ("command", "settings", {"Entrypoint": ["/opt/start"]}, "/opt/start: what a container starts does not exist"),
+    ("plan", "labels", {"org.opencontainers.image.licenses": None}, "is 'absent'"),
+    ("plan", "labels", {"imagebuild.component.tool": "9"}, "imagebuild.component.tool: is '9', the plan says '3.4'"),
+    ("plan", "labels", {"imagebuild.axis.cuda": "12.9"}, "imagebuild.axis.cuda: is '12.9', the plan says '13.0'"),
+    ("plan", "labels", {"imagebuild.lock": "0123"}, "imagebuild.lock: is '0123', the plan says"),
+    ("plan", "labels", {"org.opencontainers.image.base.name": None}, "image.base.name: the label is missing"),
+    ("plan", "labels", {"org.opencontainers.image.base.digest": "x"}, "'x' is not a digest"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "part", "change", "reason"),
+    [*((rule, "files", files, reason) for rule, files, reason in FILE_FAULTS.values()), *OTHER_FAULTS],
+    ids=[*FILE_FAULTS, *(reason for *_, reason in OTHER_FAULTS)],
+)
+def test_a_fault(case: Case, rule: str, part: str, change: dict[str, Any], reason: str) -> None:
+    if part == "files":
+        case.add(change)
+    else:
+        getattr(case, part).update(change)
     found = failed(case.results())
     assert list(found) == [rule]
     assert reason in found[rule]
@@ -208,37 +240,6 @@ def test_a_fault_of_the_merged_tree_is_gone_when_it_is_hidden(case: Case) -> Non
     assert not failed(case.results())
 
 
-@pytest.mark.parametrize(
-    ("rule", "settings", "reason"),
-    [
-        ("environment", {"Env": [f"PATH={PATH}:"]}, "PATH: an empty part means the current folder"),
-        ("environment", {"Env": [f"PATH=/opt/bin:{PATH}"]}, "PATH: /opt/bin does not exist"),
-        ("environment", {"Env": [f"PATH={PATH}:bin"]}, "PATH: 'bin' depends on the current folder"),
-        ("environment", {"Env": [f"PATH={PATH}", "MPI_HOME=/opt/mpi"]}, "MPI_HOME: /opt/mpi does not exist"),
-        ("no-tokens", {"Env": [f"PATH={PATH}", "API_TOKEN=x"]}, "environment API_TOKEN: has the name of a secret"),
-        (
-            "rootless",
-            {"Env": [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=compute,ngx"]},
-            "NVIDIA_DRIVER_CAPABILITIES: has ngx, which enroot's hook refuses",
-        ),
-        (
-            "rootless",
-            {"Env": [f"PATH={PATH}", "MELLANOX_VISIBLE_DEVICES=mlx5_0"]},
-            "is 'mlx5_0'; enroot's hook takes all,",
-        ),
-        ("no-tokens", {"Env": [f"PATH={PATH}", f"X={AWS}"]}, "environment X: holds what looks like a AWS access key"),
-        ("user", {"User": "nobody:nogroup"}, "nobody: containers start as this user"),
-        ("command", {"Cmd": None}, "the image has neither an entrypoint nor a command"),
-        ("command", {"Entrypoint": ["/opt/start"]}, "/opt/start: what a container starts does not exist"),
-    ],
-)
-def test_a_fault_in_settings(case: Case, rule: str, settings: dict[str, Any], reason: str) -> None:
-    case.settings |= settings
-    found = failed(case.results())
-    assert list(found) == [rule]
-    assert reason in found[rule]
-
-
 def test_what_hooks_of_gpus_need(case: Case) -> None:
     case.add({"opt/lib.so": elf(fatbin=image_files.fatbin(("code", 90, 0)))})
     case.settings["Env"] = [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=utility"]
@@ -259,24 +260,6 @@ def test_zstd_is_noted(case: Case) -> None:
 def test_a_secret_in_a_build_argument(case: Case) -> None:
     case.history = [{"created_by": "COPY x"}, {"created_by": f"RUN |1 KEY={AWS} make"}]
     assert failed(case.results()) == {"no-tokens": "history, step 2: holds what looks like a AWS access key"}
-
-
-@pytest.mark.parametrize(
-    ("label", "value", "reason"),
-    [
-        ("org.opencontainers.image.licenses", None, "is 'absent'"),
-        ("imagebuild.component.tool", "9", "imagebuild.component.tool: is '9', the plan says '3.4'"),
-        ("imagebuild.axis.cuda", "12.9", "is '12.9', the plan says '13.0'"),
-        ("imagebuild.lock", "0123", "imagebuild.lock: is '0123', the plan says"),
-        ("org.opencontainers.image.base.name", None, "image.base.name: the label is missing"),
-        ("org.opencontainers.image.base.digest", "x", "'x' is not a digest"),
-    ],
-)
-def test_a_fault_in_labels(case: Case, label: str, value: str | None, reason: str) -> None:
-    case.labels[label] = value
-    found = failed(case.results())
-    assert list(found) == ["plan"]
-    assert reason in found["plan"]
 
 
 def test_what_cannot_be_judged_is_skipped(case: Case) -> None:
