@@ -106,15 +106,9 @@ def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
     assert command_line(["ssh", "jump", "ssh", "node"], argv) == ["ssh", "jump", "ssh", "node", shlex.quote(once[-1])]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "changed"),
-    [
-        ("srun --container-image=x", "srun --mpi=pmix --ntasks=4 --nodes=2 --container-image=x"),
-        ("ssh login srun", "ssh login srun --mpi=pmix --ntasks=4 --nodes=2"),
-    ],
-)
-def test_srun_is_told_the_ranks(prefix: str, changed: str) -> None:
-    assert with_ranks(prefix.split(), 4, 2) == changed.split()
+def test_srun_is_told_the_ranks() -> None:
+    words = ["--mpi=pmix", "--ntasks=4", "--nodes=2"]
+    assert with_ranks(["ssh", "a", "srun", "-v"], 4, 2) == ["ssh", "a", "srun", *words, "-v"]
 
 
 # What ssh does with its arguments: joined by blanks, read by a shell on the other side. It is not ssh: there is no
@@ -264,18 +258,6 @@ def test_a_launcher_that_cannot_start_anything_is_an_error(tmp_path: Path) -> No
             ExecSession([prefix])
     with pytest.raises(ConfigError, match="No closing quotation"):
         read_prefix("ssh 'node")
-
-
-@pytest.mark.programs
-def test_what_a_place_lacks_is_an_obstacle(session: ExecSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session.obstacle(Command("x", user=me())) == ""
-    monkeypatch.setattr(session, "tools", {"bash", "timeout"})
-    monkeypatch.setattr(session, "is_root", True)
-    assert session.obstacle(Command("x", user="other")) == "the image has no setpriv"
-    monkeypatch.setattr(session, "is_root", False)
-    assert session.obstacle(Command("x", user="other")) == f"needs the user other; commands run as {me()} here"
-    monkeypatch.setattr(session, "tools", {"bash", "setpriv"})
-    assert session.obstacle(Command("x", user=me())) == "the image has no timeout"
 
 
 @pytest.mark.programs
