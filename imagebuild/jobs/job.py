@@ -497,7 +497,7 @@ class Job:
         for place, has in containers.items():
             if kube.quota and not (has.get("cpu") and has.get("memory")):
                 problem = "has a quota, which needs cpu and memory of all containers"
-                raise ConfigError(f"cluster {self.request.cluster} {problem}; add them to {place}")
+                raise ConfigError(f"--cluster {self.request.cluster}: {problem}; add them to {place}")
         annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
         networks, cards = site.networks or fabric.networks, site.card_networks or fabric.card_networks
         if networks:

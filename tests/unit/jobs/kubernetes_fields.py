@@ -15,7 +15,7 @@ FIELDS: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "tests/data/kubernete
 """Kind of object → its fields and their types; `!` marks a required field."""
 TYPES: dict[str, Any] = {
     "int": int, "bool": bool, "string": str,
-    "quantity": Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")],
+    "quantity": Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti|e[0-9]+)?$")],
     "label": Annotated[str, Field(pattern="^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")],
 }  # fmt: skip
 
