@@ -68,8 +68,8 @@ def job(
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
     from imagebuild.core.errors import ResultError, suggestion
-    from imagebuild.jobs.choose import find_facts, published_offer
-    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, load_facts
+    from imagebuild.jobs.choose import published_offer
+    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
 
@@ -99,7 +99,7 @@ def job(
         profiles=str(profiles) if profiles else None,
     )
     if registry is None:
-        registry = find_facts(known.clusters, cluster, "--cluster", "cluster").registry
+        registry = find_facts(known.clusters, "cluster", cluster).registry
     offer = offer_of_plan(project, registry, request.components)
     if catalog:
         from imagebuild.publish.catalog import read_catalog

@@ -30,7 +30,6 @@ class Subject:
 
     name: str
     """Name that was asked for, or the tag of a target."""
-    platform: str = ""
     digest: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     target: Target | None = None
@@ -40,19 +39,22 @@ class Subject:
     """Name in the engine's store; None for an image that is not there."""
 
     @property
+    def platforms(self) -> tuple[str, ...]:
+        """Return the platforms that are known."""
+        return self.found.platforms if self.found else ()
+
+    @property
     def components(self) -> dict[str, str]:
         """Return component → version by the labels, or by the target of an image that was not found.
 
         It is empty for an image that was not built here.
         """
-        by_target = self.target.components if self.target and not self.found else {}
-        return components_of(self.labels) or dict(by_target)
+        return components_of(self.labels) or (dict(self.target.components) if self.target and not self.found else {})
 
     @property
     def axes(self) -> dict[str, str]:
         """Return axis → value, from where the components come."""
-        by_target = self.target.axes if self.target and not self.found else {}
-        return axes_of(self.labels) or dict(by_target)
+        return axes_of(self.labels) or (dict(self.target.axes) if self.target and not self.found else {})
 
 
 @contextmanager
@@ -96,7 +98,7 @@ def subject_in_files(path: Path, folder: Path) -> Subject:
     with room_explained(str(path)):
         found = in_files(str(path), path, folder)
     first = found.image(found.platforms[0])
-    return Subject(found.name, ", ".join(found.platforms), first.digest, first.labels, found=found)
+    return Subject(found.name, first.digest, first.labels, found=found)
 
 
 def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path) -> Subject:
@@ -115,7 +117,7 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
         return saved.image(platform)
 
     found = FoundImage(tag, "the engine's store", (info.platform,), read, digest)
-    subject = Subject(tag, info.platform, digest, info.labels, target, found, info.reference)
+    subject = Subject(tag, digest, info.labels, target, found, info.reference)
     if target and subject.components != target.components:
         raise ConfigError(f"{name}: the image in the engine's store has other versions than the plan; build it again")
     return subject
@@ -142,8 +144,7 @@ def subject_elsewhere(
     if not found:
         return Subject(name or "(unnamed)", target=target)
     read = found.image(found.platforms[0] if len(found.platforms) == 1 else platform())
-    there = replace(found, platforms=(read.platform,))
-    return Subject(found.name, read.platform, read.digest, read.labels, target, there)
+    return Subject(found.name, read.digest, read.labels, target, replace(found, platforms=(read.platform,)))
 
 
 NO_PLAN = Plan(targets=(), excluded=())

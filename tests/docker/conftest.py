@@ -139,7 +139,7 @@ TOGETHER = {
 """Modules that run in one process: they share the stand-in for the vendor's servers, and quickstart's images."""
 FIRST = (
     *TOGETHER["standin"], *TOGETHER["quickstart"], "test_workflows", "test_publish", "test_cost", "test_broken",
-    "test_slurm_jobs", "test_mirrors",
+    "test_mirrors",
 )  # fmt: skip
 """Modules in the order in which they begin: long ones first, so that no process ends long before the others."""
 

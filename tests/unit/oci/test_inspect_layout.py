@@ -33,7 +33,7 @@ Inspect = Callable[..., tuple[CheckResult, ...]]
 def inspect(renderer: Renderer, full_plan: Plan) -> Inspect:
     def read_and_judge(source: Any, **options: Any) -> tuple[CheckResult, ...]:
         with ImageFinder().find(str(source)) as found:
-            return judge_images(read_images(replace(found, **options), renderer, full_plan))
+            return tuple(judge_images(read_images(replace(found, **options), renderer, full_plan)))
 
     return read_and_judge
 
