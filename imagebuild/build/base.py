@@ -55,9 +55,7 @@ CUSTOMIZE_COMMANDS = (
     """echo 'Acquire::Languages "none";' > "$1"/etc/apt/apt.conf.d/docker-no-languages""",
     """echo 'APT::Keep-Downloaded-Packages "false";' > "$1"/etc/apt/apt.conf.d/docker-clean""",
 )
-# Mounts and processes are in namespaces that end with their first process, which ends with this one.
 DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,8 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, log: Log) -> None:
     prefix: tuple[str, ...] = DIE_WITH_US
     if root:
         with suppress(CommandError):  # a root that may not make namespaces may not mount either: nothing to contain
-            run_program(*NAMESPACES, "true")
-            prefix = (*DIE_WITH_US, *NAMESPACES)
+            run_program(*private.NAMESPACES, "true")
+            prefix = (*DIE_WITH_US, *private.NAMESPACES)
     command = recipe.command("root" if root else "unshare", str(tar))
     run_logged((*prefix, *command), log, name="mmdebstrap", env={**ENV, "TMPDIR": str(tar.parent)})
 
