@@ -26,8 +26,8 @@ from .buildx import run_bake as run_bake
 from .buildx import shorten_command as shorten_command
 from .bundle import Bundle as Bundle
 from .bundle import BundleManifest as BundleManifest
-from .bundle import Recording as Recording
 from .bundle import fetch_wheels as fetch_wheels
+from .bundle import finish_bundle as finish_bundle
 from .bundle import gateway_address as gateway_address
 from .bundle import package_proxy as package_proxy
 from .change import Build as Build
@@ -46,7 +46,7 @@ from .inputs import Git as Git
 from .inputs import Needs as Needs
 from .inputs import apt_get_for_mirrors as apt_get_for_mirrors
 from .inputs import apt_get_for_proxy as apt_get_for_proxy
-from .inputs import make_plain as make_plain
+from .inputs import copy_commit as copy_commit
 from .inputs import needs_of as needs_of
 from .inputs import stored_path as stored_path
 from .private import choose_pool as choose_pool

@@ -124,10 +124,6 @@ class BuildInputs:
     secrets: Mapping[str, Path] = field(default_factory=dict)
 
 
-Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[str, str]]
-"""What mirrors or a bundle give to a build: image → context, target → stage → folder, secret → text."""
-
-
 @dataclass(frozen=True)
 class BuildRun:
     """Hold a build that is under way: what was asked for, and what was found and rendered for it."""

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,9 +44,8 @@ STEP_NAME = re.compile(
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
 """Name of a progress bar of a layer that comes from a registry. Steps that run have no bars, only output."""
-LOG_LINES = 400
-"""Lines of output kept for each step."""
 ERROR_LINES = 25
+"""Lines of output that are kept of each step, and shown if it fails."""
 # Faults of exporting, after which all steps are in the cache: containerd's garbage collector was faster than the export
 # (https://github.com/containerd/containerd/issues/10835), or a dozen large images at once took it too long.
 EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
@@ -68,7 +66,7 @@ class Vertex:
     error: str = ""
     inputs: tuple[str, ...] = ()
     """Digests of the vertices that it starts from; a source has none."""
-    log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
     partial: str = ""
     """Start of a line of output whose end has not come yet."""
 
@@ -299,54 +297,31 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
     return replaced
 
 
-def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[BuildResult, ...]:
-    """Build all targets at once, and return their results, which `export_images` completes.
+def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[str, Any]]:
+    """Build all targets at once; return the events and buildx's metadata.
 
     Layouts of earlier builds stay until the new ones are whole. Raises ConfigError if something else is where a layout
     is to be, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
     """
-    began = time.monotonic()
     layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
     for layout in layouts:
         if layout.exists() and not (layout / "oci-layout").is_file():
             raise ConfigError(f"{layout}: is no OCI layout; remove it, or choose another folder")
         shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit would add to it
     try:
-        write_inputs(run)
-        stream, metadata = execute_bake(run, bake.bake_file(run), progress)
+        run.context.mkdir(parents=True, exist_ok=True)
+        for target in run.request.targets:
+            write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
+        built = execute_bake(run, bake.bake_file(run), progress)
         for layout in layouts:
             shutil.rmtree(layout, ignore_errors=True)
             bake.new_layout(layout).rename(layout)
+        return built
+    except OSError as error:
+        raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
     finally:
         for layout in layouts:
             shutil.rmtree(bake.new_layout(layout), ignore_errors=True)
-    seconds = round(time.monotonic() - began, 3)
-    from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
-
-    keys = {target.bake_name: run.dockerfiles[target.id].stages for target in run.request.targets}
-    results = []
-    for target in run.request.targets:
-        stages = keys[target.bake_name]
-        owners = {stage: name for stage in stages if (name := component_of(stage, run.project.components))}
-        steps = tuple(
-            step
-            for step in stream.steps(owners)
-            # A step that targets share is reported under the name of one of them.
-            if step.stage in stages and keys.get(step.target, stages).get(step.stage) == stages[step.stage]
-        )
-        results.append(
-            BuildResult(
-                target=target.id,
-                digest=(metadata.get(target.bake_name) or {}).get("containerimage.digest"),
-                tags=(target.name,),
-                platforms=bake.platforms_of(target, run.request.platforms),
-                size_bytes=None,
-                seconds=seconds,
-                steps=steps,
-                replaced=bake.replaced_contexts(run.inputs.images),
-            )
-        )
-    return tuple(results)
 
 
 def execute_bake(
@@ -369,16 +344,6 @@ def execute_bake(
         raise ResultError(f"{metadata_file}: is not JSON, though buildx wrote it: {error}") from None
     finally:
         metadata_file.unlink(missing_ok=True)
-
-
-def write_inputs(run: BuildRun) -> None:
-    """Write the Dockerfiles. Raises ConfigError if the folder cannot be written."""
-    try:
-        run.context.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
-    for target in run.request.targets:
-        write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
 
 
 def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream) -> int:
@@ -429,7 +394,6 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
     target = next((t for t in run.request.targets if t.bake_name == vertex.target), None)
     target = target or next(t for t in run.request.targets if vertex.stage in run.dockerfiles[t.id].stages)
     component = component_of(vertex.stage, run.project.components)
-    lines = list(vertex.log)[-ERROR_LINES:]
     options = shlex.join([*run.request.repeat_options, "--stage", vertex.stage])
     return "\n".join(
         [
@@ -437,7 +401,7 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
             f"  step    {vertex.title}",
             # BuildKit repeats the whole script.
             f"  reason  {re.sub('process .* did not', 'it did not', vertex.error.strip().splitlines()[-1])}",
-            *(["  the end of its output:", *(f"    {line}" for line in lines)] if lines else []),
+            *(["  the end of its output:", *(f"    {line}" for line in vertex.log)] if vertex.log else []),
             f"  again   imagebuild build {target.id} {options} -v",
         ]
     )
@@ -457,42 +421,68 @@ def staging_repository(project: Project, target: Target) -> oci.RepositoryAt:
     return oci.connect_registry(name.host).at(name.repository)
 
 
-def export_images(run: BuildRun, results: Sequence[BuildResult], progress: BuildProgress) -> list[BuildResult]:
-    """Complete the results of targets, push what is to be pushed, and write each `result.json`.
+def export_images(
+    run: BuildRun, stream: EventStream, metadata: Mapping[str, Any], seconds: float, progress: BuildProgress
+) -> list[BuildResult]:
+    """Push what is to be pushed, and write the `result.json` of each target; return these results.
 
-    An image is pushed to the staging repository of its target, with one tag that keeps it there. Raises CommandError
-    if a registry refuses, ResultError if a layout cannot be read. Targets that were exported until then have their
-    `result.json`.
+    An image is pushed to the staging repository of its target, with one tag that keeps it there. `seconds` is what
+    the build took. Raises CommandError if a registry refuses, ResultError if a layout cannot be read. Targets that were
+    exported until then have their `result.json`.
     """
+    from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
+
     exported = []
-    for target, result in zip(run.request.targets, results, strict=True):
-        more: dict[str, Any] = {
-            "revision": run.revision,
-            "rebuilt": run.request.rebuilt,
-            **run.origin,
-            "dockerfile": hashlib.sha256(run.dockerfiles[target.id].text.encode()).hexdigest(),
-            "builder": run.request.builder or run.engine.host,
-            "started": f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        }
+    for target in run.request.targets:
+        text, platforms = run.dockerfiles[target.id].text, bake.platforms_of(target, run.request.platforms)
+        digest = (metadata.get(target.bake_name) or {}).get("containerimage.digest")
+        more: dict[str, Any] = {"size_bytes": None, "tags": (target.name,)}
         if layout := run.layout_folder(target):
             with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
                 images = oci.images_in(layout, Path(folder))
             more["manifests"] = manifests = {image.platform: image.digest for image in images}
             more["size_bytes"] = sum(layer.size for layer in images[0].layers)
-            if missing := [platform for platform in result.platforms if not manifests.get(platform)]:
+            if missing := [platform for platform in platforms if not manifests.get(platform)]:
                 raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")
         if layout and run.request.output == "push":
-            if not result.digest:
+            if not digest:
                 raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
             staging = staging_repository(run.project, target)
             progress.begin(target.id, f"push of {target.id} to {staging}")
-            tag = plan.staged_tag(result.digest, datetime.now(UTC))
-            moved = oci.push_image(layout, result.digest, staging.registry, staging.repository, tag)
+            tag = plan.staged_tag(digest, datetime.now(UTC))
+            moved = oci.push_image(layout, digest, staging.registry, staging.repository, tag)
             progress.end(target.id, f"{moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": str(staging), "tags": (f"{staging}:{tag}",)}
             shutil.rmtree(layout)
         if run.request.output == "load" and not run.request.stage:
-            more["size_bytes"] = compressed_size(run.engine, result.tags[0])
-        exported.append(result.model_copy(update=more))
-        write_text(run.request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
+            more["size_bytes"] = compressed_size(run.engine, target.name)
+        result = BuildResult(
+            target=target.id,
+            digest=digest,
+            platforms=platforms,
+            seconds=round(seconds, 3),
+            steps=_steps_of(run, target, stream),
+            replaced=bake.replaced_contexts(run.inputs.images),
+            revision=run.revision,
+            rebuilt=run.request.rebuilt,
+            dockerfile=hashlib.sha256(text.encode()).hexdigest(),
+            builder=run.request.builder or run.engine.host,
+            started=f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            **run.origin,
+            **more,
+        )
+        write_text(run.request.folder / target.id / "result.json", result.model_dump_json(indent=1) + "\n")
+        exported.append(result)
     return exported
+
+
+def _steps_of(run: BuildRun, target: Target, stream: EventStream) -> tuple[Step, ...]:
+    """Return the steps of a target's Dockerfile. One that targets share is reported under the name of one of them."""
+    stages = run.dockerfiles[target.id].stages
+    others = {other.bake_name: run.dockerfiles[other.id].stages for other in run.request.targets}
+    owners = {stage: name for stage in stages if (name := component_of(stage, run.project.components))}
+    return tuple(
+        step
+        for step in stream.steps(owners)
+        if step.stage in stages and others.get(step.target, stages).get(step.stage) == stages[step.stage]
+    )

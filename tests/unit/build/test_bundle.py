@@ -19,9 +19,9 @@ from imagebuild.build import (
     DownloadStore,
     Git,
     Needs,
-    Recording,
+    copy_commit,
     fetch_wheels,
-    make_plain,
+    finish_bundle,
     needs_of,
     package_proxy,
     stored_path,
@@ -64,13 +64,12 @@ def test_what_a_bundle_serves(tmp_path: Path, keys: dict[str, str], platforms: l
 
 
 def test_damage_of_a_bundle_is_found(tmp_path: Path) -> None:
-    recording = Recording.start(tmp_path / "b", {})
     for name in ("files/a", "git/x/.git/HEAD", "gone"):
-        (recording.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (recording.folder / name).write_text(name)
-    recording.finish(("x",))
-    bundle = Bundle.read(tmp_path / "b")
-    assert (bundle.manifest.targets, bundle.find_damage()) == (("x",), [])
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    finish_bundle(tmp_path, MANIFEST)
+    bundle = Bundle.read(tmp_path)
+    assert (bundle.manifest, bundle.find_damage()) == (MANIFEST, [])
     (bundle.folder / "files/a").write_text("another")
     (bundle.folder / "gone").unlink()
     assert bundle.find_damage() == [
@@ -127,8 +126,7 @@ def test_a_clone_of_a_mirror_becomes_what_add_makes(tmp_path: Path, upstream: Do
     (clone / "main").write_text("changed")
     with (clone / ".git" / "config").open("a") as file:
         file.write("[core]\n\tfsmonitor = touch ../ran; false\n")
-    Git().copy(clone, upstream.commit, made := tmp_path / "made")
-    make_plain(made)
+    copy_commit(clone, upstream.commit, made := tmp_path / "made")
     modes = {str(p.relative_to(made)): oct(p.stat().st_mode & 0o777) for p in made.rglob("*") if p.is_file()}
     assert modes == {
         "main": "0o755", ".dockerignore": "0o644", ".gitmodules": "0o644", "3rd/sub/sub": "0o755", "3rd/sub/.dockerignore": "0o644",
@@ -148,7 +146,7 @@ def test_a_clone_that_is_damaged_is_refused(tmp_path: Path, upstream: Download, 
         victim.chmod(0o644)
         victim.write_bytes(victim.read_bytes()[:-30] + b"0" * 30)
     with pytest.raises(ResultError, match="(?s)clone: .*make the bundle again"):
-        Git().copy(clone, upstream.commit, tmp_path / "made")
+        copy_commit(clone, upstream.commit, tmp_path / "made")
 
 
 NAME = "my_lib-1.0+x-py3-none-any.whl"
@@ -192,9 +190,9 @@ def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> N
         assert ask(recording, "http://far.example/host/gone")[0] == 404
         site.fail("/host/", status=503, times=9)
         assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
-        refused = [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")]
-        assert refused == [502] * 4
-    assert len(log) == 7
+        refused = [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/../../a.whl")]
+        assert refused == [502, 502, 502, 404]
+    assert len(log) == 6
     assert "503" in log[2]
 
 
@@ -210,7 +208,7 @@ def test_wheels_are_listed_on_one_page(store: DownloadStore) -> None:
     (store.folder / "wheels" / NAME).write_bytes(b"a wheel")
     with package_proxy("127.0.0.1", store, lambda _: None) as proxy:
         link = NAME.replace("+", "%2B")
-        assert ask(proxy, "/wheels/") == (200, f'<a href="{link}">{NAME}</a>\n'.encode())
+        assert f'<a href="{link}">{NAME}</a>'.encode() in ask(proxy, "/wheels/")[1]
         assert ask(proxy, f"/wheels/{link}") == (200, b"a wheel")
 
 

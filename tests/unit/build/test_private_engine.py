@@ -84,9 +84,11 @@ def started(machine: Path, paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) 
 
 
 def installed(paths: EnginePaths, routes: object = ROUTES, **more: str | Callable[[], str]) -> Runner:
-    answers = {"ip -4 -j route": json.dumps(routes), "iptables --wait --table nat --delete": no_such_rule}
-    works = {"ip link": "", "ip address": "", "iptables": "", f"docker --host {paths.host}": "26.1.5\n"}
-    return Runner({**BUILDX, **answers, **works, **more})
+    answers: dict[str, str | Callable[[], str]] = {
+        **BUILDX, f"docker --host {paths.host}": "26.1.5\n", "ip -4 -j route": json.dumps(routes), "ip link": "",
+        "ip address": "", "iptables --wait --table nat --delete": no_such_rule, "iptables": "", **more,
+    }  # fmt: skip
+    return Runner(answers)
 
 
 @pytest.mark.usefixtures("private")
