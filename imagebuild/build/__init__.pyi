@@ -16,6 +16,7 @@ from .base import bootstrap as bootstrap
 from .base import ensure_mmdebstrap as ensure_mmdebstrap
 from .base import make_rootfs as make_rootfs
 from .base import signed_source as signed_source
+from .build import check_request as check_request
 from .buildx import BuildProgress as BuildProgress
 from .buildx import EventStream as EventStream
 from .buildx import execute_bake as execute_bake

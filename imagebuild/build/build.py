@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +53,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())
     for line in dict.fromkeys(adaptations):
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
-    check_request(request, dockerfiles)
+    check_request(request, dockerfiles, project.lock.date)
     provide = provider_of(request, dockerfiles)
     if request.output == "push":
         # A build can take an hour: whether its images can be stored is seen before.
@@ -91,8 +92,14 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         return results
 
 
-def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> None:
-    """Raise ConfigError for options that exclude each other, an unknown stage, or a bundle that lacks something."""
+def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile], locked: date | None) -> None:
+    """Raise ConfigError for options that exclude each other, for an unknown stage, or for a day that cannot be.
+
+    A rebuild is on the day of the lock or later, and not in the future.
+    """
+    day, today = request.rebuilt, datetime.now(UTC).date()
+    if day and not (locked or day) <= day <= today:
+        raise ConfigError(f"--rebuild {day}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
     if request.cache_write and not request.cache:
         raise ConfigError("--cache-write: needs --cache REPOSITORY, the repository to write to")
     if request.cache_write and (request.sources or request.stage):

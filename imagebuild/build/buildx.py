@@ -353,8 +353,8 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
     if run.request.builder:
         command += ["--builder", run.request.builder]
     environ = {
-        # buildx would make it a build argument, and so a part of every step's cache key; the exporter gets it.
-        **{name: value for name, value in os.environ.items() if name != bake.EPOCH_VARIABLE},
+        # buildx would make it a build argument, and so a part of every step's cache key.
+        **{name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"},
         **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it

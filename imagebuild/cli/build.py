@@ -69,7 +69,7 @@ def build(
     verbose: options.VerboseOption = False,
 ) -> None:
     """Build targets with BuildKit."""
-    from imagebuild.build.bake import BuildRequest, layer_attributes
+    from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
     from imagebuild.project.plan import check_repository, select_targets
 
@@ -80,18 +80,17 @@ def build(
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
     edits.check_base(targets, pinned=True)
-    day = rebuild.date() if rebuild else None
     request = BuildRequest(
         targets=targets,
         platforms=options.parse_platforms(platform),
         output="push" if push else str(output.resolve()) if output else "load",
-        layers=layer_attributes(compression, workspace.project.lock.date, os.environ, day),
+        compression=compression,
         builder=builder,
         sources=tuple(source or ()),
         base=base,
         ca=ca,
         no_cache=no_cache,
-        rebuilt=day,
+        rebuilt=rebuild.date() if rebuild else None,
         cache=cache,
         cache_write=cache_write,
         stage=stage,
