@@ -11,10 +11,10 @@ from .base import DIE_WITH_US as DIE_WITH_US
 from .base import KEYRING as KEYRING
 from .base import PACKAGES as PACKAGES
 from .base import VERSION as VERSION
-from .base import RootfsRecipe as RootfsRecipe
 from .base import bootstrap as bootstrap
 from .base import ensure_mmdebstrap as ensure_mmdebstrap
 from .base import make_rootfs as make_rootfs
+from .base import rootfs_command as rootfs_command
 from .base import signed_source as signed_source
 from .build import check_request as check_request
 from .buildx import BuildProgress as BuildProgress

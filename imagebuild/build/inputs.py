@@ -12,8 +12,6 @@ import os
 import re
 import shutil
 import tempfile
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -98,6 +96,13 @@ def stored_path(url: str) -> str:
     return path
 
 
+def of_both_schemes(downloads: Mapping[str, str]) -> dict[str, str]:
+    """Return mirrors with one for http and one for https: each is for both, unless there are two."""
+    other = {"http": "https", "https": "http"}
+    parts = {old: old.partition(":") for old in downloads}
+    return {**{f"{other[scheme]}:{rest}": downloads[old] for old, (scheme, _, rest) in parts.items()}, **downloads}
+
+
 @dataclass(frozen=True)
 class Git:
     """Run git with this machine's certificates and passwords, and with mirrors."""
@@ -108,11 +113,8 @@ class Git:
     def __call__(self, folder: Path, *words: str) -> str:
         """Run git in a folder, and return what it prints. Raises CommandError."""
         options = ["-c", "advice.detachedHead=false"]
-        for old, new in self.mirrors.downloads.items():
-            # A prefix is for http and https, unless each has one.
-            rest = old.partition("://")[2]
-            both = {old, *({f"http://{rest}", f"https://{rest}"} - set(self.mirrors.downloads))}
-            options += [word for prefix in sorted(both) for word in ("-c", f"url.{new}.insteadOf={prefix}")]
+        for old, new in of_both_schemes(self.mirrors.downloads).items():
+            options += ["-c", f"url.{new}.insteadOf={old}"]
         return run_program("git", "-C", str(folder), *options, *words, env={"GIT_TERMINAL_PROMPT": "0", **self.environ})
 
     def clone(self, download: Download, folder: Path) -> None:
@@ -157,12 +159,14 @@ def copy_commit(clone: Path, commit: str, folder: Path) -> None:
 
 
 class DownloadStore:
-    """Keep downloads, and fetch what is not here yet if `web` and `git` are given; several threads may use it."""
+    """Keep downloads, and fetch what is not here yet if `web` and `git` are given; several threads may use it.
+
+    Two that want the same at the same time may both fetch it.
+    """
 
     def __init__(self, folder: Path, web: Downloads | None = None, git: Git | None = None) -> None:
         self.folder = folder
         self._web, self._git = web, git
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     @classmethod
     @contextmanager
@@ -176,18 +180,17 @@ class DownloadStore:
     def get(self, url: str) -> Path:
         """Return the file of an address; fetch it if it is not here. Raises Absent or Unreachable if it fails."""
         path = self.folder / stored_path(url)
-        with self._locks[url]:
-            if path.is_file():
-                return path
-            if not self._web:
-                raise Absent(f"{self.folder}: has no {url}; make the bundle again")
-            with temporary_file(self.folder) as partial:
-                with self._web.open(url) as answer, partial.open("wb") as file:
-                    file.writelines(self._web.chunks(answer))
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial.chmod(0o644)
-                partial.replace(path)
+        if path.is_file():
             return path
+        if not self._web:
+            raise Absent(f"{self.folder}: has no {url}; make the bundle again")
+        with temporary_file(self.folder) as partial:
+            with self._web.open(url) as answer, partial.open("wb") as file:
+                file.writelines(self._web.chunks(answer))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.chmod(0o644)
+            partial.replace(path)
+        return path
 
     def clone(self, download: Download) -> Path:
         """Return the clone of a commit; make it if it is not here. Raises CommandError if that fails."""
@@ -291,17 +294,10 @@ HTTPS_TO_PORT_443 = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
 
 def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
     """Return an apt-get script that rewrites addresses by their beginnings; `netrc` is the text of that file."""
-    longest_first = sorted(downloads, key=lambda prefix: len(prefix.partition("://")[2]), reverse=True)
-    sources = []
-    for i, prefix in enumerate(longest_first):
-        scheme, _, rest = prefix.partition("://")
-        other = {"http": "https", "https": "http"}[scheme]
-        # A prefix is for http and https, unless each has one.
-        both = f"{other}://{rest}" not in downloads
-        pattern = rf"https\{{0,1\}}://{_sed_pattern(rest)}" if both else _sed_pattern(prefix)
-        # A rule must not change what another rule wrote: each writes a number, and the last rules replace those.
-        sources.append(f"s|{pattern}|\x01{i}\x01|g")
-    sources += [f"s|\x01{i}\x01|{_sed_replacement(downloads[prefix])}|g" for i, prefix in enumerate(longest_first)]
+    longest_first = sorted(of_both_schemes(downloads).items(), key=lambda pair: len(pair[0]), reverse=True)
+    # A rule must not change what another rule wrote: each writes a number, and the last rules replace those.
+    sources = [f"s|{_sed_pattern(old)}|\x01{i}\x01|g" for i, (old, _) in enumerate(longest_first)]
+    sources += [f"s|\x01{i}\x01|{_sed_replacement(new)}|g" for i, (_, new) in enumerate(longest_first)]
     hosts = {urlsplit(old).hostname or "": urlsplit(new).hostname or "" for old, new in downloads.items()}
     preferences = [
         rf's|^\(Pin: *origin *"\{{0,1\}}\){_sed_pattern(old)}\("\{{0,1\}} *\)$|\1{_sed_replacement(new)}\2|'

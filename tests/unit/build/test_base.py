@@ -13,12 +13,12 @@ from imagebuild.build import (
     KEYRING,
     PACKAGES,
     VERSION,
-    RootfsRecipe,
     base,
     bootstrap,
     ensure_mmdebstrap,
     make_rootfs,
     private,
+    rootfs_command,
     signed_source,
 )
 from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, debian
@@ -140,7 +140,7 @@ def command_of(monkeypatch: pytest.MonkeyPatch, run: Callable[..., str] = lambda
     started: list[Sequence[str]] = []
     monkeypatch.setattr(base, "run_program", run)
     monkeypatch.setattr(base, "run_logged", lambda command, log, name, env: started.append((*command, env["TMPDIR"])))
-    make_rootfs(RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), print)
+    make_rootfs("trixie", "amd64", [SOURCE], Path("/tmp/x/root.tar"), print)
     return started[0]
 
 
@@ -155,7 +155,7 @@ def test_the_file_system_is_minimal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_archive_behind_https_needs_certificates_and_a_private_one_its_key() -> None:
     source = replace(SOURCE, uri="https://archive.example/debian", signed_by=SITE_KEY)
-    command = RootfsRecipe("trixie", AMD64, (source,)).command("root", "x.tar")
+    command = rootfs_command("trixie", "amd64", [source])
     assert "--include=ca-certificates" in command
     assert f'--setup-hook=install -D -m 644 {SITE_KEY} "$1"{SITE_KEY}' in command
 
