@@ -147,11 +147,6 @@ class EventStream:
                 self.messages.append(line)
                 self._buffer = rest
 
-    def close(self) -> None:
-        """Take the end of the stream: what has not been read yet is a message."""
-        self.messages += [line for line in self._buffer.splitlines() if line.strip()]
-        self._buffer = ""
-
     def steps(self, components: Mapping[str, str]) -> tuple[Step, ...]:
         """Return the steps that ran or were cached, each once, in the order in which they started.
 
@@ -285,8 +280,7 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
         path = Path(folder).expanduser().resolve()
         if not folder or not path.is_dir() or not any(path.iterdir()):
             raise ConfigError(f"--source {text}: write it as NAME=FOLDER, with a folder that has something in it")
-        wanted = {name} if name in names else {name, *(models[name].provides if name in models else ())}
-        found = [component for component, own in names.items() if own & wanted]
+        found = [component for component, own in names.items() if name in own]
         used = [component for component in found if f"{component}-source" in stages]
         if len(used) != 1:
             near = "" if found else suggestion(name, names)
@@ -366,9 +360,10 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         while chunk := os.read(process.stderr.fileno(), 1 << 16):
             for event in stream.feed(decoder.decode(chunk)):
                 progress.update(*event)
+        for event in stream.feed("\n"):  # the last line may have no end
+            progress.update(*event)
         return process.wait()
     finally:
-        stream.close()
         end_program(process, signal.SIGINT, patience_s=15)  # so that BuildKit cancels the build
 
 

@@ -58,7 +58,6 @@ def read(*events: Any, indent: int | None = None, size: int = 7) -> EventStream:
     stream = EventStream()
     for start in range(0, len(text), size):
         list(stream.feed(text[start : start + size]))
-    stream.close()
     return stream
 
 
@@ -243,7 +242,7 @@ def test_a_source_is_named_by_its_component_its_pin_or_what_it_provides(project:
     (tmp_path / "configure").touch()
     stages = {f"{name}-source" for name in ("ucx", "nccl-git", "rdma-core-git", "pmix-git", "openmpi-git")}
     for name, component in {
-        "ucx": "ucx", "nccl": "nccl-git", "nccl-git": "nccl-git", "rdma-core": "rdma-core-git",
+        "ucx": "ucx", "nccl": "nccl-git", "nccl-git": "nccl-git", "rdma-core-git": "rdma-core-git",
         "pmix": "pmix-git", "openmpi": "openmpi-git", "mpi": "openmpi-git",
     }.items():  # fmt: skip
         assert replaced_sources(project, stages, [f"{name}={tmp_path}"]) == {f"{component}-source": str(tmp_path)}

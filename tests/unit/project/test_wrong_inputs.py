@@ -349,7 +349,6 @@ def test_a_command_says_it_in_one_line(
         ("plan --from . --json - --markdown", "exclude each other"),
         ("plan --from . --why", "cannot be combined with --github or --why"),
         ("plan --from . --base mine", "--base mine: must be one of 'bootstrap', 'registry'"),
-        ("plan --from . --to nothing", "only --from can be nothing"),
         ("plan --from . --platform linux/arm64", "is not for linux/arm64"),
         ("plan open:x:", "no target fits open:x:;"),
         ("plan --set x", "write it as name=value"),
