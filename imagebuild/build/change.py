@@ -149,8 +149,6 @@ def predict_cost(
     A state is a git revision or a folder; `before` may be `nothing`, and without `after` that is the working tree, with
     `changes`. Raises ConfigError for options that make no sense, and for a state that cannot be read.
     """
-    if after == NOTHING:
-        raise ConfigError("--to nothing: only --from can be nothing; name a revision")
     with ExitStack() as files:
 
         def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:

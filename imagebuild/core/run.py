@@ -143,6 +143,18 @@ class OutputReader(threading.Thread):
         return f"printed more than {LIMIT >> 20} MiB" if self._total >= LIMIT else ""
 
 
+def start_program(
+    argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, output: int = PIPE, errors: int = STDOUT
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own; `env` is added to its environment. Raises CommandError if it cannot."""
+    try:
+        return subprocess.Popen(
+            argv, stdin=DEVNULL, stdout=output, stderr=errors, start_new_session=True, env=program_environment(env)
+        )
+    except OSError as error:
+        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
+
+
 def execute(
     argv: Sequence[str], *, env: Mapping[str, str | None] | None = None, timeout_s: float | None = None,
     log: Path | None = None, each_line: Callable[[str], object] = str, polite: int = signal.SIGTERM,
@@ -156,13 +168,7 @@ def execute(
 
     Raises CommandError if it cannot be started, or the log cannot be written.
     """
-    try:
-        process = subprocess.Popen(
-            argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE if apart else STDOUT, start_new_session=True,
-            env=program_environment(env),
-        )  # fmt: skip
-    except OSError as error:
-        raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
+    process = start_program(argv, env, errors=PIPE if apart else STDOUT)
     readers: list[OutputReader] = []
     try:
         readers += [_reader(process.stdout, log, each_line, keep=LIMIT if apart else KEPT)]

@@ -199,17 +199,15 @@ class Renderer:
         self.versions = versions
         self.options = options
         """Options of the command line that changed the project, for the command in the header."""
-        self._known: dict[object, Any] = {}
-        """What recipes remember together."""
-        self._stages: dict[int, str] = {}
-        """Identity of a component in a recipe → text of its build stage."""
+        self._stages: dict[tuple[object, ...], str] = {}
+        """`Recipe.stage_key` → text of a component's build stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Component, version, variant → steps of the final stage."""
         self._pins: dict[Source, str] = {}
         """Source → what the lock has for it, as text."""
 
     def recipe(self, target: Target) -> Recipe:
-        return Recipe(self.project, self.versions, target, self._with_stage, self._known)
+        return Recipe(self.project, self.versions, target, self._with_stage)
 
     def check(self, targets: Iterable[Target]) -> dict[str, tuple[Key, ...]]:
         """Render targets to find what is wrong in templates; return image → its sources that have no pin.
@@ -314,8 +312,8 @@ class Renderer:
 
     def _stage(self, recipe: Recipe, name: str) -> str:
         """Render the build stage of a component."""
-        if recipe.identity(name) in self._stages:
-            return self._stages[recipe.identity(name)]
+        if (stage_key := recipe.stage_key(name)) in self._stages:
+            return self._stages[stage_key]
         lock, component = self.project.lock, recipe.component(name)
         git, wheels = recipe.git(name), recipe.wheels(name)
         values = recipe.values(name, stage=True)
@@ -351,8 +349,8 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        self._stages[recipe.identity(name)] = f"{rule}\n{text}"
-        return self._stages[recipe.identity(name)]
+        self._stages[stage_key] = f"{rule}\n{text}"
+        return self._stages[stage_key]
 
     def _capabilities(self, toolkit: str, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that a CUDA toolkit can compile for, of those that are wanted."""

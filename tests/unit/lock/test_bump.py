@@ -197,9 +197,8 @@ def test_only_the_version_changes_in_the_matrix(files: Files, row: tuple[str, in
     [
         '  library:\n    >-\n    1.2\n  tool: "3.4"\n',
         '  library: &v "1.2"\n  tool: *v\n',
-        '  <<: {library: "1.2"}\n  tool: "3.4"\n',
     ],
-    ids=["over two lines", "shared by two", "merged"],
+    ids=["over two lines", "shared by two"],
 )
 def test_a_version_that_does_not_stand_by_itself(files: Files, text: str) -> None:
     files.replace("matrix.yaml", '  library: "1.2"\n  tool: "3.4"\n', text)
