@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -302,6 +303,8 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         command = (*NAMESPACES, "--propagation", "slave", "sh", "-c", DAEMON, str(paths.config))
         with paths.log.open("wb") as log:
             process = start_program(command, output=log.fileno())
+        # It may end long before this process, which then has to take its status.
+        threading.Thread(target=process.wait, daemon=True).start()
         _await(process, paths, run)
     except BaseException:
         _clear(paths, run)

@@ -54,7 +54,7 @@ def test_a_step_that_fails(tiny: Tiny) -> None:
 def test_a_wheel_with_another_hash(tmp_path: Path, environ: dict[str, str]) -> None:
     lock = copy_of_project(tmp_path) / "imagebuild.lock"
     text = lock.read_text()
-    hashes = re.search(r'"nccl-wheel": \{.*', text, re.DOTALL)
+    hashes = re.search(r'"nccl-wheel .*', text, re.DOTALL)
     assert hashes
     lock.write_text(text.replace(hashes[0], re.sub("[0-9a-f]{64}", "0" * 64, hashes[0])))
     imagebuild = Imagebuild(tmp_path, environ)

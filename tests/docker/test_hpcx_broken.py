@@ -139,7 +139,7 @@ def test_an_archive_that_is_cut_short(project: Project) -> None:
     project.server.truncated.append(PATH)
     failed = project.stage("hpcx", expect=4)
     size = (project.upstream.root / PATH[1:]).stat().st_size
-    assert f"{PATH}): ended after {size // 2} of {size} bytes" in failed.err
+    assert f"{PATH}: ended after {size // 2} of {size} bytes" in failed.err
     project.unpin()
     done = project.run("lock", TARGET, expect=4)
     assert f"ended after {size // 2} of {size} bytes" in done.err

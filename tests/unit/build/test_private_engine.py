@@ -75,7 +75,7 @@ def started(machine: Path, paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) 
     def launch(command: Sequence[str], **_: object) -> SimpleNamespace:
         commands.append(command)
         paths.socket.touch()
-        return SimpleNamespace(poll=lambda: None)
+        return SimpleNamespace(poll=lambda: None, wait=lambda: None)
 
     monkeypatch.setattr(private, "start_program", launch)
     tools = {"docker", "dockerd", "git", "ip", "iptables"}
@@ -113,7 +113,7 @@ def test_what_fails_on_the_way_leaves_nothing(
 ) -> None:
     def die(_: object, output: int) -> SimpleNamespace:
         os.write(output, b"starting\nfailed to start daemon: no cgroups\n")
-        return SimpleNamespace(poll=lambda: 1)
+        return SimpleNamespace(poll=lambda: 1, wait=lambda: 1)
 
     def add_bridge() -> str:
         (machine / "net" / paths.bridge).mkdir(exist_ok=True)
