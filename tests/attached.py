@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from imagebuild.oci import KINDS, STATEMENT_MEDIA, Attachment, Descriptor, Registry, RepositoryAt, encode_predicate
+from imagebuild.oci import KINDS, STATEMENT_MEDIA, Attachment, Descriptor, Registry, encode_predicate
 from imagebuild.publish import NewAttachment, Signer
 from imagebuild.publish import attach as attach_predicate
 
@@ -15,9 +15,9 @@ def attach(
     """Attach a document; bytes are attached in place of a statement."""
     if not isinstance(content, bytes):
         new = NewAttachment(kind, encode_predicate(content))
-        return attach_predicate(RepositoryAt(registry, repository), subject, new, signer)
+        return attach_predicate(registry.at(repository), subject, new, signer)
     notes = {"in-toto.io/predicate-type": KINDS[kind]}
-    return registry.attach(repository, subject, Attachment(f"{kind}.intoto.json", STATEMENT_MEDIA, content, notes))
+    return registry.at(repository).attach(subject, Attachment(f"{kind}.intoto.json", STATEMENT_MEDIA, content, notes))
 
 
 def spdx(digest: str = f"sha256:{'d' * 64}", **versions: str) -> dict[str, Any]:

@@ -44,12 +44,12 @@ def many(folder: Path, number: int) -> list[str]:
     matrix = re.sub(r'(cuda: )\["12.9".*\]', rf"\1{json.dumps(versions)}", matrix)
     matrix = re.sub(r"  \w+-distro: .*\n", "", matrix)
     lock = json.loads((ROOT / "imagebuild.lock").read_text())
-    lock["wheels"]["cuda"] |= dict.fromkeys(versions, lock["wheels"]["cuda"]["13.5"])
+    lock["wheels"] |= dict.fromkeys([f"cuda {version}" for version in versions], lock["wheels"]["cuda 13.5"])
     folder.mkdir(exist_ok=True)
     (folder / "matrix.yaml").write_text(matrix)
     (folder / "imagebuild.lock").write_text(json.dumps(lock))
     shutil.copytree(ROOT / "dockerfiles", folder / "dockerfiles")
-    return ["--matrix", str(folder / "matrix.yaml"), "--dockerfiles", str(folder / "dockerfiles")]
+    return ["--project", str(folder)]
 
 
 def processor_seconds(*command: str, repeat: int = 15) -> tuple[float, int]:

@@ -18,10 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--proof", action="store_true", help="also run the proofs that `make docker` leaves out")
-    parser.addoption(
-        "--whole-hpcx", default="", metavar="PATTERN",
-        help="build hpcx with Open MPI for the CUDA and Ubuntu that match, such as 13.2.1-ubuntu24.04, or * for all",
-    )  # fmt: skip
+    parser.addoption("--whole-hpcx", action="store_true", help="build hpcx with Open MPI, too")
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
@@ -63,7 +60,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def project() -> Project:
-    return load_project(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
+    return load_project(ROOT)
 
 
 @pytest.fixture(scope="session")
@@ -120,8 +117,8 @@ git: https://example.org/tool.git
 """
 
 
-LOCK = {
-    "git": {"https://example.org/tool.git": {"3.4": "b" * 40}},
+LOCK: dict[str, dict[str, Any]] = {
+    "git": {"https://example.org/tool.git 3.4": "b" * 40},
     "images": {"debian:13-slim": {"digest": f"sha256:{'a' * 64}"}},
 }
 
@@ -157,7 +154,7 @@ class Files:
             self.write(f"dockerfiles/components/{name}/build.j2", build)
 
     def load(self) -> Project:
-        return load_project(self.root / "matrix.yaml", self.root / "dockerfiles", self.root / "imagebuild.lock")
+        return load_project(self.root)
 
 
 @pytest.fixture

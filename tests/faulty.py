@@ -6,11 +6,10 @@ import json
 import re
 import socket
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPResponse
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, cast
 
@@ -32,8 +31,91 @@ KINDS = (
     ("upload", r"/blobs/uploads"), ("blob", r"/blobs/"), ("manifest", r"/manifests/"), ("tags", r"/tags/list"),
     ("referrers", r"/referrers/"),
 )  # fmt: skip
-CHUNK = 1 << 16
-HOP = {"connection", "transfer-encoding", "keep-alive"}
+HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
+
+
+class Dropped(Exception):
+    """The connection is closed without more ado."""
+
+
+@dataclass
+class Answer(Exception):
+    """What a server answers; raised where it refuses. `length` is what the header says, of what is cut off."""
+
+    status: int
+    content: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    length: int | None = None
+
+
+def refusal(status: int, code: str, message: str = "", **headers: str) -> Answer:
+    return Answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode(), headers)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Takes requests and sends answers, both whole."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    default_request_version = "HTTP/1.1"
+    """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
+
+    def handle(self) -> None:
+        # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
+        if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
+            self.connection.recv(1 << 16)
+            self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+            return
+        super().handle()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def relay(self) -> None:
+        try:
+            cast(Server, self.server).serve(self)
+        except (Dropped, OSError):
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815 - names of the standard library
+
+    def content(self, *, half: bool = False) -> bytes:
+        """What is sent, whole; or half of it is read, and the connection ends."""
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            content = b""
+            while size := int(self.rfile.readline().partition(b";")[0], 16):
+                content += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return content
+        length = int(self.headers.get("Content-Length", 0))
+        if half and length:
+            self.rfile.read(length // 2)
+            raise Dropped
+        content = self.rfile.read(length)
+        if len(content) < length:
+            raise Dropped  # by the client
+        return content
+
+    def send(self, answer: Answer) -> None:
+        self.send_response_only(answer.status)
+        length = len(answer.content) if answer.length is None else answer.length
+        for name, value in {**answer.headers, "Content-Length": str(length)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.content)
+            if len(answer.content) < length:
+                raise Dropped
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, serve: Callable[[Handler], None]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.serve = serve
 
 
 @dataclass
@@ -115,14 +197,9 @@ class Faulty:
         """Requests of a method and a kind; without either, of all."""
         return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
 
-    def bytes(self, kind: str = "") -> int:
+    def carried(self, kind: str = "") -> int:
         """What those requests and their answers carried."""
         return sum(r.bytes for r in self.requests if kind in ("", r.kind))
-
-    @property
-    def counts(self) -> Counter[tuple[str, str]]:
-        """Method and kind → requests."""
-        return Counter((r.method, r.kind) for r in self.requests)
 
     def clear(self) -> None:
         """Forget rules, and requests when those under way have ended; a slow one waits no longer."""
@@ -132,172 +209,66 @@ class Faulty:
         _ = self.requests
         self.noted.clear()
 
+    def serve(self, handler: Handler) -> None:
+        """Answer a request: by the registry, unless a rule says what goes wrong."""
+        status, passed = None, 0
+        with self.at_work():
+            rule = self.take(handler.command, handler.path)
+            try:
+                content = handler.content(half=bool(rule and rule.fault == "cut"))
+                answer = self.answer(handler, rule, content)
+                passed = len(content) + len(answer.content)
+                handler.send(answer)
+                status = answer.status
+            finally:
+                kind = next((name for name, path in KINDS if re.search(path, handler.path)), "other")
+                self.note(Request(handler.command, handler.path, kind, status, passed, rule.fault if rule else None))
+
+    def answer(self, handler: Handler, rule: Rule | None, content: bytes) -> Answer:
+        path = handler.path.partition("?")[0]
+        if path == "/token":
+            return Answer(200, b'{"token": "another"}')
+        match rule:
+            case Rule("drop-before"):
+                raise Dropped
+            case Rule("slow"):
+                self.delay(rule)
+            case Rule("busy"):
+                return refusal(429, "TOOMANYREQUESTS", "injected", **{"Retry-After": f"{rule.seconds:.0f}"})
+            case Rule("broken"):
+                return refusal(500, "UNKNOWN", "injected")
+            case Rule("expired"):
+                realm = f'Bearer realm="http://{self.address}/token",service="test"'
+                return refusal(401, "UNAUTHORIZED", "injected", **{"WWW-Authenticate": realm})
+            case Rule("denied"):
+                return refusal(401, "UNAUTHORIZED", "injected")
+            case Rule("lose"):
+                return Answer(201, headers={"Location": path})
+            case Rule("forget"):
+                self.ask(handler, "DELETE", path)
+        answer = self.ask(handler, handler.command, handler.path, content)
+        if rule and rule.fault == "drop-after":
+            raise Dropped
+        if rule and rule.fault == "cut":
+            answer.content = answer.content[: len(answer.content) // 2]
+        return answer
+
+    def ask(self, handler: Handler, method: str, path: str, content: bytes = b"") -> Answer:
+        """Ask the registry."""
+        with closing(HTTPConnection(self.upstream, timeout=60)) as connection:
+            # Some clients send a header several times, such as Accept.
+            names = [name for name in handler.headers if name.lower() not in HOP]
+            headers = {name: ", ".join(handler.headers.get_all(name, ())) for name in names}
+            connection.request(method, path, content, headers | {"Content-Length": str(len(content))})
+            found = connection.getresponse()
+            whole = found.read()
+            length = int(found.headers.get("Content-Length", len(whole)))
+            return Answer(found.status, whole, {n: v for n, v in found.getheaders() if n.lower() not in HOP}, length)
+
     def delay(self, rule: Rule) -> None:
         """Wait as long as the rule says, while it is there."""
         with self.lock:
             self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
-
-
-class Dropped(Exception):
-    """The connection is closed without more ado."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    default_request_version = "HTTP/1.1"
-    """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
-
-    def handle(self) -> None:
-        # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
-        if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
-            self.connection.recv(CHUNK)
-            self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-            return
-        super().handle()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    @property
-    def faulty(self) -> Faulty:
-        return cast(Server, self.server).faulty
-
-    def relay(self) -> None:
-        self.answered: int | None = None
-        self.passed = 0
-        with self.faulty.at_work():
-            rule = self.faulty.take(self.command, self.path)
-            try:
-                self._serve(rule)
-            except (Dropped, OSError):
-                self.answered, self.close_connection = None, True
-            finally:
-                kind = next((name for name, path in KINDS if re.search(path, self.path)), "other")
-                fault = rule.fault if rule else None
-                self.faulty.note(Request(self.command, self.path, kind, self.answered, self.passed, fault))
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815 - names of the standard library
-
-    def _serve(self, rule: Rule | None) -> None:
-        fault = rule.fault if rule else None
-        assert rule or not fault
-        if fault == "drop-before":
-            raise Dropped
-        if rule and fault == "slow":
-            self.faulty.delay(rule)
-        if rule and fault in ("busy", "broken"):
-            self._drain()
-            codes = {"busy": (429, "TOOMANYREQUESTS"), "broken": (500, "UNKNOWN")}
-            headers = {"Retry-After": f"{rule.seconds:.0f}"} if fault == "busy" else {}
-            self._answer(*codes[fault], headers)
-            return
-        if fault in ("expired", "denied"):
-            self._drain()
-            realm = f'Bearer realm="http://{self.faulty.address}/token",service="test"'
-            self._answer(401, "UNAUTHORIZED", {"WWW-Authenticate": realm} if fault == "expired" else {})
-            return
-        if self.path.startswith("/token?"):
-            self._answer(200, None, {}, b'{"token": "another"}')
-            return
-        if fault == "lose":
-            self._drain()
-            self._answer(201, None, {"Location": self.path.partition("?")[0]})
-            return
-        if fault == "forget":
-            self._upstream("DELETE", self.path.partition("?")[0]).close()
-        if fault == "cut" and "Content-Length" in self.headers:
-            self.rfile.read(int(self.headers["Content-Length"]) // 2)
-            raise Dropped
-        connection = self._upstream(self.command, self.path, self._body())
-        try:
-            answer = connection.getresponse()
-            if fault == "drop-after":
-                answer.read()
-                raise Dropped
-            self._hand_on(answer, half=fault == "cut")
-        finally:
-            connection.close()
-
-    def _upstream(self, method: str, path: str, body: Iterator[bytes] | None = None) -> HTTPConnection:
-        connection = HTTPConnection(self.faulty.upstream, timeout=60)
-        # Some clients send a header several times, such as Accept.
-        headers = {n: ", ".join(self.headers.get_all(n, ())) for n in self.headers if n.lower() not in HOP}
-        if body is None:
-            headers.pop("Content-Length", None)
-        chunked = body is not None and "Content-Length" not in self.headers
-        if chunked:
-            headers["Transfer-Encoding"] = "chunked"
-        try:
-            connection.request(method, path, body, headers, encode_chunked=chunked)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _body(self) -> Iterator[bytes] | None:
-        if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            return self._unchunked()
-        if "Content-Length" in self.headers:
-            return self._pieces(int(self.headers["Content-Length"]))
-        return None
-
-    def _pieces(self, left: int) -> Iterator[bytes]:
-        while left:
-            if not (data := self.rfile.read(min(left, CHUNK))):
-                raise Dropped  # by the client
-            left -= len(data)
-            self.passed += len(data)
-            yield data
-
-    def _unchunked(self) -> Iterator[bytes]:
-        while size := int(self.rfile.readline().partition(b";")[0], 16):
-            yield from self._pieces(size)
-            self.rfile.readline()
-        self.rfile.readline()
-
-    def _drain(self) -> None:
-        for _ in self._body() or ():
-            pass
-
-    def _answer(self, status: int, code: str | None, headers: dict[str, str], content: bytes = b"") -> None:
-        content = json.dumps({"errors": [{"code": code, "message": "injected"}]}).encode() if code else content
-        self.send_response(status)
-        for name, value in {**headers, "Content-Type": "application/json", "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-        self.answered = status
-
-    def _hand_on(self, answer: HTTPResponse, *, half: bool) -> None:
-        self.send_response_only(answer.status, answer.reason)
-        for name, value in answer.getheaders():
-            if name.lower() not in HOP:
-                self.send_header(name, value)
-        bodiless = self.command == "HEAD" or answer.status in (204, 304)
-        sized = "Content-Length" in answer.headers
-        if not bodiless and not sized:
-            self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        if half:
-            self.wfile.write(answer.read(int(answer.headers.get("Content-Length", 0)) // 2))
-            raise Dropped
-        while not bodiless and (data := answer.read(CHUNK)):
-            self.passed += len(data)
-            self.wfile.write(data if sized else b"%x\r\n%s\r\n" % (len(data), data))
-        if not bodiless and not sized:
-            self.wfile.write(b"0\r\n\r\n")
-        self.answered = answer.status
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, faulty: Faulty) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.faulty = faulty
 
 
 @contextmanager
@@ -317,5 +288,5 @@ def answering(server: ThreadingHTTPServer) -> Iterator[str]:
 def in_front_of(upstream: str) -> Iterator[Faulty]:
     """The proxy of a registry at `host:port`, on a free port of the loopback."""
     faulty = Faulty(upstream)
-    with answering(Server(faulty)) as faulty.address:
+    with answering(Server(faulty.serve)) as faulty.address:
         yield faulty

@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.oci import Descriptor, ImageSettings, add_image, write_index
+from imagebuild.oci import Descriptor, ImageSettings, Layout
 from tests.unit import image_files
 
 CREATED = "2026-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True)
-class Layout:
+class Made:
     """An image for two platforms that share a layer."""
 
-    folder: Path
+    layout: Layout
     digest: str
     manifests: tuple[Descriptor, ...]
 
 
-def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd64", "linux/arm64")) -> Layout:
+def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd64", "linux/arm64")) -> Made:
     """An image whose one layer has a file of this content."""
     folder.mkdir(parents=True, exist_ok=True)
     tar = folder / "layer.tar"
     tar.write_bytes(image_files.layer({"file": content}))
-    layout = folder / "layout"
-    manifests = tuple(add_image(layout, tar, platform, ImageSettings(CREATED)) for platform in platforms)
+    layout = Layout(folder / "layout")
+    manifests = tuple(layout.add_image(tar, platform, ImageSettings(CREATED)) for platform in platforms)
     tar.unlink()
-    return Layout(layout, write_index(layout, manifests), manifests)
+    return Made(layout, layout.write_index(manifests), manifests)

@@ -48,9 +48,13 @@ def main() -> None:
             compiles = [step for step in ran.get(stage, ()) if "apt-get" not in step]
             sys.stdout.write(f"| {stage} | {len(keys)} | {len(compiles)} |\n")
             assert len(compiles) == len(keys), compiles
-        lock = ("--lock", str(shutil.copy(ROOT / "imagebuild.lock", name)))
-        imagebuild("lock", "open", *lock, *BUMP)
-        imagebuild("build", "open", "--folder", name, *lock, *BUMP, *options)
+        copy = Path(name) / "project"
+        shutil.copytree(ROOT / "dockerfiles", copy / "dockerfiles")
+        for part in ("matrix.yaml", "imagebuild.lock"):
+            shutil.copy(ROOT / part, copy / part)
+        bumped = ("open", "--project", str(copy), *BUMP)
+        imagebuild("lock", *bumped)
+        imagebuild("build", *bumped, "--folder", name, *options)
         again = set(run_steps(Path(name)))
         sys.stdout.write(f"\n{' '.join(BUMP)} runs steps of: {', '.join(sorted(again))}\n")
         assert again <= USES_NCCL, again - USES_NCCL

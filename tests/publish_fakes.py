@@ -102,7 +102,7 @@ class Site:
         message |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
         message |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()} | dict(labels or {})
         repository = f"acme/{target.image}-staging"
-        return put_image(registry or self.fake, repository, [content], platform, Labels=message).digest
+        return put_image(registry or self.fake, repository, content, platform=platform, Labels=message).digest
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
         """Leave the result of a build of what this checkout renders."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from imagebuild.build import ProjectState, compare_states, read_state
 from imagebuild.core import markdown_table
-from imagebuild.project import ProjectPaths, parse_changes
+from imagebuild.project import parse_changes
 from tests.conftest import ROOT
 
 CUDA = "13.2.1,13.1.1,13.0.2,12.9.1,12.8.1,12.6.3"
@@ -40,8 +40,7 @@ COLD = Change("everything", (), 110, 380)
 
 def state(*settings: str, cuda: str = CUDA) -> ProjectState:
     """The matrix with these settings."""
-    paths = ProjectPaths(ROOT / "matrix.yaml", ROOT / "dockerfiles", ROOT / "imagebuild.lock")
-    return read_state(paths, parse_changes([f"cuda={cuda}", *settings]), TARGETS, base="registry")
+    return read_state(ROOT, parse_changes([f"cuda={cuda}", *settings]), TARGETS, base="registry")
 
 
 def executed(change: Change) -> int:

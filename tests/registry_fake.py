@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -20,6 +19,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPResponse
 
+from imagebuild.core import Patience
 from imagebuild.oci import (
     CONFIG,
     INDEX,
@@ -32,9 +32,8 @@ from imagebuild.oci import (
     encode_json,
     index_document,
     manifests_of,
-    referrer_descriptor,
 )
-from tests.faulty import answering
+from tests.faulty import Answer, Handler, Server, answering, refusal
 from tests.unit import image_files
 
 USER, PASSWORD, IDENTITY = "someone", "pass:word", "an-identity-token"
@@ -42,7 +41,9 @@ LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 
 @dataclass
-class Repository:
+class Held:
+    """What a repository has."""
+
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, Manifest] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
@@ -55,19 +56,6 @@ class Request:
     query: Mapping[str, list[str]]
     headers: Mapping[str, str]
     content: bytes
-
-
-@dataclass
-class Answer(Exception):
-    """What a registry answers; raised where it refuses."""
-
-    status: int
-    content: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def refusal(status: int, code: str, message: str = "", **headers: str) -> Answer:
-    return Answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode(), headers)
 
 
 class FakeRegistry(Registry):
@@ -92,11 +80,9 @@ class FakeRegistry(Registry):
     """Where it is served by `serve`."""
 
     def __init__(self, host: str = "registry.test", **behaviour: Any) -> None:
-        super().__init__(host, f"http://{host}/v2/", patience_s=0)
-        # A thread that outlives its test would write to what took the test's output.
-        self._is_watched = True
-        self.session.mount("http://", Transport(self))
-        self.repositories: dict[str, Repository] = {}
+        super().__init__(host, f"http://{host}/v2/", patience=Patience(0))
+        self.client.session.mount("http://", Transport(self))
+        self.repositories: dict[str, Held] = {}
         self.calls: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str, str], None] | None = None
         self.sent = 0
@@ -138,15 +124,15 @@ class FakeRegistry(Registry):
             return refused
         return answered
 
-    def _change(self, what: str, repository: str, name: str) -> Repository:
+    def _change(self, what: str, repository: str, name: str) -> Held:
         if self.before:
             self.before(what, repository, name)
         with self.lock:
             self.calls.append((what, repository, name))
-            return self.repositories.setdefault(repository, Repository())
+            return self.repositories.setdefault(repository, Held())
 
-    def _look(self, repository: str) -> Repository:
-        return self.repositories.get(repository) or Repository()
+    def _look(self, repository: str) -> Held:
+        return self.repositories.get(repository) or Held()
 
     def _answer_manifests(self, request: Request, repository: str, reference: str) -> Answer:
         if request.method == "PUT":
@@ -175,7 +161,7 @@ class FakeRegistry(Registry):
             missing += [m.digest for m in manifests_of(document) if m.digest not in held.manifests]
             if missing:
                 raise refusal(400, "MANIFEST_BLOB_UNKNOWN", ", ".join(missing))
-            held.manifests[digest] = Manifest(request.content, request.headers["Content-Type"], digest)
+            held.manifests[digest] = Manifest(request.content, request.headers["Content-Type"])
             if ":" not in reference:
                 held.tags[reference] = digest
             self.sent += len(request.content)
@@ -225,7 +211,7 @@ class FakeRegistry(Registry):
             return Answer(404, b"404 page not found\n", {"Content-Type": "text/plain"})
         manifests = list(self._look(repository).manifests.values())
         listed = [m for m in manifests if (m.document.get("subject") or {}).get("digest") == digest]
-        index = index_document(referrer_descriptor(manifest.content) for manifest in listed)
+        index = index_document(manifest.as_referrer for manifest in listed)
         return Answer(200, index, {"Content-Type": INDEX})
 
     def _knows(self, request: Request) -> bool:
@@ -284,74 +270,42 @@ class Transport(HTTPAdapter):
         return self.build_response(request, raw)
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def relay(self) -> None:
-        url = urlsplit(self.path)
-        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        request = Request(self.command, url.path, parse_qs(url.query), cast(Any, self.headers), content)
-        answer = cast(Server, self.server).registry.answer(request)
-        self.send_response(answer.status)
-        for name, value in {**answer.headers, "Content-Length": str(len(answer.content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.content)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = relay  # noqa: N815 - names of the standard library
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, registry: FakeRegistry) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.registry = registry
-
-
 @contextmanager
 def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
     """Such a registry at an address: a free port of the loopback. It has no API for referrers unless told."""
     registry = FakeRegistry(**{"referrers_api": False, **behaviour})
-    with answering(Server(registry)) as registry.address:
+
+    def answer(handler: Handler) -> None:
+        url, headers = urlsplit(handler.path), cast(Any, handler.headers)
+        handler.send(
+            registry.answer(Request(handler.command, url.path, parse_qs(url.query), headers, handler.content()))
+        )
+
+    with answering(Server(answer)) as registry.address:
         yield registry
 
 
 def put_image(
-    registry: Registry, repository: str, layers: Iterable[bytes], platform: str = "linux/amd64", **settings: Any
-) -> Descriptor:
-    """Put an image of stored layers there, by digest; what describes it in an index. Settings are Env, Labels, …"""
+    registry: Registry, repository: str, *layers: bytes | image_files.Files, platform: str = "linux/amd64",
+    **settings: Any,
+) -> Descriptor:  # fmt: skip
+    """Put an image there, by digest; what describes it in an index. Settings are Env, Labels, …
+
+    Layers are as they are stored, or the files that are in them.
+    """
     os, architecture = platform.split("/")
     config = encode_json({"os": os, "architecture": architecture, "config": settings, "rootfs": {}})
-    stored = [(CONFIG, config), *((LAYER, layer) for layer in layers)]
+    packed = [data if isinstance(data, bytes) else gzip.compress(image_files.layer(data), 1) for data in layers]
+    stored = [(CONFIG, config), *((LAYER, layer) for layer in packed or [b"layer"])]
     for _, data in stored:
-        registry.put_blob(repository, data, digest_of(data))
+        registry.at(repository).put_blob(data, digest_of(data))
     first, *rest = [Descriptor(kind, digest_of(data), len(data)).to_json() for kind, data in stored]
-    manifest = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": rest})
-    digest = registry.put_manifest(repository, digest_of(manifest), manifest, MANIFEST)
-    return Descriptor(MANIFEST, digest, len(manifest), platform)
+    manifest = Manifest(
+        encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": first, "layers": rest}), MANIFEST
+    )
+    return Descriptor(MANIFEST, registry.at(repository).put_manifest(manifest), len(manifest.content), platform)
 
 
-def image(registry: Registry, repository: str, content: bytes = b"layer", platform: str = "linux/amd64") -> Descriptor:
-    """Put a small image of one platform there, by digest; what describes it in an index."""
-    return put_image(registry, repository, [content], platform)
-
-
-def pushed(
-    registry: Registry, *layers: image_files.Files, platform: str = "linux/amd64", **settings: Any
-) -> Descriptor:
-    """An image of real layers, by digest in the repository `gpu/open`; its description."""
-    packed = [gzip.compress(image_files.layer(files), 1) for files in layers]
-    return put_image(registry, "gpu/open", packed, platform, **settings)
-
-
-def index(registry: Registry, repository: str, manifests: Iterable[Descriptor], tag: str | None = None) -> str:
+def index(registry: Registry, repository: str, manifests: Iterable[Descriptor], tag: str = "") -> str:
     """Put an index of images there, by digest or by tag; its digest."""
-    content = index_document(manifests)
-    return registry.put_manifest(repository, tag or digest_of(content), content, INDEX)
+    return registry.at(repository).put_manifest(Manifest(index_document(manifests), INDEX), tag)

@@ -55,7 +55,7 @@ def curve(peak: float, factor: float) -> tuple[NcclRow, ...]:
 def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: object) -> Run:
     known: dict[str, object] = {
         "source": f"logs/{collective}.log", "tool_version": "2.19.6", "ranks": 8, "nodes": 1,
-        "device": "NVIDIA H100 80GB HBM3", "verdict": "ok", "reason": "complete",
+        "devices": ("NVIDIA H100 80GB HBM3",), "verdict": "ok", "reason": "complete",
     }  # fmt: skip
     return Run(
         collective=collective,
@@ -80,8 +80,8 @@ def judgement(
         "state": state,
         "measured": measured,
         "size_bytes": 8 * GIB,
-        "ceiling": Limit(value=ceiling, unit="GB/s", what=f"{collective} ceiling: link * 1"),
-        "reference": Limit(value=rate, unit="GB/s", what="8x H100, measured somewhere, 2026-05"),
+        "ceiling": Limit(value=ceiling, what=f"{collective} ceiling: link * 1"),
+        "reference": Limit(value=rate, what="8x H100, measured somewhere, 2026-05"),
         "tolerance": 0.9,
         "reason": f"{measured / rate:.0%} of the reference",
     }
@@ -150,7 +150,7 @@ BAD = report(
         run("reduce_scatter", 190.0),
         run("sendrecv", 903.0),
         run("all_reduce", 386.0, ranks=16, nodes=2, source="logs/two-nodes.log"),
-        run(None, 1.0, rows=(), ranks=None, nodes=None, device=None, verdict="timeout", source="logs/hung.log",
+        run(None, 1.0, rows=(), ranks=None, nodes=None, devices=(), verdict="timeout", source="logs/hung.log",
             reason=f"killed after 600 s; {HOSTILE}"),
     ),
     judgements=(

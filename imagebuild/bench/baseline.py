@@ -2,31 +2,28 @@
 
 Results are compared where collective, ranks, nodes, type, operation and size are the same; matrices cell by cell and
 tables size by size. Sizes below 1 MiB (perftest: 64 KiB) show latency and are left out. Of several runs, the median at
-each size counts. With the changes new / old - 1 at all sizes:
+each size counts. With the changes new / old - 1 at all sizes, a result is too slow if
 
-* It is too slow if the median change of the sizes of 1 GiB and more (of all, if there are none) is below -FLOOR, and
-  below -ERRORS times the error of that median: 1.2533 * 1.4826 * the median absolute deviation of the changes /
-  sqrt(sizes), as for a normal distribution (Hampel 1974).
-* It is too slow if the change at one size or cell is below -POINT.
-* If whole runs of either document differ by more than SPREAD, their median shows nothing: what is not too slow by these
-  rules stays open.
+* the median change of the sizes of 1 GiB and more (of all, if there are none) is below -MEDIAN, or
+* the change at one size or cell is below -POINT.
 
-The numbers are choices: a single run of a healthy machine was seen to be off by 2 %, and a size of it by 5 %.
+If whole runs of either document differ by more than SPREAD, their median shows nothing: what is not too slow by these
+rules stays open. The numbers are choices: a single run of a healthy machine was seen to be off by 2 %, and a size of it
+by 5 %.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from imagebuild.bench.ceilings import GBIT_UNITS
+from imagebuild.bench.ceilings import GB_UNITS
 from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, WIRE_BYTES
 from imagebuild.bench.models import BandwidthTest, Claim, Judgement, Limit, PerftestTable, Results, Run, SpeedClaim
 
-FLOOR, ERRORS, POINT, SPREAD = 0.05, 3.0, 0.15, 0.20
+MEDIAN, POINT, SPREAD = 0.05, 0.15, 0.20
 NO_DATA = Claim(state="not applicable", reason="compared with the baseline")
 SMALLEST = 2**20
 """Least size in bytes at which collectives are compared."""
@@ -40,7 +37,6 @@ class Series:
     """Hold the measured values of one quantity, from one or more runs."""
 
     source: str
-    unit: str
     problem: str = ""
     """Why its values cannot be compared."""
     devices: set[str] = field(default_factory=set)
@@ -70,10 +66,10 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
         if now and before:
             speed, vanished = _compare(now, before), _vanished(now, before)
         elif now:
-            speed = SpeedClaim(state="not judged", reason="the baseline does not have it", unit=now.unit)
+            speed = SpeedClaim(state="not judged", reason="the baseline does not have it")
         else:
             vanished = "the baseline has it, but it was not measured this time"
-            speed = SpeedClaim(state="not judged", reason=vanished, unit=old_series[name].unit)
+            speed = SpeedClaim(state="not judged", reason=vanished)
         participation = Claim(state="incomplete", reason=vanished) if vanished else NO_PARTICIPATION
         source = (now or old_series[name]).source
         judgements.append(
@@ -102,44 +98,38 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
         problem = problem or "the GPU is {}, in the baseline it is {}".format(*names)
     if not changes or problem:
         problem = problem or "no size of 1 MiB or more was measured in both"
-        return SpeedClaim(state="not judged", reason=problem, allow="unjudged", unit=new.unit)
-    counted = [change for point, change in changes.items() if isinstance(point, int) and point >= GATE_BYTES]
-    counted = counted or list(changes.values())
-    centre = median(counted)
-    error = 1.2533 * 1.4826 * median(abs(change - centre) for change in counted) / math.sqrt(len(counted))
-    limit = max(FLOOR, ERRORS * error)
-    reason = f"median change {centre:+.1%} over {len(counted)} values; the limit is {-limit:+.1%}"
-    point, worst = max(changes, key=before.__getitem__), min(changes, key=changes.__getitem__)
-    is_slow = centre < -limit
-    if not is_slow and changes[worst] < -POINT:
-        is_slow, point, limit = True, worst, POINT
-        where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
-        reason = f"{where}: {changes[worst]:+.1%}; the limit is {-POINT:+.0%}; {reason}"
-    scattered = next((series for series in (new, old) if series.spread > SPREAD), None)
-    if scattered and not is_slow:
+        return SpeedClaim(state="not judged", reason=problem, allow="unjudged")
+    large = [change for point, change in changes.items() if isinstance(point, int) and point >= GATE_BYTES]
+    centre = median(large or changes.values())
+    best, worst = max(changes, key=before.__getitem__), min(changes, key=changes.__getitem__)
+    is_slow = centre < -MEDIAN or changes[worst] < -POINT
+    point, limit = (worst, POINT) if is_slow and centre >= -MEDIAN else (best, MEDIAN)
+    where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
+    reason = (
+        f"median change {centre:+.1%} over {len(large or changes)} values, the worst {changes[worst]:+.1%} at {where}; "
+        f"the limits are {-MEDIAN:+.0%} and {-POINT:+.0%}"
+    )
+    scattered = None if is_slow else next((series for series in (new, old) if series.spread > SPREAD), None)
+    if scattered:
         whose = "" if scattered is new else " of the baseline"
         reason = f"the {len(scattered.runs)} runs{whose} differ too much, by {scattered.spread:.0%}; {reason}"
-    is_open = scattered is not None and not is_slow
     return SpeedClaim(
-        state="too slow" if is_slow else "not judged" if is_open else "fast enough",
+        state="too slow" if is_slow else "not judged" if scattered else "fast enough",
         reason=reason,
-        allow="unjudged" if is_open else None,
+        allow="unjudged" if scattered else None,
         measured=round(now[point], 3),
         size_bytes=point if isinstance(point, int) else None,
-        unit=new.unit,
-        reference=Limit(value=round(before[point], 3), unit=new.unit, what=f"the baseline, {old.source}"),
-        tolerance=round(1 - limit, 4),
+        reference=Limit(value=round(before[point], 3), what=f"the baseline, {old.source}"),
+        tolerance=1 - limit,
     )
 
 
 def _series_of(results: Results) -> dict[str, Series]:
     """Return everything that was measured, by its name. A run that failed does not spoil the others."""
     series: dict[str, Series] = {}
-    for name, run in _runs_of(results):
-        known = series.get(name)
-        if known is None or (known.problem and not run.problem):
-            series[name] = run
-        elif not run.problem:
+    for name, run in sorted(_runs_of(results), key=lambda item: bool(item[1].problem)):
+        known = series.setdefault(name, run)
+        if known is not run and not run.problem:
             known.runs += run.runs
             known.devices |= run.devices
     return series
@@ -149,7 +139,7 @@ def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
     """Yield each run with its name: types and operations are compared apart."""
     for result in results.measured:
         points: defaultdict[str, dict[Point, float]] = defaultdict(dict)
-        devices, unit = set[str](), "GB/s"
+        devices: set[str] = set()
         match result:
             case Run():
                 devices = set(result.devices[:1])
@@ -161,8 +151,7 @@ def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
             case BandwidthTest() if result.unit == "GB/s":
                 for number, cells in enumerate(result.matrix or ()):
                     points[result.subject] |= {(number, at): cell for at, cell in enumerate(cells) if cell and cell > 0}
-            case PerftestTable() if scale := GBIT_UNITS.get(result.unit or ""):
-                unit = "Gb/s"
+            case PerftestTable() if scale := GB_UNITS.get(result.unit or ""):
                 for row in result.rows:
                     if row.bw_average and (row.size_bytes or 0) >= WIRE_BYTES:
                         points[result.subject][row.size_bytes or 0] = row.bw_average * scale
@@ -170,4 +159,4 @@ def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
         if isinstance(result, Run) and not points:
             points[result.subject] = {}
         for name, values in points.items():
-            yield name, Series(result.source, unit, problem, devices, [values])
+            yield name, Series(result.source, problem, devices, [values])

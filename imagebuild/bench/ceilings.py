@@ -231,22 +231,27 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
 
 # Copies between devices, and single network cards
 
-GBIT_UNITS = {"MB/sec": 2**20 * 8 / 1e9, "MiB/sec": 2**20 * 8 / 1e9, "Gb/sec": 1.0, "MB/s": 0.008}
-"""Unit that a table has → Gb/s. What perftest calls MB/sec is 2^20 bytes, the MB/s of OSU are 10^6."""
+GB_UNITS = {"MB/sec": 2**20 / 1e9, "MiB/sec": 2**20 / 1e9, "Gb/sec": 1 / 8, "MB/s": 1e-3, "GB/s": 1.0}
+"""Unit that a table has → GB/s. What perftest calls MB/sec is 2^20 bytes, the MB/s of OSU are 10^6."""
 
-_COPY_PATHS = (
+_PATHS = (
     (r"latency|local", None, 0, 0.0),
+    (r"bidirectional.* bw\b", "card", 2, 0.5),
+    (r" bw\b", "card", 1, 0.5),
     (r"device_to_device_bidirectional\w*_(read|write)[12]$", "pair", 1, 0.5),
     (r"device_to_device_bidirectional\w*_total$", "pair", 2, 0.5),
     (r"device_to_device_bidirectional", "pair", 2, 0.25),
     (r"device_to_device|_bw_within_node", "pair", 1, 0.5),
+    (r"_bw.*bidi", "pair", 2, 0.0),
+    (r"_bw", "pair", 1, 0.0),
     (r"all_to_one|one_to_all", "link", 1, 0.5),
     (r"host\w*(bidirectional|_all)|all_to_host", "host-link", 1, 0.25),
     (r"host_to_|_to_host", "host-link", 1, 0.5),
 )
-"""Name of a test → what its bytes pass, how many times that rate its figure can be, and the least part of this that a
-healthy machine reaches. A bidirectional test between GPUs reports each direction and their total, and before 0.3 one
-direction only; one between a GPU and the host only the direction that it names.
+"""Name of a test of nvbandwidth, NVSHMEM or perftest → what its bytes pass, how many times that rate its figure can be,
+and the least part of this that a healthy machine reaches; 0 where nothing says whether both GPUs are of one node. A
+bidirectional test of nvbandwidth between GPUs reports each direction and their total, and before 0.3 one direction
+only; one between a GPU and the host only the direction that it names.
 
 Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts. Both ways at once they
 reach 35 % to and from hosts, and 43 % of the total between GPUs with 0.2. The sources are a public write-up of
@@ -254,40 +259,26 @@ nvbandwidth 0.2 (8 H800) and superbenchmark's tests (GH200); docs/evidence/gpu-r
 and what kernels that call NVSHMEM reach there."""
 
 
-def copy_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
-    """Return ceiling and floor of one cell of the test's matrix, in GB/s; None for what is not known."""
-    path, times, least = next((row[1:] for row in _COPY_PATHS if re.search(row[0], test.casefold())), (None, 0, 0.0))
+def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
+    """Return ceiling and floor of a test between two places, or over one card, in GB/s; None for what is not known."""
+    path, times, least = next((row[1:] for row in _PATHS if re.search(row[0], test.casefold())), (None, 0, 0.0))
     if path in ("pair", "link"):
         # The output does not say which of several links joins a pair: the fastest limits it, the slowest is the floor.
         rates = [(link.pair or link.rate if path == "pair" else link.rate, link.kind) for link in profile.links]
+        if min(rates)[1].startswith("PCIe"):
+            least = 0.0  # between PCIe slots, it depends on sockets and switches
     elif path == "host-link" and profile.host_link:
         rates = [(profile.host_link.rate, profile.host_link.kind)]
         # How much of it each GPU of a superchip gets when all use it is not known.
         least = least if profile.host_link.kind.startswith("PCIe") else 0.25
+    elif path == "card" and profile.network:
+        rates = [(profile.network.rate, f"one {profile.network.kind} port")]
     else:
         return None, None
     (lowest, slow), (highest, fast) = min(rates), max(rates)
     ways = "both directions" if times > 1 else "one way"
-    ceiling = Limit(value=times * highest, unit="GB/s", what=f"{fast}, {ways}")
-    if path != "host-link" and slow.startswith("PCIe"):
-        return ceiling, None  # between PCIe slots, it depends on sockets and switches
-    floor = Limit(value=round(least * times * lowest, 3), unit="GB/s", what=f"{least:.0%} of {slow}, {ways}")
-    return ceiling, floor
-
-
-WIRE_FLOOR = 0.5
-"""Fraction of the rate of a network card that every healthy machine reaches."""
-
-
-def wire_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
-    """Return ceiling and floor of what one network card moves, in Gb/s; None if its rate is not known."""
-    if not profile.network:
-        return None, None
-    times = 2 if "bidirectional" in test.casefold() else 1
-    what = f"one {profile.network.kind} port, {'both directions' if times > 1 else 'one way'}"
-    ceiling = Limit(value=times * profile.network.rate * 8, unit="Gb/s", what=what)
-    floor = Limit(value=WIRE_FLOOR * ceiling.value, unit="Gb/s", what=f"{WIRE_FLOOR:.0%} of {what}")
-    return ceiling, floor
+    floor = Limit(value=round(least * times * lowest, 3), what=f"{least:.0%} of {slow}, {ways}")
+    return Limit(value=times * highest, what=f"{fast}, {ways}"), floor if least else None
 
 
 # The table of `imagebuild limits`
@@ -316,20 +307,17 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
             row = {"test": collective, "ranks": ranks, "nodes": nodes, "algorithm": ceiling.algorithm}
             row |= {"ceiling": round(ceiling.value, 1), "hardest": ceiling is loosest, "formula": ceiling.formula}
             rows += [row | _measured(reference) for reference in measured or (None,)]
-    for rates, limits_of, bits in ((profile.copies, copy_limits, 1), (profile.wires, wire_limits, 8)):
-        for test, rate in ((test, named) for named in rates for test in named.tests):
-            limit, _ = limits_of(profile, test)
-            name = f"{test}, {rate.memory} memory" if rate.memory else test
-            row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
-            row |= {"ceiling": limit and round(limit.value / bits, 1), "formula": limit.what if limit else ""}
-            rows.append(row | _measured(rate))
+    for test, rate in ((test, named) for named in (*profile.copies, *profile.wires) for test in named.tests):
+        limit, _ = path_limits(profile, test)
+        name = f"{test}, {rate.memory} memory" if rate.memory else test
+        row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
+        row |= {"ceiling": limit and round(limit.value, 1), "formula": limit.what if limit else ""}
+        rows.append(row | _measured(rate))
     return rows
 
 
 def _measured(reference: Measured | None) -> dict[str, Any]:
-    if reference is None:
-        return dict.fromkeys(("rate", "tolerance", "source", "date"))
-    return reference.model_dump(include={"rate", "tolerance", "source", "date"})
+    return {name: getattr(reference, name, None) for name in ("rate", "tolerance", "source", "date")}
 
 
 # Mistakes in profiles
@@ -369,13 +357,11 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             mistakes.add(where, f"{name}: {error}")
         else:
             what = f"{ceiling.algorithm}: {ceiling.formula}"
-            _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, unit="GB/s", what=what))
-    for index, copy in enumerate(profile.copies):
-        for test in copy.tests:
-            _lint_rate(mistakes, document.at("copies", index), test, copy.rate, copy_limits(profile, test)[0])
-    for index, wire in enumerate(profile.wires):
-        for test in wire.tests:
-            _lint_rate(mistakes, document.at("wires", index), test, wire.rate * 8, wire_limits(profile, test)[0])
+            _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, what=what))
+    for part, rates in (("copies", profile.copies), ("wires", profile.wires)):
+        for index, named in enumerate(rates):
+            for test in named.tests:
+                _lint_rate(mistakes, document.at(part, index), test, named.rate, path_limits(profile, test)[0])
 
 
 def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: Limit | None) -> None:
@@ -384,6 +370,6 @@ def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: L
     elif value >= limit.value:
         mistakes.add(
             where,
-            f"{name}: {value:g} {limit.unit} is not below the ceiling, {limit.value:.1f} {limit.unit} ({limit.what}); "
+            f"{name}: {value:g} GB/s is not below the ceiling, {limit.value:.1f} GB/s ({limit.what}); "
             "no machine exceeds that, so correct the figure, the scale or the rates",
         )

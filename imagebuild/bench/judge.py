@@ -15,7 +15,7 @@ Every result gets three claims. A pass is something that was seen: what the outp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, get_args
@@ -57,8 +57,9 @@ RATIO_LEAST = 20.0
 SOFTWARE = ("deployment", "software", "integration")
 """Categories of dcgmi diag whose tests look at the software, not at the hardware."""
 DIAGNOSIS = "dcgmi diag"
-"""Subject of the judgement on all diagnostics of a file."""
 
+UNKNOWN_GPU = "Graphics Device"
+"""End of what drivers call a GPU that they do not know."""
 NO_PARTICIPATION = Claim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
 
@@ -68,7 +69,6 @@ class Expected:
 
     ranks: int | None = None
     nodes: int | None = None
-    """Number of hosts."""
     algorithms: tuple[str, ...] = ()
     """Classes that the library was made to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
     least: float | None = None
@@ -124,7 +124,6 @@ def _unsound(data: Claim) -> str:
 
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
-    """Judge one of the `runs` of nccl-tests."""
     participation = _participation(run, runs, profile, expected)
     known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
     subject = run.subject if run.ranks and run.nodes else describe_run(run.collective, **known)
@@ -167,7 +166,7 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
     if unknown and (asked or not ranks):
         what = f"the output does not list the {' and '.join(unknown)}"
-        if run.device and run.tool not in NEVER_COMPARE:
+        if run.devices and run.tool not in NEVER_COMPARE:
             what = "the output's list of devices is incomplete"
         options = " and ".join(f"--{noun}" for noun in unknown)
         return Claim(state="not known", reason=f"{what}; say how many with {options}", allow=asked)
@@ -206,16 +205,11 @@ def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     """Return a sentence about devices that the profile does not have; empty if there are none, or no profile."""
-    others = [name for name in names if profile and _names_gpu(name) and not profile.has(name)]
+    others = [name for name in names if profile and not name.endswith(UNKNOWN_GPU) and not profile.has(name)]
     if not profile or not others:
         return ""
     own = " or ".join(name.strip("*") for name in profile.gpu.names)
     return f"it ran on {', '.join(others)}, but {profile.name} describes {own}"
-
-
-def _names_gpu(device: str) -> bool:
-    """Return whether this is the name of a GPU: drivers call one that they do not know `Graphics Device`."""
-    return not device.endswith("Graphics Device")
 
 
 def _wrong_ratio(run: Run, ranks: int) -> float | None:
@@ -236,9 +230,14 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
     if expected.least is not None and not unsound:
-        asked = _speed_asked_for(run, expected.least, facts)
-        if profile is None or asked.state != "fast enough":
-            return asked
+        facts["floor"] = Limit(value=expected.least, what="asked for with --min-bw")
+        if not _speeds(run, _least_size(run)):
+            problem = "speed is judged at 1 GiB or more, which was not measured"
+            return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
+        is_fast = (measured or 0) >= expected.least
+        if not is_fast or profile is None:
+            reason = "" if is_fast else f"less than the {expected.least:g} GB/s asked for"
+            return SpeedClaim(state="fast enough" if is_fast else "too slow", reason=reason, **facts)
     problem = unsound or _foreign_devices(run.devices, profile)
     if profile is None or problem:
         return _not_judged(profile, problem, **facts)
@@ -246,17 +245,6 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
         return _speed_on_profile(run, profile, expected)
     except NotComparable as reason:
         return _not_judged(profile, "", str(reason), **facts)
-
-
-def _speed_asked_for(run: Run, least: float, facts: Mapping[str, Any]) -> SpeedClaim:
-    """Compare the best row of 1 GiB or more with the bandwidth that the user asks for."""
-    floor = Limit(value=least, unit="GB/s", what="asked for with --min-bw")
-    if not _speeds(run, _least_size(run)):
-        problem = "speed is judged at 1 GiB or more, which was not measured"
-        return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
-    if facts["measured"] < least:
-        return SpeedClaim(state="too slow", reason=f"less than the {least:g} GB/s asked for", floor=floor, **facts)
-    return SpeedClaim(state="fast enough", floor=floor, **facts)
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
@@ -274,10 +262,6 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     if used and not known:
         raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {names}")
     hardest = max(known, key=lambda ceiling: ceiling.value, default=None)
-    limit = None
-    if hardest:
-        what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}"
-        limit = Limit(value=round(hardest.value, 3), unit="GB/s", what=what)
     references = profile.references_at(*scale)
     # Without a known class, a run is compared with what the library chose itself.
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
@@ -290,16 +274,15 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         missing = f"{profile.name} has no reference for {describe_run(*scale)}{suffix}"
         floor = floor_of(profile, layout, known)
     notes = [f"as {names}"] if len(used) == 1 else []
-    if not any(map(_names_gpu, run.devices)):
+    if all(name.endswith(UNKNOWN_GPU) for name in run.devices):
         notes.append(f"the output does not name the GPU, assumed to be {profile.name}'s")
-    if used and reference:
-        own = (r for r in references if not r.forced and r.algorithm and r.algorithm not in used)
-        notes += [f"NCCL's own choice, {r.algorithm}, reaches {r.rate:g} GB/s" for r in own][:1]
     if not reference or measured < reference.rate * reference.tolerance:
         others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
         shares = (f"{measured / r.rate:.0%} of the reference with {r.algorithm}" for r in others)
         notes += [f"{share}: was NCCL made to use it?" for share in shares][:1]
-    claim = _speed("GB/s", measured, size, (limit, floor), reference, missing=missing, notes=notes)
+    what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}" if hardest else ""
+    limit = Limit(value=round(hardest.value, 3), what=what) if hardest else None
+    claim = _speed(measured, size, (limit, floor), reference, missing=missing, notes=notes)
     if len(used) == 1:
         claim = claim.model_copy(update={"algorithm": names})
     # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
@@ -320,7 +303,7 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
         return None  # the network of a whole rack is far more than collectives reach between racks
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor_fraction, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
-    return Limit(value=round(fraction * lowest.value, 3), unit="GB/s", what=what)
+    return Limit(value=round(fraction * lowest.value, 3), what=what)
 
 
 def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
@@ -336,11 +319,11 @@ def best_row(run: Run) -> tuple[float | None, int | None]:
 
 def _scale_of(run: Run) -> tuple[str, int, int]:
     """Return collective, ranks and nodes of a run. Raises NotComparable if the output does not say one of them."""
-    if run.collective and run.ranks and run.nodes:
-        return run.collective, run.ranks, run.nodes
-    facts = {"the collective": run.collective, "the number of ranks": run.ranks, "the number of nodes": run.nodes}
-    missing = [fact for fact, value in facts.items() if not value]
-    raise NotComparable(f"the output does not say {' and '.join(missing)}")
+    if not run.collective:
+        raise NotComparable("the output does not say the collective")
+    if not run.ranks or not run.nodes:
+        raise NotComparable(f"the output does not say the number of {'nodes' if run.ranks else 'ranks'}")
+    return run.collective, run.ranks, run.nodes
 
 
 def _least_size(run: Run) -> int:
@@ -379,21 +362,17 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     elif profile is None or unsound or not pairs:
         speed = _not_judged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
     else:
-        reference = next((copy for copy in profile.copies if copy.is_for(name)), None)
-        limits, missing = ceilings.copy_limits(profile, name), f"{profile.name} has no reference for this test"
-        notes = ["the worst pair"] if len(pairs) > 1 else []
-        speed = _speed("GB/s", min(pairs), None, limits, reference, missing=missing, notes=notes, highest=max(pairs))
+        speed = _speed_of_path(profile, name, min(pairs), None, max(pairs))
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Judge a table by its best average: of perftest in Gb/s, of NVSHMEM in GB/s."""
-    test, is_nvshmem, data = table.subject, table.tool == "nvshmem", data_claim(table)
+    test, data = table.subject, data_claim(table)
     best, unsound = table.best, _unsound(data)
-    unit, scale = ("GB/s", 1.0) if is_nvshmem else ("Gb/s", ceilings.GBIT_UNITS.get(table.unit or ""))
+    scale = ceilings.GB_UNITS.get(table.unit or "")
     measured = best.bw_average * scale if best and best.bw_average is not None and scale else None
     size = best.size_bytes if best else None
-    facts: dict[str, Any] = {"unit": unit, "measured": measured, "size_bytes": size}
+    facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     unjudged = {
         "times are not judged": any(row.latency_us for row in table.rows),
         "no profile has references for ucx_perftest": table.tool == "ucx_perftest",
@@ -407,35 +386,28 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
         problem = "the unit was not printed; run with --report_gbits and keep the text" if is_unit_missing else ""
         speed = _not_judged(profile, unsound, problem or "no bandwidth was read", **facts)
     else:
-        speed = (_speed_of_kernels if is_nvshmem else _speed_of_wire)(test, measured, size, profile)
+        speed = _speed_of_path(profile, test, measured, size)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
-def _speed_of_wire(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
-    """Judge what perftest moved over one card.
+def _speed_of_path(
+    profile: Profile, test: str, measured: float, size: int | None, highest: float | None = None
+) -> SpeedClaim:
+    """Judge what was moved between two places: the worst figure by the reference, the `highest` by the ceiling.
 
-    The output does not say whether buffers were in GPU memory, so the lower reference counts.
+    The output does not say whether buffers of perftest were in GPU memory, so the lower reference counts.
     """
-    fitting = [wire for wire in profile.wires if wire.is_for(test)]
-    reference = min(fitting, key=lambda wire: wire.rate * wire.tolerance, default=None)
-    notes = [f"the reference is for {reference.memory} memory"] if reference else []
+    fitting = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
+    reference = min(fitting, key=lambda rate: rate.rate * rate.tolerance, default=None)
+    notes = ["the worst pair"] if highest not in (None, measured) else []
+    if reference and reference.memory:
+        notes.append(f"the reference is for {reference.memory} memory")
     missing = f"{profile.name} has no reference for this test"
-    ceiling, floor = ceilings.wire_limits(profile, test)
-    if size < WIRE_BYTES:
+    ceiling, floor = ceilings.path_limits(profile, test)
+    if size is not None and size < WIRE_BYTES:
         reference = floor = None
         missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
-    return _speed("Gb/s", measured, size, (ceiling, floor), reference, missing=missing, notes=notes)
-
-
-def _speed_of_kernels(test: str, measured: float, size: int, profile: Profile) -> SpeedClaim:
-    """Judge what kernels of NVSHMEM moved from one GPU to another: by a floor only if both are of one node."""
-    path = "device_to_device_bidirectional" if "bidi" in test else "device_to_device"
-    ceiling, floor = ceilings.copy_limits(profile, path)
-    reference = next((copy for copy in profile.copies if copy.is_for(test)), None)
-    missing = f"{profile.name} has no reference for this test"
-    if "within_node" not in test:
-        floor, missing = None, "the output does not say whether both GPUs are of one node"
-    return _speed("GB/s", measured, size, (ceiling, floor), reference, missing=missing)
+    return _speed(measured, size, (ceiling, floor), reference, missing=missing, notes=notes, highest=highest)
 
 
 # dcgmi diag
@@ -476,7 +448,6 @@ def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **fact
 
 
 def _speed(
-    unit: str,
     measured: float,
     size_bytes: int | None,
     limits: tuple[Limit | None, Limit | None],
@@ -491,22 +462,22 @@ def _speed(
     `limits` are ceiling and floor. `highest` is compared with the ceiling instead of the measurement, if it is given.
     """
     ceiling, floor = limits
-    facts: dict[str, Any] = {"unit": unit, "size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
+    facts: dict[str, Any] = {"size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
     highest = highest or measured
     if ceiling and highest > ceiling.value * (1 + MARGIN):
         facts |= {"state": "impossible", "measured": highest}
         text = "more than the hardware can move: wrong profile, scale or measurement"
     elif reference is not None:
-        rate, tolerance = reference.rate * (8 if unit == "Gb/s" else 1), reference.tolerance
+        rate, tolerance = reference.rate, reference.tolerance
         is_fast = measured / rate >= tolerance
         least = "at least" if is_fast else "below"
         text = "; ".join((f"{measured / rate:.1%} of the reference, {least} the {tolerance:.0%} that pass", *notes))
-        limit = Limit(value=rate, unit=unit, what=f"{reference.source}, {reference.date}")
+        limit = Limit(value=rate, what=f"{reference.source}, {reference.date}")
         facts |= {"reference": limit, "tolerance": tolerance, "state": "fast enough" if is_fast else "too slow"}
     elif floor is not None:
         is_fast = measured >= floor.value
         least = "at least" if is_fast else "below"
-        text = "; ".join((f"{least} the floor of {floor.value:.1f} {unit} ({floor.what})", missing, *notes))
+        text = "; ".join((f"{least} the floor of {floor.value:.1f} GB/s ({floor.what})", missing, *notes))
         facts |= {"floor": floor, "state": "fast enough" if is_fast else "too slow"}
     else:
         text = missing

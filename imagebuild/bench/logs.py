@@ -29,22 +29,11 @@ class LogLine(NamedTuple):
     """Hold a line that may be of a result."""
 
     text: str
-    """Without prefixes and line end."""
     process: str
     """The process that wrote the line, as its prefix names it; empty if it has no such prefix."""
     number: int
-    """Line number in the file, from 1."""
     is_joined: bool = False
     """Whether it was put together of two pieces with debug output between them."""
-
-
-class Setting(NamedTuple):
-    """Hold a variable of NCCL that the line of a command or NCCL itself mentions."""
-
-    number: int
-    """Line number in the file."""
-    name: str
-    value: str
 
 
 @dataclass
@@ -54,11 +43,11 @@ class Log:
     path: str
     lines: list[LogLine] = field(default_factory=list)
     line_count: int = 0
-    """Number of lines in the file, including those left out."""
     warnings: list[LogLine] = field(default_factory=list)
     """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
-    settings: list[Setting] = field(default_factory=list)
-    """What NCCL says of variables that choose its algorithms, and of those that it used for 1 GiB or more."""
+    settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
+    """Numbers of lines where NCCL says which algorithms it was made to use, or used for 1 GiB or more, and as what
+    variables."""
 
 
 Item = TypeVar("Item")
@@ -80,9 +69,7 @@ class JsonDocument:
     """Hold a JSON document, or as much of one as there is."""
 
     value: object
-    """None if nothing of it can be read."""
     is_whole: bool
-    """False if the end is missing."""
     number: int
     """The line of the log where it begins."""
 
@@ -95,7 +82,7 @@ _MOST_WARNINGS = 20
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _HEAD = (
-    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}"
+    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}?"
     r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
 )
 _DEBUG = re.compile(
@@ -113,7 +100,9 @@ _SETTING = re.compile(
     r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?[= ][\"']?)(?P<value>\^?\w[\w,;:^-]*)"
     r"|\b\d{10,15} Bytes -> Algo (?P<algo>\w{1,20})"
 )
-_ALGORITHMS = ("tree", "ring", "collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")
+_ALGORITHMS = {
+    "0": "tree", "1": "ring", "2": "collnetdirect", "3": "collnetchain", "4": "nvls", "5": "nvlstree", "6": "pat",
+}  # fmt: skip
 """Names of the numbers that older releases print."""
 _HEAD_WINDOW = 700
 """Characters before ` NCCL ` in which the head of a message begins."""
@@ -160,7 +149,6 @@ def read_log(path: Path | str) -> Log:
 
 
 def log_from_text(name: str, text: str) -> Log:
-    """Read a text that is in memory."""
     text = text.removeprefix("\ufeff").encode(errors="replace").decode()
     log = Log(name)
     _read(log, io.StringIO(text, newline="\n"))
@@ -184,7 +172,8 @@ def _read(log: Log, file: TextIO) -> None:
                 piece = cut.pop(line.process, "")
                 log.lines.append(line._replace(text=piece + line.text, is_joined=bool(piece)))
             continue
-        log.settings += settings_in(row, log.line_count)
+        if said := settings_in(row):
+            log.settings.append((log.line_count, said))
         if message["level"] == "WARN" and len(log.warnings) < _MOST_WARNINGS:
             log.warnings.extend(_clean(row[:2000], log.line_count))
         if not before or _DIGITS_OF_HOST.fullmatch(before):
@@ -200,17 +189,14 @@ def _read(log: Log, file: TextIO) -> None:
     log.lines.extend(LogLine(text, process, log.line_count) for process, text in cut.items())
 
 
-def settings_in(text: str, number: int) -> list[Setting]:
-    """Return what a command, or a message of NCCL, says about algorithms."""
+def settings_in(text: str) -> Mapping[str, str]:
+    """Return the variables about algorithms that a command or a message of NCCL mentions, with their values."""
     if "NCCL_" not in text and "-> Algo " not in text:
-        return []
-    settings = []
-    for match in _SETTING.finditer(text[:20_000]):
-        value = match["value"] or match["algo"]
-        if match["algo"] and value.isdigit():
-            value = _ALGORITHMS[int(value)] if int(value) < len(_ALGORITHMS) else ""
-        settings.append(Setting(number, match["name"] or "NCCL_ALGO", value))
-    return settings
+        return {}
+    return {
+        match["name"] or "NCCL_ALGO": match["value"] or _ALGORITHMS.get(match["algo"], match["algo"])
+        for match in _SETTING.finditer(text[:20_000])
+    }
 
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
@@ -297,7 +283,6 @@ _MOST_ATTEMPTS = 200
 _BROKEN_COST = 50
 """Attempts that one broken document counts for, since all that follows may have to be read."""
 _MOST_BROKEN = 1 << 20
-"""Characters of a broken document that are read."""
 _DEEPEST = 100
 _YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 

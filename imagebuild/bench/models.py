@@ -31,13 +31,9 @@ diagnosis with a warning; `waived`: the tool left the test out."""
 
 
 class Result(Model):
-    """Hold what the types of all results share."""
-
     source: str
-    """The file it was read from."""
     verdict: Verdict = "ok"
     reason: str = ""
-    """Why, in one line."""
 
 
 class Half(Model):
@@ -63,7 +59,6 @@ class NcclRow(Model):
 
     @property
     def halves(self) -> tuple[Half, ...]:
-        """Return the halves that were printed."""
         return (self.out_of_place, self.in_place) if self.in_place else (self.out_of_place,)
 
     @property
@@ -92,18 +87,15 @@ class Run(Result):
     tool: str = "nccl-tests"
     tool_version: str | None = None
     collective: str | None = None
-    """`all_reduce`, `all_gather`, `reduce_scatter`, `alltoall`, `broadcast`, `sendrecv`, …"""
     ranks: int | None = None
     nodes: int | None = None
     """Number of hosts, if the list of devices was printed."""
     hosts: tuple[str, ...] = ()
     """Names of the hosts in the order of their ranks, if the list of devices was printed."""
-    device: str | None = None
-    """Name of the GPUs, if it was printed: of most of them, if they differ."""
+    devices: tuple[str, ...] = ()
+    """Different names of GPUs that were printed, that of most GPUs first."""
     gpus: int | None = None
     """Number of different GPUs in the list of devices, if it tells them apart: fewer than ranks if ranks share one."""
-    other_devices: tuple[str, ...] = ()
-    """Names of GPUs that differ from `device`."""
     algorithms: tuple[AlgorithmName, ...] = ()
     """Classes of algorithms that, by the output, the library was made to use or used."""
     rows: tuple[NcclRow, ...] = ()
@@ -115,13 +107,7 @@ class Run(Result):
     """Whether the data were compared: not with `-c 0`."""
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """Return the different names of GPUs that were printed."""
-        return tuple(name for name in (self.device, *self.other_devices) if name)
-
-    @property
     def subject(self) -> str:
-        """Return what was run, without the file: `all_reduce, 8 ranks, 1 node`."""
         return describe_run(self.collective, self.ranks, self.nodes)
 
 
@@ -139,7 +125,7 @@ class BandwidthTest(Result):
     sum: float | None
     """As printed; of three matrices, that of the last."""
     devices: tuple[str, ...] = ()
-    """Names of the GPUs, if they were printed."""
+    """The name of each GPU, if they were printed."""
 
     @property
     def tool(self) -> str:
@@ -147,7 +133,6 @@ class BandwidthTest(Result):
 
     @property
     def subject(self) -> str:
-        """Return the test that the matrix is of."""
         return self.name or "unnamed test"
 
     @property
@@ -167,7 +152,6 @@ class BandwidthTest(Result):
 
     @property
     def pairs(self) -> list[float]:
-        """Return the figures of copies between two devices."""
         return [cell for cell in self.cells if cell is not None]
 
 
@@ -175,7 +159,6 @@ class TableRow(Model):
     """Hold one row of a table: `bw_*` in the table's unit, `msg_rate` in millions of messages a second."""
 
     size_bytes: int | None
-    """None if ucx_perftest did not print it."""
     bw_peak: float | None = None
     bw_average: float | None = None
     msg_rate: float | None = None
@@ -189,7 +172,6 @@ class PerftestTable(Result):
     tool: str = "perftest"
     """`perftest`, `ucx_perftest`, `osu` or `nvshmem`."""
     test: str | None
-    """As printed, for example `RDMA_Write BW`."""
     unit: str | None
     """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON. Of
     OSU: `MB/s` of 10^6 bytes. Of NVSHMEM: `GB/s` of 10^9 bytes."""
@@ -219,7 +201,6 @@ class Diagnostic(Result):
 
     @property
     def subject(self) -> str:
-        """Return the test, and what it was about, if not everything."""
         return f"{self.test}, {self.entity}" if self.entity else self.test
 
 
@@ -228,16 +209,13 @@ class Source(Model):
 
     path: str
     tools: tuple[str, ...]
-    """The tools whose output is in it."""
     lines: int
     unread: int
     """Number of lines that look like results and could not be read."""
     examples: tuple[str, ...] = ()
-    """The first few unread lines."""
     is_lost: bool = False
     """Whether it is empty, or has nothing but messages of errors and of the library: a run that left no output."""
     note: str = ""
-    """Why it was left out."""
 
 
 Measurement = Run | BandwidthTest | PerftestTable
@@ -254,7 +232,6 @@ class Results(Model):
 
     @property
     def measured(self) -> tuple[Measurement, ...]:
-        """Return all results that have bandwidths or times."""
         return (*self.runs, *self.tests, *self.tables)
 
     def without_hosts(self) -> Self:
@@ -263,10 +240,9 @@ class Results(Model):
 
 
 class Limit(Model):
-    """Hold a number that a measurement is compared with, and where it comes from."""
+    """Hold a rate in GB/s that a measurement is compared with, and where it comes from."""
 
     value: float
-    unit: str
     what: str
     """For example `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date of a reference."""
 
@@ -296,7 +272,6 @@ class Claim(Model):
 
     state: ClaimWord
     reason: str = ""
-    """In plain words, one line."""
     allow: Openness | None = None
     """What `--allow` names to accept this state. `None` if nothing accepts it, or if it was not asked for."""
 
@@ -317,10 +292,8 @@ class SpeedClaim(Claim):
     """Say whether a result is fast enough."""
 
     measured: float | None = None
-    """In `unit`: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
+    """In GB/s: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
     size_bytes: int | None = None
-    """The size of that row."""
-    unit: str = "GB/s"
     ceiling: Limit | None = None
     reference: Limit | None = None
     tolerance: float | None = None

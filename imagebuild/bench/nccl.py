@@ -45,8 +45,8 @@ def parse_nccl_text(log: Log) -> Parsed[Run]:
         if table.has_output or (by_table[index] and "command" in table.found):
             warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
             begin = tables[index - 1].end if index else 0
-            said = {s.name: s.value for s in log.settings if begin < s.number <= table.end}
-            table.facts = {**said, **table.facts}
+            said = (variables for number, variables in log.settings if begin < number <= table.end)
+            table.facts = {**dict(item for variables in said for item in variables.items()), **table.facts}
             parsed += [_run_of(log.path, table, by_table[index], next(warnings, "")), *table.partial]
     return parsed
 
@@ -54,12 +54,13 @@ def parse_nccl_text(log: Log) -> Parsed[Run]:
 # Lines: what a table has of them.
 
 _COLLECTIVES = frozenset(get_args(Collective))
-_OPENINGS = frozenset(("version", "starting", "parameters", "devices", "header"))
-"""Each comes once, before the rows: a second one belongs to another run."""
-_FOOTERS = frozenset(("bounds", "average", "concluded"))
+_STAGES = {
+    **dict.fromkeys(("command", "version", "starting", "parameters", "devices", "rank", "header"), 1),
+    "row": 2, "bounds": 3, "average": 3, "concluded": 4,
+}  # fmt: skip
+"""Kind of a line → the stage of a run in which it is printed."""
 _ASIDE = frozenset(("command", "elision"))
 """What the program itself does not print."""
-_BODY = frozenset(("row", "partial", *_FOOTERS))
 _PATTERNS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -105,7 +106,7 @@ def _fact_of(text: str) -> tuple[str, Mapping[str, str]]:
     if _ELISION.fullmatch(text):
         return "elision", {}
     if "_perf" in text and not text.lstrip().startswith("#") and (match := _COMMAND.search(text)):
-        return "command", {**match.groupdict(), **{s.name: s.value for s in logs.settings_in(text, 0)}}
+        return "command", {**match.groupdict(), **logs.settings_in(text)}
     return "", {}
 
 
@@ -114,20 +115,23 @@ class _Table:
     """Collect what one run printed."""
 
     begin: int
-    """The line where it begins."""
     end: int = 0
-    """The last line of it."""
     found: set[str] = field(default_factory=set)
-    """Kinds of its lines: `row`, `partial` (a row that cannot be read), `elision`, `command`, those of `_PATTERNS`."""
-    last_row: str = ""
-    """`row` or `partial`."""
+    """Kinds of its lines: `row`, `elision`, `command`, those of `_PATTERNS`."""
     facts: dict[str, str] = field(default_factory=dict)
     """What its lines say, by the names of the groups of `_PATTERNS` and of variables; of equal ones, the first."""
     ranks: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Rank → host, bus and name of its GPU."""
-    rows: list[NcclRow] = field(default_factory=list)
-    partial: list[str] = field(default_factory=list)
-    """Lines that look like rows and could not be read."""
+    entries: list[NcclRow | str] = field(default_factory=list)
+    """Its rows, and lines that look like rows and could not be read."""
+
+    @property
+    def rows(self) -> list[NcclRow]:
+        return [entry for entry in self.entries if isinstance(entry, NcclRow)]
+
+    @property
+    def partial(self) -> list[str]:
+        return [entry for entry in self.entries if isinstance(entry, str)]
 
     @property
     def has_output(self) -> bool:
@@ -135,9 +139,13 @@ class _Table:
         return bool(self.found - _ASIDE)
 
     @property
+    def stage(self) -> int:
+        """Return how far the run came; 0 if only what has no stage was printed."""
+        return max((_STAGES.get(kind, 0) for kind in self.found), default=0)
+
+    @property
     def is_open(self) -> bool:
-        """Return whether rows may follow."""
-        return bool(self.found & {"header", "row", "partial"}) and self.found.isdisjoint(_FOOTERS)
+        return self.stage == 2 or (self.stage == 1 and "header" in self.found)
 
     @property
     def labels(self) -> Sequence[str]:
@@ -145,23 +153,19 @@ class _Table:
         return self.facts.get("labels", "").replace("# wrong", "#wrong").replace("|", " ").split()
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
-        """Return whether a line of this kind, which follows, belongs to the next run."""
-        if kind in _OPENINGS:
-            return kind in self.found or not self.found.isdisjoint(_BODY)
-        if kind in ("rank", "command"):
-            return not self.found.isdisjoint(_BODY) or int(facts.get("rank", -1)) in self.ranks
-        if kind in ("row", "partial"):
-            return not self.found.isdisjoint(_FOOTERS)
-        return kind in _FOOTERS and not self.found.isdisjoint({kind, "concluded"})
+        """Return whether a line of this kind, which follows, belongs to the next run: most come once, in order."""
+        if kind not in _STAGES or _STAGES[kind] < self.stage:
+            return kind in _STAGES
+        if kind == "rank":
+            return int(facts["rank"]) in self.ranks
+        return kind in self.found - {"command", "row"}
 
     def add(self, kind: str, facts: Mapping[str, str], number: int) -> None:
-        """Add what a line says. Rows are added beside this."""
+        """Add what a line says; what is in a row is added beside this."""
         self.found.add(kind)
         self.end = number
         if kind == "rank":
             self.ranks[int(facts["rank"])] = facts
-        elif kind in ("row", "partial"):
-            self.last_row = kind
         # Of several commands, the last one is that of the table.
         self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
 
@@ -178,25 +182,21 @@ def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]
         name = line.process or ("" if "" in processes else last_process)
         tables = processes.get(name, [])
         kind, facts = _fact_of(line.text)
-        found: NcclRow | str | None = None
+        entry = None
         if not kind:
             if failure := _failure_of(line.text, line.number):
                 failures.append(failure)
-            found = _read_row(line, tables[-1].labels if tables else ())
-            if found is None and tables and tables[-1].is_open and _ends_like_row(line.text):
-                found = line.text.strip()
-            if found is None:
+            entry = _read_row(line, tables[-1].labels if tables else ())
+            if entry is None and tables and tables[-1].is_open and _ends_like_row(line.text):
+                entry = line.text.strip()
+            if entry is None:
                 continue
-            kind = "partial" if isinstance(found, str) else "row"
+            kind = "row"
         if not tables or tables[-1].is_over(kind, facts):
             tables.append(_Table(line.number))
         processes[name] = tables
-        table = tables[-1]
-        table.add(kind, facts, line.number)
-        if isinstance(found, NcclRow):
-            table.rows.append(found)
-        elif found:
-            table.partial.append(found)
+        tables[-1].add(kind, facts, line.number)
+        tables[-1].entries += [] if entry is None else [entry]
         last_process = last_process if kind in _ASIDE else name
     return processes, failures
 
@@ -245,7 +245,6 @@ class _Failure(NamedTuple):
     pattern: int
     """Place in `_FAILURES`."""
     number: int
-    """The line's number."""
     verdict: Verdict
     text: str
 
@@ -376,8 +375,7 @@ def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: s
         nodes=len(hosts) or None,
         hosts=hosts,
         gpus=gpus,
-        device=devices[0] if devices else None,
-        other_devices=devices[1:],
+        devices=devices,
         algorithms=forced_classes(table.facts),
         rows=tuple(table.rows),
         partial_rows=len(table.partial),
@@ -390,36 +388,32 @@ def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: s
 
 def _collective_of(program: str) -> str | None:
     """Return `all_reduce` for `./build/all_reduce_perf_mpi`; None for a program that is not of nccl-tests."""
-    name = program.rpartition("/")[2].strip("'\"")
-    for suffix in ("_mpi", ".exe", "_perf"):
-        name = name.removesuffix(suffix)
+    name = program.rpartition("/")[2].strip("'\"").partition("_perf")[0]
     return name if name in _COLLECTIVES else None
 
 
 def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
     """Return the only collective that the columns of the rows, and the ratios between them, leave possible.
 
-    `busbw / algbw` is 2(n-1)/n for all_reduce, and at most 1 for others. `size / (count * bytes of the type)` is n for
-    collectives that divide the data among ranks, and 1 for the rest. With one rank, bandwidths are 0.
+    `busbw / algbw` is 2(n-1)/n for all_reduce, and at most 1 for others. A size is that of `count` elements, or n times
+    that for collectives that divide the data among ranks. With one rank, bandwidths are 0.
     """
-    has_operation = not {"redop", "op"}.isdisjoint(labels)
-    if rows and has_operation and "root" not in labels and {row.redop for row in rows} == {None}:
+    operations, roots = {row.redop for row in rows}, {row.root for row in rows}
+    if operations == {None} and "root" not in labels and not {"redop", "op"}.isdisjoint(labels):
         return "alltoall"  # before 2.13, it alone has a column for the operation and leaves it blank
-    is_reducing = bool(rows) and not {row.redop for row in rows} & {None, "none"}
-    is_rooted = bool(rows) and not {row.root for row in rows} & {None, -1}
+    is_reducing, is_rooted = operations.isdisjoint((None, "none")), roots.isdisjoint((None, -1))
     ratio = bus_ratio(rows, least=2)  # below, its digits are too few
     data = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
-    shares = {size / elements for size, elements in data if size and elements}
-    share = shares.pop() if len(shares) == 1 else 0.0
-    if ratio is None or share < 1 or share != int(share):
+    is_divided = {size > elements for size, elements in data if size and elements}
+    if ratio is None or len(is_divided) != 1:
         return None
-    cases = (
-        (is_reducing and is_rooted, "reduce"),
-        (is_reducing and share > 1, "reduce_scatter"),
-        (is_reducing and ratio > 0.99, "all_reduce"),
-        (is_rooted and share == 1 and ratio > 0.99, "broadcast"),
-    )
-    return next((collective for holds, collective in cases if holds), None)
+    if is_divided == {True}:
+        return "reduce_scatter" if is_reducing and not is_rooted else None
+    if ratio <= 0.99:
+        return None
+    if is_reducing:
+        return "reduce" if is_rooted else "all_reduce"
+    return "broadcast" if is_rooted else None
 
 
 _BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
@@ -496,9 +490,8 @@ def _size_problem(table: _Table) -> tuple[Verdict, str] | None:
     return None
 
 
-_ROUNDED, _TINY = 0.06, 0.006
-"""Largest differences that rounding explains, relative to a large figure, and in µs or GB/s: a large time has two
-digits, and other figures have two decimals."""
+_ROUNDED = 0.06
+"""Largest difference that rounding explains, relative to a figure: a large time has two digits."""
 _ONE_DIGIT_FROM = 950_000
 """GB/s from which nccl-tests prints one digit, such as `1e+06`: what one GPU reaches that has nothing to send."""
 
@@ -528,15 +521,6 @@ def _contradiction(table: _Table, collective: str | None) -> str:
     return ""
 
 
-def _is_other_average(rows: Iterable[NcclRow], printed: float | None) -> bool:
-    """Return whether a printed average bus bandwidth is not that of all rows and halves, but for their rounding."""
-    speeds = [half.busbw_gb_s for row in rows for half in row.halves if half.busbw_gb_s is not None]
-    if not speeds:
-        return False
-    rounded = 0.2 if max(speeds) >= _ONE_DIGIT_FROM else 0.0005
-    return not math.isclose(fmean(speeds), printed or 0, rel_tol=rounded, abs_tol=0.01)
-
-
 def _verdicts(
     table: _Table, run: Run, failures: Iterable[_Failure], compared_rows: int, warning: str
 ) -> Iterator[tuple[Verdict, str]]:
@@ -556,11 +540,20 @@ def _verdicts(
     if contradiction := _contradiction(table, run.collective):
         yield "damaged", contradiction
     left_out = "elision" in table.found
-    for lack in _lacks(table):
+    if isinstance(table.entries[-1], str):
+        yield "truncated", f"the last row is cut{warned}"
+    if "bounds" not in table.found:
+        has_footer = table.stage > _STAGES["row"]
+        lack = "its footer has no line `Out of bounds values`" if has_footer else "no footer"
         yield "truncated", f"{lack}{warned}"
+    if run.avg_busbw_gb_s is None:
+        yield "truncated", f"its footer has no average bus bandwidth{warned}"
     if not left_out and run.collective != "alltoallv" and (wrong_size := _size_problem(table)):
         yield wrong_size
-    if not left_out and not table.partial and _is_other_average(run.rows, run.avg_busbw_gb_s):
+    speeds = [half.busbw_gb_s for row in table.rows for half in row.halves if half.busbw_gb_s is not None] or [0]
+    rounded = 0.2 if max(speeds) >= _ONE_DIGIT_FROM else 0.0005
+    is_average = math.isclose(fmean(speeds), run.avg_busbw_gb_s or 0, rel_tol=rounded, abs_tol=0.01)
+    if not left_out and not table.partial and not is_average:
         printed = f"{run.avg_busbw_gb_s} GB/s, as its footer says: a row is missing or wrong"
         yield "damaged", f"the average of its rows is not {printed}"
     reduced = facts.get("reduced")
@@ -575,17 +568,6 @@ def _verdicts(
     yield "ok", "; ".join(text for holds, text in notes if holds)
 
 
-def _lacks(table: _Table) -> Iterator[str]:
-    """Yield what a run that came to its end would have."""
-    if table.last_row == "partial":
-        yield "the last row is cut"
-    if "bounds" not in table.found:
-        has_footer = not table.found.isdisjoint(_FOOTERS)
-        yield "its footer has no line `Out of bounds values`" if has_footer else "no footer"
-    if parse_number(table.facts.get("average", "")) is None:
-        yield "its footer has no average bus bandwidth"
-
-
 # The JSON of `-J`.
 
 
@@ -594,13 +576,13 @@ def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
     top = logs.json_object(document.value)
     if "nccl_version" not in top and "minimum_bytes" not in logs.json_object(top.get("config")):
         return None
-    number = document.number
-    table = _json_table(top, number)
+    table = _json_table(top, document.number)
     failures: list[_Failure] = []
     if "bounds" not in table.found:
         # The run did not come to its end: the last errors of the library are the cause.
-        errors = [str(error) for error in logs.json_list(top.get("errors")) if str(error).strip()]
-        failures = [_failure_of(e, number) or _Failure(1, number, "comm-failure", e[:240]) for e in errors]
+        for error in filter(str.strip, map(str, logs.json_list(top.get("errors")))):
+            unknown = _Failure(1, document.number, "comm-failure", error[:240])
+            failures.append(_failure_of(error, document.number) or unknown)
     return [_run_of(source, table, failures), *table.partial]
 
 
@@ -608,28 +590,19 @@ def _json_table(top: Mapping[str, object], number: int) -> _Table:
     """Return what a JSON document says, as the table of a run that was printed."""
     table = _Table(number)
     config = logs.json_object(top.get("config"))
-    asked = {name: _word(config.get(key)) for name, key in _JSON_PARAMETERS.items()}
-    variables = [text.partition("=") for text in map(str, logs.json_list(top.get("env")))]
-    program = "".join(map(str, logs.json_list(top.get("args"))[:1]))
-    table.add(
-        "parameters",
-        {name: value for name, _, value in variables if name.startswith("NCCL_")} | {"program": program, **asked},
-        number,
-    )
+    variables = (text.partition("=") for text in map(str, logs.json_list(top.get("env"))))
+    table.facts = {name: value for name, _, value in variables if name.startswith("NCCL_")}
+    table.facts |= {name: _word(config.get(key)) for name, key in _JSON_PARAMETERS.items()}
+    table.facts["program"] = "".join(map(str, logs.json_list(top.get("args"))[:1]))
     # The list of devices has one device of each process.
     each = f"{int(_word(config.get('nthreads')) or 0) * int(_word(config.get('ngpus')) or 0)}"
     for rank, device in enumerate(map(logs.json_object, logs.json_list(config.get("devices")))):
-        words = {"host": str(device.get("hostname")), "name": str(device.get("device_info") or ""), "bus": ""}
-        table.add("rank", {"rank": f"{rank}", "each": each, **words}, number)
+        host, name = str(device.get("hostname")), str(device.get("device_info") or "")
+        table.ranks[rank] = {"each": each, "host": host, "name": name, "bus": ""}
     for entry in map(logs.json_object, logs.json_list(top.get("results"))):
         if "cpu_time" in logs.json_object(entry.get("out_of_place")):
-            table.add("header", {"labels": "root cputime"}, number)
-        row = _json_row(entry)
-        table.add("row" if row else "partial", {}, number)
-        if row:
-            table.rows.append(row)
-        else:
-            table.partial.append(excerpt(f"results: {entry!r}"))
+            table.facts["labels"] = "root cputime"
+        table.entries.append(_json_row(entry) or excerpt(f"results: {entry!r}"))
     bounds = logs.json_object(top.get("out_of_bounds"))
     count, state = _word(bounds.get("count")), _json_state(bounds)
     if count or state == "FAILED":
@@ -689,27 +662,17 @@ def _word(value: object) -> str:
 def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
     """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
 
-    Where both are the same run, it has the numbers of the JSON, which are not rounded, and what only the text says:
-    version, hosts and GPUs. Two that disagree in a size, a number or the verdict stay two.
+    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
+    rest. A run that is broken in one of the forms has another verdict there, and stays.
     """
-    merged, others, known = list(printed), [], set[int]()
+    known = Counter(map(_shape_of, printed))
+    others = []
     for run in written:
-        at = next((at for at, one in enumerate(merged) if at not in known and _is_same_run(one, run)), None)
-        if at is None:
-            others.append(run)
-        else:
-            known.add(at)
-            merged[at] = merged[at].model_copy(update={"rows": run.rows, "avg_busbw_gb_s": run.avg_busbw_gb_s})
-    return (*others, *merged)
+        others += [] if run.rows and known[_shape_of(run)] > 0 else [run]
+        known[_shape_of(run)] -= 1
+    return (*others, *printed)
 
 
-def _is_same_run(printed: Run, written: Run) -> bool:
-    """Return whether the numbers of a run that was printed are those of one that was written, but for rounding."""
-    exact, figures = [], []
-    for run in (printed, written):
-        rows = [(row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows]
-        exact.append((run.collective, run.ranks, run.verdict, rows))
-        halves = [half for row in run.rows for half in row.halves]
-        figures.append([value or 0 for half in halves for value in (half.time_us, half.busbw_gb_s, half.wrong)])
-    is_close = (math.isclose(a, b, rel_tol=_ROUNDED, abs_tol=_TINY) for a, b in zip(*figures, strict=False))
-    return bool(printed.rows) and exact[0] == exact[1] and all(is_close)
+def _shape_of(run: Run) -> tuple[object, ...]:
+    rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
+    return run.collective, run.ranks, run.verdict, rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,77 +56,77 @@ def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[Ban
 
 
 @dataclass
+class _OpenTest:
+    """Collect what a test prints before the line with its sum."""
+
+    description: str = ""
+    columns: int | None = None
+    """Of its matrix, once the header came."""
+    rows: list[tuple[float | None, ...]] = field(default_factory=list)
+    has_unread_row: bool = False
+
+
+@dataclass
 class _NvbandwidthReader:
     source: str
     parsed: logs.Parsed[BandwidthTest] = field(default_factory=list)
     version: str | None = None
     running: str | None = None
-    """The test that was announced last."""
-    is_announced: bool = False
-    """Whether nothing came from that test yet."""
+    """The test that was announced last; its matrices, one or several, follow."""
+    test: _OpenTest | None = None
     has_failed: bool = False
     """Whether an error came, which others may follow."""
-    description: str = ""
-    """Of the matrix that is read; empty between tests."""
-    columns: int | None = None
-    """Of that matrix, once its header came."""
-    rows: list[tuple[float | None, ...]] = field(default_factory=list)
-    has_unread_row: bool = False
     devices: list[str] = field(default_factory=list)
-    has_begun: bool = False
-    """Whether something of nvbandwidth came, so that lines which other programs print as well are its own."""
 
     def read(self, text: str) -> None:
-        if self.description and self.read_row(text):
+        if self.test and self.test.description and self.read_row(self.test, text):
             return
         if match := _SUM.fullmatch(text):
-            self.is_announced = True
             is_cut = not match["more"] and not match["unit"] and not _CELL.fullmatch(match["sum"])
             self.parsed += [excerpt(text)] if is_cut else []
+            self.test = self.test or _OpenTest()
             self.end_test(match["name"], None if is_cut else parse_number(match["sum"]), match["unit"])
         elif _DESCRIPTION.fullmatch(text):
-            if self.description:
+            if self.test and self.test.description:
                 self.end_test()
-            self.description, self.is_announced = text, True
+            self.test = _OpenTest(text)
         elif match := _RUNNING.fullmatch(text):
             self.end_test()
-            self.running, self.is_announced, self.has_failed = match[1], True, False
+            self.running, self.test, self.has_failed = match[1], _OpenTest(), False
         elif match := _VERSION.match(text):
             self.end_test()
             self.version, self.running, self.devices, self.has_failed = match[1], None, [], False
         elif match := _DEVICE.fullmatch(text):
             self.devices.append(match["name"])
         elif match := _WAIVED.fullmatch(text):
-            name = match["name"] or (self.running if self.is_announced and not self.description else None)
-            self.is_announced = self.is_announced and bool(self.description)
+            name = match["name"]
+            if self.test and not self.test.description:
+                name, self.test = name or self.running, None
             self.end_test()
             self.add(name, "waived", match["reason"].strip())
-        elif self.has_begun and _ERROR.fullmatch(text):
+        elif (self.parsed or self.version or self.running or self.test or self.devices) and _ERROR.fullmatch(text):
             self.read_error(text)
-        else:
-            return
-        self.has_begun = True
 
-    def read_row(self, text: str) -> bool:
+    def read_row(self, test: _OpenTest, text: str) -> bool:
         """Keep a header or a row, or note a line that looks like one as unread; return whether it was any of these.
 
         Rows come in order. A row that is cut has the next number, and a row after a gap has all its columns. A line
         with neither is another program's.
         """
         words = text.split()
-        if self.columns is None and [logs.parse_integer(word) for word in words] == list(range(len(words))):
-            self.columns = len(words)
+        if test.columns is None and [logs.parse_integer(word) for word in words] == list(range(len(words))):
+            test.columns = len(words)
             return True
         match = _ROW.fullmatch(text)
         if match is None:
             return False
         values = match["values"].split()
-        is_next = int(match["row"]) == len(self.rows)
-        is_whole = len(values) == self.columns and all(map(_CELL.fullmatch, values))
+        is_next = int(match["row"]) == len(test.rows)
+        is_whole = len(values) == test.columns and all(map(_CELL.fullmatch, values))
         if is_next and is_whole:
-            self.rows.append(tuple(map(parse_number, values)))
+            test.rows.append(tuple(map(parse_number, values)))
         elif is_whole or (is_next and any(map(logs.is_table_value, values))):
-            self.has_unread_row = True
+            test.has_unread_row = True
             self.parsed.append(excerpt(text))
         else:
             return False
@@ -143,46 +143,40 @@ class _NvbandwidthReader:
 
     def end_test(self, name: str | None = None, total: float | None = None, unit: str | None = None) -> None:
         """End the test that is open, if there is one; it has a `name` if the line with its sum came."""
-        if not self.is_announced:
+        if not (test := self.test):
             return
-        direction, has_sum = _DIRECTION.search(self.description), name is not None
+        direction, has_sum, rows = _DIRECTION.search(test.description), name is not None, len(test.rows)
         name = name or (f"{self.running}_{direction[1].lower()}" if self.running and direction else self.running)
-        reason = next(self.lacks(name or "", has_sum=has_sum, total=total), "")
+        wanted = (test.columns or 1) if "device_to_device" in (name or "") else max(1, rows)
+        lacks = {
+            "its sum is cut": has_sum and total is None,
+            "rows of its matrix could not be read": test.has_unread_row,
+            "the output ends before its sum": not has_sum and bool(self.version or not rows),
+            f"its matrix has {rows} of {wanted} rows": bool(test.description) and rows != wanted,
+            _OTHER_SUM: "GB/s" in test.description and _is_other_sum(test.rows, total),
+        }
+        reason = next((reason for reason, holds in lacks.items() if holds), "")
         self.add(name, "truncated" if reason else "ok", reason, unit, total)
-
-    def lacks(self, name: str, *, has_sum: bool, total: float | None) -> Iterator[str]:
-        """Yield why the test that is open is not whole."""
-        if has_sum and total is None:
-            yield "its sum is cut"
-        if not self.description and not has_sum:
-            yield "the output ends before its first result"
-        if self.has_unread_row:
-            yield "rows of its matrix could not be read"
-        if self.description and not self.rows:
-            yield "the output ends before the first row of its matrix"
-        if self.description and not has_sum and self.version:
-            yield "it has no line with its sum"
-        if self.description and "device_to_device" in name and len(self.rows) != self.columns:
-            yield f"its matrix has {len(self.rows)} of {self.columns} rows"
-        if "GB/s" in self.description and _is_other_sum(self.rows, total):
-            yield "its cells do not add up to the sum that it prints"
 
     def add(
         self, name: str | None, verdict: Verdict, reason: str, unit: str | None = None, total: float | None = None
     ) -> None:
         """Add a test with the matrix that is open, and close that."""
-        test = BandwidthTest(
-            source=self.source, tool_version=self.version, name=name, unit=_unit_of(self.description) or unit,
-            verdict=verdict, matrix=tuple(self.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
+        test, self.test = self.test or _OpenTest(), None
+        self.parsed.append(
+            BandwidthTest(
+                source=self.source, tool_version=self.version, name=name, unit=_unit_of(test.description) or unit,
+                verdict=verdict, matrix=tuple(test.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
+            )
         )  # fmt: skip
-        self.parsed.append(test)
-        self.is_announced, self.description, self.columns, self.has_unread_row = False, "", None, False
-        self.rows = []
 
 
 def _unit_of(description: str | None) -> str | None:
     match = _UNIT.search(description or "")
     return match[1] if match else None
+
+
+_OTHER_SUM = "its cells do not add up to the sum that it prints"
 
 
 def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -> bool:
@@ -199,13 +193,10 @@ _JSON_VERDICTS: Mapping[str, Verdict] = {
 
 
 def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Parsed[BandwidthTest] | None:
-    """Read the tests of a JSON document; None if it is not of nvbandwidth."""
+    """Read the tests of a JSON document, and the parts that cannot be read; None if it is not of nvbandwidth."""
     top = logs.json_object(document.value).get("nvbandwidth")
-    return list(_json_tests(source, top)) if isinstance(top, dict) else None
-
-
-def _json_tests(source: str, top: Mapping[str, object]) -> Iterator[BandwidthTest | str]:
-    """Yield the tests, and the parts that cannot be read."""
+    if not isinstance(top, dict):
+        return None
     listed = [_JSON_DEVICE.match(str(line)) for line in logs.json_list(top.get("GPU Device list"))]
     about: dict[str, Any] = {
         "source": source,
@@ -215,40 +206,38 @@ def _json_tests(source: str, top: Mapping[str, object]) -> Iterator[BandwidthTes
     error = json_text(top.get("error")) or ""
     cases = [(logs.json_object(value), value) for value in logs.json_list(top.get("testcases"))]
     failed = [case.get("name") for case, _ in cases if str(case.get("status")).lower() == "error"]
+    parsed: logs.Parsed[BandwidthTest] = []
     for case, value in cases:
-        status = str(case.get("status")).lower()
-        name, verdict = json_text(case.get("name")), _JSON_VERDICTS.get(status)
-        if verdict is None:
-            yield excerpt(f"testcases: {value!r}")
-            continue
-        if status == "running" and name in failed:
+        name, verdict = json_text(case.get("name")), _JSON_VERDICTS.get(str(case.get("status")).lower())
+        if verdict == "truncated" and name in failed:
             # A test that fails is written a second time, and the first entry goes on saying that it runs.
             continue
         unit, total = _unit_of(json_text(case.get("bandwidth_description"))), logs.json_number(case.get("sum"))
         matrix, problem = _json_matrix(case.get("bandwidth_matrix"))
         last = matrix[-len(matrix[0]) :] if matrix and "bidirectional" in (name or "") else matrix
         if last and unit == "GB/s" and _is_other_sum(last, total):
-            problem = problem or f"the sum of its cells is not {total}"
-        reason = json_text(case.get("error")) or (error if verdict == "failed" else "")
-        if verdict == "truncated":
-            reason = reason or "the document was written while the test ran"
-        if problem:
-            yield excerpt(f"{name}: {problem}")
-            verdict, reason = "truncated", reason or "its matrix could not be read"
-        about |= {"name": name, "unit": unit, "verdict": verdict, "reason": excerpt(reason)}
-        yield BandwidthTest(matrix=matrix, sum=total, **about)
+            problem = problem or _OTHER_SUM
+        if verdict is None or problem:
+            parsed.append(excerpt(f"{name}: {problem}" if verdict else f"testcases: {value!r}"))
+        if verdict:
+            reason = json_text(case.get("error")) or (error if verdict == "failed" else "")
+            reason = reason or ("the document was written while the test ran" if verdict == "truncated" else problem)
+            verdict = "truncated" if problem else verdict
+            about |= {"name": name, "unit": unit, "verdict": verdict, "reason": excerpt(reason)}
+            parsed.append(BandwidthTest(matrix=matrix, sum=total, **about))
     if error and not failed:
         about |= {"name": None, "unit": None, "verdict": "failed", "reason": excerpt(error)}
-        yield BandwidthTest(matrix=None, sum=None, **about)
+        parsed.append(BandwidthTest(matrix=None, sum=None, **about))
+    return parsed
 
 
 def _json_matrix(rows: object) -> tuple[tuple[tuple[float | None, ...], ...] | None, str]:
-    """Return the matrix of a JSON document, or the part of it that cannot be read."""
+    """Return the matrix of a JSON document, or what of it cannot be read."""
     if rows is None:
         return None, ""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        return None, f"bandwidth_matrix {rows!r}"
+        return None, f"bandwidth_matrix {rows!r} cannot be read"
     for cell in (cell for row in rows for cell in row):
         if logs.json_number(cell) is None and str(cell).strip().upper() != "N/A":
-            return None, f"cell {cell!r}"
+            return None, f"cell {cell!r} of its matrix cannot be read"
     return tuple(tuple(map(logs.json_number, row)) for row in rows) or None, ""

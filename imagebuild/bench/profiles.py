@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from imagebuild.bench.models import AlgorithmName, Collective
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Arch, Model, Release, YamlFile
+from imagebuild.core.fields import Arch, Form, Model, Release, YamlFile
 from imagebuild.core.yaml import load_yaml
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GB/s|Gb/s)")
@@ -35,7 +35,7 @@ Rate = Annotated[
     WithJsonSchema({"type": "string", "pattern": "^[0-9]+([.][0-9]+)? ?(GB/s|Gb/s)$"}),
 ]
 """Bytes a second, one way: `450 GB/s`, or bits: `400 Gb/s`. In the model: GB/s of 10^9 bytes."""
-Date = Annotated[str, Field(pattern=r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$")]
+Date = Annotated[str, Form("20[0-9]{2}-[0-9]{2}(-[0-9]{2})?", "a date as YYYY-MM or YYYY-MM-DD")]
 Tolerance = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -53,7 +53,7 @@ class Gpu(Sourced):
 
     names: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names as the driver prints them; `*` stands for anything."""
-    compute_capability: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]$")] | None = None
+    compute_capability: Annotated[str, Form(r"[0-9]+\.[0-9]", "a compute capability such as 9.0")] | None = None
     """Of an NVIDIA GPU."""
 
 

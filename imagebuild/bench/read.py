@@ -18,8 +18,13 @@ from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_js
 from imagebuild.bench.models import Result, Results, Source
 from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
-from imagebuild.bench.perftest import parse_perftest_json, parse_perftest_text
-from imagebuild.bench.tables import parse_all_reduce_bench, parse_nvshmem_text, parse_osu_text
+from imagebuild.bench.tables import (
+    parse_all_reduce_bench,
+    parse_nvshmem_text,
+    parse_osu_text,
+    parse_perftest_json,
+    parse_perftest_text,
+)
 from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ConfigError
 

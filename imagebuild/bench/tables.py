@@ -1,45 +1,54 @@
-"""Read plain tables: the OSU micro-benchmarks, those of NVSHMEM, and all_reduce_bench.py of ml-engineering."""
+"""Read tables of bandwidth or latency by message size: perftest, OSU, NVSHMEM, and all_reduce_bench.py.
+
+Each begins with a title and a header, whose columns are known by their names.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from imagebuild.bench import logs
-from imagebuild.bench.logs import excerpt, parse_number
+from imagebuild.bench.logs import excerpt, json_object, parse_integer, parse_number
 from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, Verdict
 
 
 @dataclass
-class TableBuilder:
+class _TableBuilder:
     """Collect what one program prints of a table; at the end of the output, give it a verdict."""
 
+    tool: str
     test: str | None = None
-    tool: str = "perftest"
     columns: Sequence[str] = ()
-    """Of its table, by the names that `add_row` knows; empty before the header."""
+    """Of its table, by the names that `add_row` knows, other names as printed; empty before the header."""
     unit: str | None = None
     rows: list[TableRow] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     compared: bool = False
     has_unread_row: bool = False
-    not_measured: list[int] = field(default_factory=list)
-    """Sizes of rows with a figure that is no number."""
-    negative: list[int] = field(default_factory=list)
-    """Sizes of rows with a figure below zero."""
+    wrong_figures: list[str] = field(default_factory=list)
+    """What is wrong with figures that are no number, or below zero."""
     is_closed: bool = False
-    """Whether the line came that ends the table."""
-    last_word: re.Pattern[str] | None = None
-    """What the last word of a row looks like if it is not cut."""
+    """Whether no row can follow."""
+
+    @property
+    def last_size(self) -> int:
+        """Return the size of the last row; -1 before the first."""
+        return (self.rows[-1].size_bytes or 0) if self.rows else -1
 
     def add_row(self, size: int, values: Mapping[str, float | None]) -> None:
-        """Add a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, latencies such as `lat min`, and others."""
+        """Add a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, `messages` a second, `lat min` …"""
         latency = {name[4:]: value for name, value in values.items() if name.startswith("lat ") and value is not None}
         rates = {name: values.get(name) for name in ("bw_peak", "bw_average", "msg_rate")}
+        if "messages" in values:
+            rates["msg_rate"] = (values["messages"] or 0) / 1e6
         self.rows.append(TableRow(size_bytes=size, latency_us=latency or None, **rates))
-        self.not_measured += [size] if None in values.values() else []
-        self.negative += [size] if any(value < 0 for value in (*rates.values(), *latency.values()) if value) else []
+        for value in values.values():
+            if value is None or value < 0:
+                what = "is no number" if value is None else "is negative"
+                self.wrong_figures.append(f"a figure with {size} bytes {what}")
 
     def table(self, source: str) -> PerftestTable:
         """Return the table with its verdict."""
@@ -59,92 +68,236 @@ class TableBuilder:
             yield "no-data", "no result was printed"
         if not self.rows:
             yield "truncated", "the output ends before the first row"
-        if self.negative:
-            yield "failed", f"a measurement with {min(self.negative)} bytes is negative"
-        if self.not_measured:
-            yield "failed", f"a figure with {min(self.not_measured)} bytes is no number"
+        for what in self.wrong_figures:
+            yield "failed", what
         yield "ok", ""
 
 
-# OSU: `# OSU MPI-CUDA Bandwidth Test v7.4`, `# Size      Bandwidth (MB/s)`, rows; MB are 10^6 bytes.
+# How tools print tables
 
-_OSU_TITLE = re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test\b.*")
-_OSU_HEADER = re.compile(r"#\s*(?:Message )?Size\b.*", re.IGNORECASE)
+_NEVER = re.compile(r"(?!)")
 
-# NVSHMEM: `#shmem_put_bw_uni`, `size(B)  scope  BW (GB/sec)`, rows. The programs that come with NVSHMEM compare no
-# data; nvshmem-perf of our images does, and says so in the end.
 
-_NVSHMEM_TITLE = re.compile(r"#\s*(?P<test>[a-z][a-z0-9_]{1,60})")
-_NVSHMEM_HEADER = re.compile(r"size\(B\)\s.*")
+class _Format(NamedTuple):
+    """Say how a tool prints tables."""
+
+    tool: str
+    mark: re.Pattern[str]
+    """A line that this tool alone prints."""
+    title: re.Pattern[str]
+    header: re.Pattern[str]
+    decimals: int
+    """Digits after the point of the last figure of a row: with fewer, it was cut."""
+    fatal: re.Pattern[str] = _NEVER
+    """Errors that this tool alone prints."""
+    error: re.Pattern[str] = _NEVER
+    """Errors that other programs print as well."""
+    is_mixed: bool = False
+    """Whether the lines of several programs may be mixed. Each ends its table with dashes."""
+
+
+_PERFTEST_TITLE = (
+    r"(?P<test>(?:Send|RDMA_Write|RDMA_Read|Atomic)(?:_imm)?(?: [A-Za-z_]{1,20}){0,5} (?:BW|Latency)"
+    r"(?: [a-zA-Z]{1,20}){0,2}) Test"
+)
+_PERFTEST_FATAL = (
+    r"(?:Couldn't (?:connect to \S{1,255}:\d|listen to port|get context for the device|allocate context)"
+    r"|Unable to (?:open file descriptor for socket|init the socket connection|find the Infiniband|create RDMA_CM)"
+    r"|IB device \S{1,80} not found)|Couldn't create IB resources|Unable to (?:Connect the HCA|set up socket conn)"
+    r"|Completion with error at (?:client|server)|Failed status \d{1,3}: |Failed to (?:modify QP \d|negotiate p"
+    r"|exchange data between server and client)|Port number \d{1,3} state is|Problems with warm up"
+    r"|(?:ethernet_read_keys: )?Couldn't (?:read|send|parse) (?:remote|local|line)|Error: BW result is below"
+)
+_PERFTEST = _Format(
+    "perftest",
+    mark=re.compile(rf"[\s>*]{{0,80}}(?=[#bA-Ze])(?:#?bytes\s{{1,40}}#|{_PERFTEST_TITLE}|{_PERFTEST_FATAL})"),
+    title=re.compile(_PERFTEST_TITLE),
+    header=re.compile(r"#?bytes\s+#\S+\s+\S.*"),
+    decimals=2,
+    fatal=re.compile(_PERFTEST_FATAL),
+    error=re.compile(
+        r"(?:Couldn't|Unable to|Failed|ERROR|Error\b|Completion with|Function \w{1,60} failed|Can't produce|Bad wc)"
+    ),
+    is_mixed=True,
+)
+_OSU = _Format(
+    "osu",
+    mark=re.compile(r"[\s>]{0,80}#\s*OSU "),
+    title=re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test\b.*"),
+    header=re.compile(r"#\s*(?:Message )?Size\b.*", re.IGNORECASE),
+    decimals=2,
+)
+_NVSHMEM = _Format(
+    "nvshmem",
+    mark=re.compile(r"[\s>]{0,80}size\(B\)\s"),
+    title=re.compile(r"#\s*(?P<test>[a-z][a-z0-9_]{1,60})"),
+    header=re.compile(r"size\(B\)\s.*"),
+    decimals=6,
+)
 _NVSHMEM_WRONG = re.compile(r"# (?P<wrong>\d{1,18}) words of 4 bytes were wrong")
+"""What nvshmem-perf of our images says in the end. The programs that come with NVSHMEM compare no data."""
 
 _COLUMN = re.compile(
-    r"#|(?P<size>size\(B\)|(?:Message )?Size\b)|(?P<bw_average>Bandwidth ?\(MB/s\)|MB/s|BW ?\(GB/sec\))"
-    r"|(?P<messages>Messages/s)|(?P<msg_rate>MMPs\S*)|(?P<min>min[_ ]lat\w* ?\(us\))|(?P<max>max[_ ]lat\w* ?\(us\))"
-    r"|(?P<average>(?:avg )?lat(?:ency)? ?\(us\))|(?P<valid>Validation)|(?:P\d+ Tail )?[^\s#]+",
-    re.IGNORECASE,
+    r"(?P<name>#?(?:(?:BW|MsgRate|tps|Avg|Min|Max|Message|P\d+ Tail|[\d.]+%{1,2}) )?[^\s\[(#]+)"
+    r"(?: ?[\[(](?P<unit>[^\])\s]{1,12})[\])])?"
 )
-_FIGURES = {"bw_average": "bw_average", "msg_rate": "msg_rate", "messages": "messages",
-            **{name: f"lat {name}" for name in ("average", "min", "max")}}  # fmt: skip
-"""Group of `_COLUMN` → name of its figure; other columns are passed over."""
-
-
-_LAST_WORDS = {
-    "valid": re.compile("pass|fail", re.IGNORECASE), "osu": re.compile(r".*\.\d{2}"),
-    "nvshmem": re.compile(r".*\.\d{6}"), "": None,
+_FIGURES = {
+    "bw_peak": "bw_peak", "bw_average": "bw_average", "bandwidth": "bw_average", "mb/s": "bw_average",
+    "bw": "bw_average", "msgrate": "msg_rate", "mmps": "msg_rate", "messages/s": "messages", "t_min": "lat min",
+    "t_max": "lat max", "t_typical": "lat typical", "t_avg": "lat average", "t_stdev": "lat stdev",
+    "percentile_99": "lat p99", "percentile_99.9": "lat p99.9", "99%_percentile": "lat p99",
+    "99.9%_percentile": "lat p99.9", "latency": "lat average", "avg_latency": "lat average", "avg_lat": "lat average",
+    "lat": "lat average", "min_latency": "lat min", "min_lat": "lat min", "max_latency": "lat max",
+    "max_lat": "lat max",
 }  # fmt: skip
-"""Kind of the last column of a row → what its word looks like if nothing was cut."""
+"""Name of a figure in a header or in JSON, in small letters and without blanks → the one in a table."""
+_UNITS = {"us": "usec", "GB/sec": "GB/s", **{unit: unit for unit in ("usec", "MB/s", "MB/sec", "MiB/sec", "Gb/sec")}}
+"""Unit in a header → the one in a table."""
+_DASHES = re.compile(r"-{20,}")
+_BANDWIDTH_COLUMNS = ("#bytes", "#iterations", "bw_peak", "bw_average", "msg_rate")
+_ROW_WITHOUT_HEADER = re.compile(r"\d{1,18}\s+\d{1,18}\s+\d+\.\d{2,6}\s+\d+\.\d{2,6}\s+\d+\.\d{6}", re.ASCII)
+
+
+def parse_perftest_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
+    """Read the tables of perftest in cleaned lines, of one program or of several whose lines are mixed."""
+    return _read_tables(_PERFTEST, source, lines)
 
 
 def parse_osu_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables of OSU micro-benchmarks in cleaned lines; a row whose data were wrong makes a table fail."""
-    return _read_tables("osu", source, lines, _OSU_TITLE, _OSU_HEADER)
+    return _read_tables(_OSU, source, lines)
 
 
 def parse_nvshmem_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
     """Read the tables of NVSHMEM's tests, and of nvshmem-perf, in cleaned lines."""
-    output = _read_tables("nvshmem", source, lines, _NVSHMEM_TITLE, _NVSHMEM_HEADER)
+    output = _read_tables(_NVSHMEM, source, lines)
     # Any comment of one word looks like a title.
     return [table for table in output if isinstance(table, str) or table.verdict != "no-data"]
 
 
-def _read_tables(
-    tool: str, source: str, lines: Sequence[str], title: re.Pattern[str], header: re.Pattern[str]
-) -> logs.Parsed[PerftestTable]:
-    """Read tables that begin with a title and a header."""
-    builders: list[TableBuilder] = []
-    unread: list[str] = []
-    for text in map(str.strip, lines):
+def _read_tables(form: _Format, source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
+    reader = _TableReader(form)
+    for text in logs.lines_of(form.mark, lines, longest=4000):
+        reader.read(text)
+    return [*reader.unread, *(table.table(source) for table in reader.tables)]
+
+
+@dataclass
+class _TableReader:
+    """Read text line by line: titles, headers, rows, errors."""
+
+    form: _Format
+    tables: list[_TableBuilder] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def read(self, text: str) -> None:
+        running = [table for table in self.tables if not table.is_closed]
+        if self.read_row(text, running):
+            return
+        if self.form.header.fullmatch(text) and (self.tables or self.form.is_mixed):
+            self.read_header(text, [table for table in running if not table.columns])
+        elif title := self.form.title.fullmatch(text):
+            self.begin(title["test"])
+        elif self.form.fatal.match(text):
+            (running[-1] if running else self.begin(None)).errors.append(excerpt(text))
+        elif running and self.form.error.match(text):
+            running[-1].errors.append(excerpt(text))
+        elif running and (match := _NVSHMEM_WRONG.fullmatch(text)):
+            running[-1].compared = True
+            running[-1].errors += [text.removeprefix("# ")] if int(match["wrong"]) else []
+        elif _DASHES.fullmatch(text):
+            for table in [table for table in running if table.rows or table.has_unread_row][:1]:
+                table.is_closed = True
+
+    def begin(self, test: str | None) -> _TableBuilder:
+        for table in self.tables:
+            # What begins now is another program than one that failed before its table.
+            has_failed = bool(table.errors) and not table.columns
+            table.is_closed = table.is_closed or not self.form.is_mixed or has_failed
+        self.tables.append(_TableBuilder(self.form.tool, test))
+        return self.tables[-1]
+
+    def read_header(self, text: str, announced: Sequence[_TableBuilder]) -> None:
+        test = self.tables[-1].test if self.tables else None
+        table = announced[-1] if announced else self.begin(test)
+        columns = [(match["name"].replace(" ", "_").replace("%%", "%"), match) for match in _COLUMN.finditer(text)]
+        table.columns = tuple(_FIGURES.get(name.lower(), name) for name, _ in columns)
+        # A column of OSU is called `MB/s`.
+        units = (match["unit"] or name for name, match in columns if name.lower() in _FIGURES)
+        table.unit = _UNITS.get(next(units, ""))
+        table.compared = "Validation" in table.columns
+        table.errors.clear()  # before its table, an error counts only if the table never comes
+
+    def read_row(self, text: str, running: Sequence[_TableBuilder]) -> bool:
+        """Keep the line if it is a row, or note it as unread if it looks like one; return whether it was either."""
         words = text.split()
-        table = builders[-1] if builders else TableBuilder(None, tool)
-        if match := title.fullmatch(text):
-            builders.append(TableBuilder(match["test"], tool))
-        elif table.test and header.fullmatch(text):
-            if table.columns:
-                builders.append(table := TableBuilder(table.test, tool))
-            names = [match.lastgroup or "" for match in _COLUMN.finditer(text) if match[0] != "#"]
-            table.columns, table.compared = tuple(_FIGURES.get(name, "") for name in names), "valid" in names
-            table.last_word = _LAST_WORDS[
-                "valid" if names[-1:] == ["valid"] else tool if table.columns[-1:] != ("",) else ""
-            ]
-            table.unit = "usec" if "bw_average" not in names else "GB/s" if tool == "nvshmem" else "MB/s"
-        elif table.columns and (match := _NVSHMEM_WRONG.fullmatch(text)):
-            table.compared = True
-            table.errors += [text.removeprefix("# ")] if int(match["wrong"]) else []
-        elif table.columns and words and (size := logs.parse_integer(words[0])) is not None:
-            if len(words) > len(table.columns) or (table.rows and size <= (table.rows[-1].size_bytes or 0)):
-                continue  # another program's
-            values = {name: parse_number(word) for name, word in zip(table.columns, words, strict=False) if name}
-            is_cut = table.last_word and not table.last_word.fullmatch(words[-1])
-            if len(words) != len(table.columns) or not values or None in values.values() or is_cut:
-                table.has_unread_row = True
-                unread.append(excerpt(text))
-                continue
-            if "messages" in values:
-                values["msg_rate"] = (values.pop("messages") or 0) / 1e6
+        if not words or (size := parse_integer(words[0])) is None:
+            return False
+        tables = [table for table in running if table.columns]
+        if running and not tables and running[-1].test and _ROW_WITHOUT_HEADER.fullmatch(text):
+            running[-1].columns = _BANDWIDTH_COLUMNS
+            tables = [running[-1]]
+        # Of the tables of several processes, the first whose next size this can be.
+        table = next((table for table in tables if table.last_size < size), tables[-1] if tables else None)
+        if table is None or size < table.last_size:
+            return False
+        if values := self.values_of(table.columns, words):
             table.add_row(size, values)
             table.errors += [f"the data of {size} bytes were wrong"] if "fail" in text.lower() else []
-    return [*(builder.table(source) for builder in builders), *unread]
+        elif words[1:] and parse_integer(words[1]) is None if self.form.is_mixed else len(words) > len(table.columns):
+            return False  # another program's
+        else:
+            table.has_unread_row = True
+            self.unread.append(excerpt(text))
+        return True
+
+    def values_of(self, columns: Sequence[str], words: Sequence[str]) -> dict[str, float | None]:
+        """Return the figures of a row by name, of which only that of CPU usage may be missing; none if it is no row."""
+        if not 0 <= len(columns) - len(words) <= ("CPU_Util" in columns):
+            return {}
+        pairs = list(zip(columns, words, strict=False))
+        figures = {name: word for name, word in pairs if name in _FIGURES.values()}
+        integers = [word for name, word in pairs if name.startswith("#")]
+        if None in map(parse_integer, integers) or not all(map(logs.is_table_value, figures.values())):
+            return {}
+        name, last = pairs[-1]
+        decimals = 6 if self.form.is_mixed and name == "msg_rate" else self.form.decimals
+        is_whole = last.lower() in ("pass", "fail")
+        if name != "Validation":
+            is_whole = (name not in figures and not self.form.is_mixed) or len(last.partition(".")[2]) >= decimals
+        return {name: parse_number(word) for name, word in figures.items()} if is_whole else {}
+
+
+# perftest's JSON: one row
+
+_JSON_KEYS = frozenset(("MsgSize", "BW_average", "MsgRate", "bw_avg", "msgRate_avg", "avg_lat", "t_avg"))
+"""One of these is in every object with results."""
+_WORD_OF_TITLE = re.compile(
+    r"_(?=(?:Bidirectional|Post_List|BW|Latency|forwarding|Multicast|CMP_AND_SWAP|FETCH_AND_ADD)(?:_|$))"
+)
+"""The underscores of a test's name in JSON that are blanks in text."""
+
+
+def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed[PerftestTable] | None:
+    """Read the table of a JSON document; None if it is not of perftest."""
+    top = json_object(document.value)
+    results = top.get("results")
+    if not isinstance(results, dict) or ("test_info" not in top and _JSON_KEYS.isdisjoint(results)):
+        return None
+    values = {key: logs.json_number(value) for key, value in results.items()}
+    size = values.get("MsgSize")
+    if size is None or size < 0:
+        printed = ", ".join(f"{key}: {value}" for key, value in results.items())
+        return [excerpt(f"results without a message size: {printed}")]
+    figures = {_FIGURES[key.lower()]: value for key, value in values.items() if key.lower() in _FIGURES}
+    columns = tuple(name for name in figures if name != "bw_peak")
+    # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
+    name = (logs.json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
+    name = _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List")
+    table = _TableBuilder("perftest", name or None, columns=columns, has_unread_row=not columns)
+    table.add_row(int(size), figures)
+    table.unit = "usec" if table.rows[0].latency_us else None
+    return [table.table(source)]
 
 
 # all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.
@@ -159,14 +312,14 @@ _ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*
 def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> logs.Parsed[Run]:
     """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
     runs: list[Run] = []
-    device = None
+    devices: tuple[str, ...] = ()
     for text in map(str.strip, lines):
         if match := _ARB_DEVICE.fullmatch(text):
-            device = match["device"]
+            devices = (match["device"],)
         elif match := _ARB_TITLE.fullmatch(text):
             runs.append(
                 Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
-                    device=device, compared=False, verdict="no-data", reason="no row of results")
+                    devices=devices, compared=False, verdict="no-data", reason="no row of results")
             )  # fmt: skip
         elif runs and (match := _ARB_ROW.fullmatch(text)):
             size = round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " "))

@@ -11,11 +11,12 @@ from .base import DIE_WITH_US as DIE_WITH_US
 from .base import KEYRING as KEYRING
 from .base import PACKAGES as PACKAGES
 from .base import VERSION as VERSION
-from .base import RootfsRecipe as RootfsRecipe
 from .base import bootstrap as bootstrap
 from .base import ensure_mmdebstrap as ensure_mmdebstrap
 from .base import make_rootfs as make_rootfs
+from .base import rootfs_command as rootfs_command
 from .base import signed_source as signed_source
+from .build import check_request as check_request
 from .buildx import BuildProgress as BuildProgress
 from .buildx import EventStream as EventStream
 from .buildx import execute_bake as execute_bake
@@ -26,8 +27,8 @@ from .buildx import run_bake as run_bake
 from .buildx import shorten_command as shorten_command
 from .bundle import Bundle as Bundle
 from .bundle import BundleManifest as BundleManifest
-from .bundle import Recording as Recording
 from .bundle import fetch_wheels as fetch_wheels
+from .bundle import finish_bundle as finish_bundle
 from .bundle import gateway_address as gateway_address
 from .bundle import package_proxy as package_proxy
 from .change import Build as Build
@@ -46,7 +47,7 @@ from .inputs import Git as Git
 from .inputs import Needs as Needs
 from .inputs import apt_get_for_mirrors as apt_get_for_mirrors
 from .inputs import apt_get_for_proxy as apt_get_for_proxy
-from .inputs import make_plain as make_plain
+from .inputs import copy_commit as copy_commit
 from .inputs import needs_of as needs_of
 from .inputs import stored_path as stored_path
 from .private import choose_pool as choose_pool

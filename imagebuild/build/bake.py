@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from imagebuild.project import Project
     from imagebuild.render import Dockerfile
 
-EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
 FETCHED = "fetched-"
 """Beginning of the names of targets that hold what imagebuild fetched instead of BuildKit."""
 FILES = "files"
@@ -28,25 +27,14 @@ FINAL_STAGE = "image"
 """Stage of every Dockerfile that installs packages of the distribution."""
 
 
-def layer_attributes(
-    compression: str, locked: date | None, environ: Mapping[str, str], rebuilt: date | None = None
-) -> str:
+def layer_attributes(compression: str, day: date | None) -> str:
     """Return the attributes of BuildKit's exporter of layouts: compression, and the latest time of a file.
 
-    That is the day of a rebuild, else what the environment says, the day of the lock, or the release of the oldest base
-    image. Raises ConfigError for a day before the lock's or in the future, and for a variable that is no number.
+    `day` is that of a rebuild or of the lock; without one, it is the release of the oldest base image.
     """
-    today, given = datetime.now(UTC).date(), "" if rebuilt else environ.get(EPOCH_VARIABLE, "")
-    if rebuilt and not (locked or rebuilt) <= rebuilt <= today:
-        raise ConfigError(f"--rebuild {rebuilt}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
-    if given and not given.isdigit():
-        raise ConfigError(
-            f"{EPOCH_VARIABLE}={given}: must be seconds since 1970, for example from `git log -1 --format=%ct`"
-        )
-    day = rebuilt or locked
-    dated = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else oci.EPOCH
+    epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else oci.EPOCH
     # The epoch is given to the exporter alone: a build argument would be part of every step's cache key.
-    return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={given or dated}"
+    return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"
 
 
 def new_layout(layout: Path) -> Path:
@@ -63,8 +51,8 @@ class BuildRequest:
     """Empty: the platforms of each target."""
     output: str = "load"
     """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
-    layers: str = f"compression=gzip,force-compression=true,rewrite-timestamp=true,source-date-epoch={oci.EPOCH}"
-    """How layers are written that leave the engine, see `layer_attributes`."""
+    compression: str = "gzip"
+    """`gzip` or `zstd`, of layers that leave the engine."""
     builder: str | None = None
     """Builder of docker buildx; None: the engine's own."""
     sources: tuple[str, ...] = ()
@@ -124,10 +112,6 @@ class BuildInputs:
     secrets: Mapping[str, Path] = field(default_factory=dict)
 
 
-Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[str, str]]
-"""What mirrors or a bundle give to a build: image → context, target → stage → folder, secret → text."""
-
-
 @dataclass(frozen=True)
 class BuildRun:
     """Hold a build that is under way: what was asked for, and what was found and rendered for it."""
@@ -162,13 +146,14 @@ class BuildRun:
 def bake_file(run: BuildRun) -> dict[str, Any]:
     """Return the bake file for targets whose Dockerfiles are `folder/<id>/Dockerfile`."""
     request, inputs = run.request, run.inputs
+    layers = layer_attributes(request.compression, request.rebuilt or run.project.lock.date)
     entries: dict[str, dict[str, Any]] = {}
     fetched: set[Path] = set()
     for target in request.targets:
         output = "type=docker" if request.output == "load" and not request.stage else "type=cacheonly"
         # What is pushed is a layout first: the docker driver cannot push by digest, and rewrites times in layouts only.
         if layout := run.layout_folder(target):
-            output = f"type=oci,tar=false,dest={new_layout(layout)},{request.layers}"
+            output = f"type=oci,tar=false,dest={new_layout(layout)},{layers}"
         entry = entries[target.bake_name] = {
             "context": str(run.context),
             # Inline text would need escaping: bake expands ${…}.

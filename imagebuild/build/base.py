@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, cast
 from urllib.parse import urlsplit
@@ -20,11 +20,13 @@ from imagebuild.build import private
 from imagebuild.core import debian
 from imagebuild.core.debian import AptSource
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.run import run_logged, run_program
+from imagebuild.core.run import execute, run_program
 from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
 
 Log = Callable[[str], None]
+LAST_LINES = 15
+"""Lines of mmdebstrap's output that are shown if it fails."""
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
@@ -55,44 +57,34 @@ CUSTOMIZE_COMMANDS = (
     """echo 'Acquire::Languages "none";' > "$1"/etc/apt/apt.conf.d/docker-no-languages""",
     """echo 'APT::Keep-Downloaded-Packages "false";' > "$1"/etc/apt/apt.conf.d/docker-clean""",
 )
-# Mounts and processes are in namespaces that end with their first process, which ends with this one.
 DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-@dataclass(frozen=True)
-class RootfsRecipe:
-    """Hold all that decides what a root file system has, besides the state of the archive."""
+def rootfs_command(
+    release: str, arch: str, sources: Sequence[AptSource], mode: str = "", tar: str = ""
+) -> tuple[str, ...]:
+    """Return the command that writes a root file system to `tar`, as root or in a user's namespace (`mode`).
 
-    release: str
-    platform: str
-    sources: tuple[AptSource, ...]
-    """As `signed_source` returns them; if empty, mmdebstrap's default for the release."""
-
-    @property
-    def arch(self) -> str:
-        """Return Debian's name of the architecture."""
-        return self.platform.rpartition("/")[2]
-
-    def command(self, mode: str, tar: str) -> tuple[str, ...]:
-        https = any(source.uri.startswith("https:") for source in self.sources)
-        keys = sorted({source.signed_by or KEYRING for source in self.sources} - {KEYRING})
-        return (
-            "mmdebstrap",
-            f"--mode={mode}",
-            "--variant=minbase",
-            f"--architectures={self.arch}",
-            # The container runtime makes device nodes; emulation is set up already, without the arch-test package.
-            "--skip=output/dev,check/qemu",
-            *(("--include=ca-certificates",) if https else ()),
-            *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
-            # A key of the site's own is put where its sources expect it.
-            *(f'--setup-hook=install -D -m 644 {shlex.quote(key)} "$1"{shlex.quote(key)}' for key in keys),
-            *(f"--customize-hook={command}" for command in CUSTOMIZE_COMMANDS),
-            self.release,
-            tar,
-            *debian.as_oneline(self.sources).splitlines(),
-        )
+    `sources` are as `signed_source` returns them; without any, they are mmdebstrap's own for the release.
+    """
+    https = any(source.uri.startswith("https:") for source in sources)
+    keys = sorted({source.signed_by or KEYRING for source in sources} - {KEYRING})
+    return (
+        "mmdebstrap",
+        f"--mode={mode}",
+        "--variant=minbase",
+        f"--architectures={arch}",
+        # The container runtime makes device nodes; emulation is set up already, without the arch-test package.
+        "--skip=output/dev,check/qemu",
+        *(("--include=ca-certificates",) if https else ()),
+        *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+        # A key of the site's own is put where its sources expect it.
+        *(f'--setup-hook=install -D -m 644 {shlex.quote(key)} "$1"{shlex.quote(key)}' for key in keys),
+        *(f"--customize-hook={command}" for command in CUSTOMIZE_COMMANDS),
+        release,
+        tar,
+        *debian.as_oneline(sources).splitlines(),
+    )
 
 
 def signed_source(source: AptSource) -> AptSource:
@@ -120,8 +112,8 @@ def ensure_mmdebstrap(log: Log) -> None:
     private.install(PACKAGES, run_program)
 
 
-def make_rootfs(recipe: RootfsRecipe, tar: Path, log: Log) -> None:
-    """Write the file system to `tar`; raise CommandError with mmdebstrap's last lines if that fails.
+def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path, log: Log) -> None:
+    """Write a root file system to `tar`. Raises CommandError with mmdebstrap's last lines if that fails.
 
     Scratch space is taken beside `tar`, and apt's own user must be able to get there.
     """
@@ -129,10 +121,13 @@ def make_rootfs(recipe: RootfsRecipe, tar: Path, log: Log) -> None:
     prefix: tuple[str, ...] = DIE_WITH_US
     if root:
         with suppress(CommandError):  # a root that may not make namespaces may not mount either: nothing to contain
-            run_program(*NAMESPACES, "true")
-            prefix = (*DIE_WITH_US, *NAMESPACES)
-    command = recipe.command("root" if root else "unshare", str(tar))
-    run_logged((*prefix, *command), log, name="mmdebstrap", env={**ENV, "TMPDIR": str(tar.parent)})
+            run_program(*private.NAMESPACES, "true")
+            prefix = (*DIE_WITH_US, *private.NAMESPACES)
+    command = rootfs_command(release, arch, sources, "root" if root else "unshare", str(tar))
+    done = execute((*prefix, *command), each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
+    if done.status != 0:
+        lines = done.output.splitlines()[-LAST_LINES:]
+        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.problem or done.status}):", *lines]))
 
 
 def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
@@ -141,9 +136,10 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
     Raises ConfigError for a cache that cannot be written, CommandError when a program fails or is missing.
     """
     sources = tuple(map(signed_source, debian.debian_sources(release)))
-    recipes = [RootfsRecipe(release, name, sources) for name in sorted(platforms)]
+    archs = sorted(platform.removeprefix("linux/") for platform in platforms)
     # All that decides what is made, such as options and the archive.
-    key = repr(([recipe.command("", "") for recipe in recipes], sorted(ENV.items()), image_settings("", "")))
+    commands = [rootfs_command(release, arch, sources) for arch in archs]
+    key = repr((commands, sorted(ENV.items()), image_settings("", "")))
     place = cache.absolute() / f"{release}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -151,7 +147,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
         with private.alone(place):
             made = _newest(place)
             if not made or made.stat().st_mtime < time.time() - RENEW_DAYS * DAY:
-                made = _make(place, recipes, log)
+                made = _make(place, archs, release, sources, log)
         for path in cache.glob("*/*"):  # a build that began long ago may still read the one of last week
             if path.stat().st_mtime < time.time() - KEEP_DAYS * DAY:
                 shutil.rmtree(path, ignore_errors=True)
@@ -162,31 +158,31 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
 
 def _newest(place: Path) -> Path | None:
     """Return the youngest layout of a folder that is whole: each has the name of its digest."""
-    whole = [path for path in place.iterdir() if layout.has_image(path, f"sha256:{path.name}")]
+    whole = [path for path in place.iterdir() if layout.Layout(path).has(f"sha256:{path.name}")]
     return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _make(place: Path, recipes: Sequence[RootfsRecipe], log: Log) -> Path:
-    """Bootstrap the file systems of all platforms, and return the layout that has them as one image."""
+def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[AptSource], log: Log) -> Path:
+    """Bootstrap the file systems of all architectures, and return the layout that has them as one image."""
     ensure_mmdebstrap(log)
     # Not in the cache, as apt's own user may not be able to get there.
     with tempfile.TemporaryDirectory(prefix="imagebuild-base-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        manifests = []
-        for recipe in recipes:
-            log(f"bootstrapping {recipe.release} for {recipe.platform}")
-            private.ensure_emulation(recipe.arch)
-            make_rootfs(recipe, tar := folder / "root.tar", log)
+        image, manifests = layout.Layout(folder / "layout"), []
+        for arch in archs:
+            log(f"bootstrapping {release} for linux/{arch}")
+            private.ensure_emulation(arch)
+            make_rootfs(release, arch, sources, tar := folder / "root.tar", log)
             try:
                 with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
-                    image = image_settings(recipe.release, file.read().decode().strip())
+                    settings = image_settings(release, file.read().decode().strip())
             except (KeyError, ValueError, OSError, tarfile.TarError) as error:
                 raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
-            manifests.append(layout.add_image(folder / "layout", tar, recipe.platform, image))
-        digest = layout.write_index(folder / "layout", manifests)
+            manifests.append(image.add_image(tar, f"linux/{arch}", settings))
+        digest = image.write_index(manifests)
         made = place / digest.removeprefix("sha256:")
-        shutil.copytree(folder / "layout", made, dirs_exist_ok=True)
+        shutil.copytree(image.folder, made, dirs_exist_ok=True)
     os.utime(made)  # the same may have been made a week ago
     return made
 

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagebuild.build import bake, buildx, private
-from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry, Provided
+from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry
 from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
 from imagebuild.project import revision
-from imagebuild.project.lockfile import check_resolved, digest_of
+from imagebuild.project.lockfile import check_pinned, digest_of
 from imagebuild.project.plan import Project
 from imagebuild.render.renderer import Dockerfile, Renderer
 
 if TYPE_CHECKING:
-    from imagebuild.build.bundle import Bundle, Recording
+    from imagebuild.build.inputs import Provide
     from imagebuild.project.records import BuildResult
-
 
 MANY = 4
 """From so many targets on, a command that people copy does not name them."""
@@ -44,16 +45,14 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
     names = [target.id for target in request.targets] if len(request.targets) < MANY else []
     command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
-    check_resolved(project.lock, needed, command)
+    check_pinned(project.lock, needed, command)
     # The text is for all platforms; of those that are not built, the lock may have nothing.
-    renderer = renderer.with_unresolved(request.targets)
-    project = renderer.project
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())
     for line in dict.fromkeys(adaptations):
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
-    check_request(request, dockerfiles)
-    bundle = bundle_of(request, dockerfiles)
+    check_request(request, dockerfiles, project.lock.date)
+    provide = provider_of(request, dockerfiles)
     if request.output == "push":
         # A build can take an hour: whether its images can be stored is seen before.
         for target in {target.image: target for target in request.targets}.values():
@@ -75,23 +74,30 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         dockerfiles,
         endpoint,
         caches=caches,
-        revision=revision.current_revision(project.matrix.path, project.roots[0]),
-        origin=revision.origin_of_build(project.matrix.path, os.environ),
+        revision=revision.current_revision(project.root),
+        origin=revision.origin_of_build(project.root, os.environ),
     )
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
-    with progress, build_inputs(run, bundle, progress) as provided:
+    with progress, build_inputs(run, provide, progress) as provided:
         run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
+        began = time.monotonic()
         built = buildx.run_bake(run, progress)
-        results = buildx.export_images(run, built, progress)
+        results = buildx.export_images(run, *built, time.monotonic() - began, progress)
         if request.cache_write:
             from imagebuild.build.change import write_caches
 
-            write_caches(run, built, progress)
+            write_caches(run, results, progress)
         return results
 
 
-def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> None:
-    """Raise ConfigError for options that exclude each other, an unknown stage, or a bundle that lacks something."""
+def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile], locked: date | None) -> None:
+    """Raise ConfigError for options that exclude each other, for an unknown stage, or for a day that cannot be.
+
+    A rebuild is on the day of the lock or later, and not in the future.
+    """
+    day, today = request.rebuilt, datetime.now(UTC).date()
+    if day and not (locked or day) <= day <= today:
+        raise ConfigError(f"--rebuild {day}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
     if request.cache_write and not request.cache:
         raise ConfigError("--cache-write: needs --cache REPOSITORY, the repository to write to")
     if request.cache_write and (request.sources or request.stage):
@@ -109,68 +115,52 @@ def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) 
             raise ConfigError(f"--stage {request.stage}: no selected target has such a stage; stages: {names}")
 
 
-def bundle_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Bundle | Recording | None:
-    """Return the bundle that the request names, or the one to be made.
+def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Provide | None:
+    """Return what provides the inputs that BuildKit does not fetch: a bundle, one to be made, mirrors, or nothing.
 
-    Raises ConfigError if there is none, if a target cannot be built from it, or if its folder has something in it.
+    Raises ConfigError if there is no bundle, if a target cannot be built from it, or if the folder of a new one has
+    something in it.
     """
     if not request.bundle:
-        return None
-    from imagebuild.build.bundle import Bundle, Recording
+        if settings.load_settings(os.environ).mirrors == settings.Mirrors():
+            return None
+        from imagebuild.build.inputs import from_mirrors
 
-    wanted = [(t.id, dockerfiles[t.id].stages, bake.platforms_of(t, request.platforms)) for t in request.targets]
+        return from_mirrors
+    from imagebuild.build.bundle import Bundle, new_bundle_folder, record_bundle
+
     if request.record:
-        keys: dict[str, set[Platform]] = {}
-        for _, stages, platforms in wanted:
-            for key in stages.values():
-                keys.setdefault(key, set()).update(platforms)
-        return Recording.start(request.bundle, keys)
+        return partial(record_bundle, new_bundle_folder(request.bundle))
     bundle = Bundle.read(request.bundle)
-    problems = {target: bundle.problem(stages, platforms) for target, stages, platforms in wanted}
+    wanted = {target.id: bake.platforms_of(target, request.platforms) for target in request.targets}
+    problems = {name: bundle.problem(dockerfiles[name].stages, platforms) for name, platforms in wanted.items()}
     if listed := "\n".join(f"  {name}: {problem}" for name, problem in problems.items() if problem):
         raise ConfigError(f"{bundle.folder}: these targets cannot be built from it:\n{listed}")
-    return bundle
+    return bundle.provide
 
 
 @contextmanager
-def build_inputs(
-    run: BuildRun, bundle: Bundle | Recording | None, progress: buildx.BuildProgress
-) -> Iterator[BuildInputs]:
+def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildProgress) -> Iterator[BuildInputs]:
     """Provide this machine's secrets, bootstrapped bases, and what comes from mirrors or a bundle.
 
     The secrets are its CA bundle, and its Python package index if it has one configured. BuildKit fetches everything
     else itself. Raises ConfigError for an engine that cannot use bundles.
     """
-    request, configured = run.request, settings.load_settings(os.environ)
-    if bundle and not engine.has_containerd_store(run.engine):
+    request = run.request
+    if request.bundle and not engine.has_containerd_store(run.engine):
         raise ConfigError("bundles need an engine with the containerd image store; enable it there")
-    with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
+    offline = request.bundle and not request.record
+    run = replace(run, inputs=BuildInputs({} if offline else bootstrapped_bases(run, progress)))
+    with ExitStack() as stack:
+        images, stages, more = stack.enter_context(provide(run, progress.note)) if provide else ({}, {}, {})
         index, ca = settings.configured_index(), settings.ca_bundle(request.ca, os.environ)
-        texts = {"pip.conf": settings.pip_conf_text(index)} if index else {}
-        offline = bundle and not request.record
-        run = replace(run, inputs=BuildInputs({} if offline else bootstrapped_bases(run, progress)))
-        with provided_inputs(run, bundle, configured, progress) as (images, stages, more):
-            secrets = {"ca": ca} if ca else {}
-            for name, text in {**texts, **more}.items():
-                secrets[name] = Path(folder, name)
-                secrets[name].write_text(text)
-            yield BuildInputs({**run.inputs.images, **images}, stages, secrets)
-
-
-def provided_inputs(
-    run: BuildRun, bundle: Bundle | Recording | None, configured: settings.Settings, progress: buildx.BuildProgress
-) -> AbstractContextManager[Provided]:
-    """Return what provides images, contexts of stages, and texts of secrets: a bundle, mirrors, or nothing."""
-    if not bundle and configured.mirrors == settings.Mirrors():
-        return nullcontext(({}, {}, {}))
-    from imagebuild.build import inputs
-
-    needs = {
-        target.id: inputs.needs_of(run.dockerfiles[target.id].text, bake.platforms_of(target, run.request.platforms))
-        for target in run.request.targets
-    }
-    provide = bundle.provide if bundle else inputs.from_mirrors
-    return provide(run, needs, progress.note)
+        texts = {**({"pip.conf": settings.pip_conf_text(index)} if index else {}), **more}
+        secrets = {"ca": ca} if ca else {}
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-")))
+        for name, text in texts.items():
+            secrets[name] = folder / name
+            secrets[name].write_text(text)
+        yield BuildInputs({**run.inputs.images, **images}, stages, secrets)
 
 
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:

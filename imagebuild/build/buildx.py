@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import codecs
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
 import tempfile
-import time
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +24,8 @@ from imagebuild.build.bake import BuildRun
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
 from imagebuild.core.files import write_text
-from imagebuild.core.run import end_program, start_program
-from imagebuild.oci.engine import compressed_size, engine_flaw
+from imagebuild.core.run import execute
+from imagebuild.oci.engine import engine_flaw
 from imagebuild.project import plan
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
@@ -45,9 +41,8 @@ STEP_NAME = re.compile(
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
 """Name of a progress bar of a layer that comes from a registry. Steps that run have no bars, only output."""
-LOG_LINES = 400
-"""Lines of output kept for each step."""
 ERROR_LINES = 25
+"""Lines of output that are kept of each step, and shown if it fails."""
 # Faults of exporting, after which all steps are in the cache: containerd's garbage collector was faster than the export
 # (https://github.com/containerd/containerd/issues/10835), or a dozen large images at once took it too long.
 EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
@@ -68,7 +63,7 @@ class Vertex:
     error: str = ""
     inputs: tuple[str, ...] = ()
     """Digests of the vertices that it starts from; a source has none."""
-    log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
     partial: str = ""
     """Start of a line of output whose end has not come yet."""
 
@@ -136,6 +131,8 @@ class EventStream:
             if not self._buffer:
                 return
             if self._buffer.startswith("{"):
+                if self._buffer.startswith("{\n") and "\n}" not in self._buffer:
+                    return  # an indented object is parsed once, when it is whole
                 try:
                     event, end = self._decoder.raw_decode(self._buffer)
                 except ValueError:
@@ -148,11 +145,6 @@ class EventStream:
                     return
                 self.messages.append(line)
                 self._buffer = rest
-
-    def close(self) -> None:
-        """Take the end of the stream: what has not been read yet is a message."""
-        self.messages += [line for line in self._buffer.splitlines() if line.strip()]
-        self._buffer = ""
 
     def steps(self, components: Mapping[str, str]) -> tuple[Step, ...]:
         """Return the steps that ran or were cached, each once, in the order in which they started.
@@ -287,8 +279,7 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
         path = Path(folder).expanduser().resolve()
         if not folder or not path.is_dir() or not any(path.iterdir()):
             raise ConfigError(f"--source {text}: write it as NAME=FOLDER, with a folder that has something in it")
-        wanted = {name} if name in names else {name, *(models[name].provides if name in models else ())}
-        found = [component for component, own in names.items() if own & wanted]
+        found = [component for component, own in names.items() if name in own]
         used = [component for component in found if f"{component}-source" in stages]
         if len(used) != 1:
             near = "" if found else suggestion(name, names)
@@ -299,54 +290,31 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
     return replaced
 
 
-def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[BuildResult, ...]:
-    """Build all targets at once, and return their results, which `export_images` completes.
+def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[str, Any]]:
+    """Build all targets at once; return the events and buildx's metadata.
 
     Layouts of earlier builds stay until the new ones are whole. Raises ConfigError if something else is where a layout
     is to be, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
     """
-    began = time.monotonic()
     layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
     for layout in layouts:
         if layout.exists() and not (layout / "oci-layout").is_file():
             raise ConfigError(f"{layout}: is no OCI layout; remove it, or choose another folder")
         shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit would add to it
     try:
-        write_inputs(run)
-        stream, metadata = execute_bake(run, bake.bake_file(run), progress)
+        run.context.mkdir(parents=True, exist_ok=True)
+        for target in run.request.targets:
+            write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
+        built = execute_bake(run, bake.bake_file(run), progress)
         for layout in layouts:
             shutil.rmtree(layout, ignore_errors=True)
             bake.new_layout(layout).rename(layout)
+        return built
+    except OSError as error:
+        raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
     finally:
         for layout in layouts:
             shutil.rmtree(bake.new_layout(layout), ignore_errors=True)
-    seconds = round(time.monotonic() - began, 3)
-    from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
-
-    keys = {target.bake_name: run.dockerfiles[target.id].stages for target in run.request.targets}
-    results = []
-    for target in run.request.targets:
-        stages = keys[target.bake_name]
-        owners = {stage: name for stage in stages if (name := component_of(stage, run.project.components))}
-        steps = tuple(
-            step
-            for step in stream.steps(owners)
-            # A step that targets share is reported under the name of one of them.
-            if step.stage in stages and keys.get(step.target, stages).get(step.stage) == stages[step.stage]
-        )
-        results.append(
-            BuildResult(
-                target=target.id,
-                digest=(metadata.get(target.bake_name) or {}).get("containerimage.digest"),
-                tags=(target.name,),
-                platforms=bake.platforms_of(target, run.request.platforms),
-                size_bytes=None,
-                seconds=seconds,
-                steps=steps,
-                replaced=bake.replaced_contexts(run.inputs.images),
-            )
-        )
-    return tuple(results)
 
 
 def execute_bake(
@@ -371,16 +339,6 @@ def execute_bake(
         metadata_file.unlink(missing_ok=True)
 
 
-def write_inputs(run: BuildRun) -> None:
-    """Write the Dockerfiles. Raises ConfigError if the folder cannot be written."""
-    try:
-        run.context.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
-    for target in run.request.targets:
-        write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
-
-
 def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream) -> int:
     """Run `docker buildx bake` to its end, also when interrupted; return its exit status."""
     command = ["docker", "buildx", "bake", "--file", str(file)]
@@ -388,30 +346,28 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
     if run.request.builder:
         command += ["--builder", run.request.builder]
     environ = {
-        # buildx would make it a build argument, and so a part of every step's cache key; the exporter gets it.
-        **{name: value for name, value in os.environ.items() if name != bake.EPOCH_VARIABLE},
+        # buildx would make it a build argument, and so a part of every step's cache key.
+        "SOURCE_DATE_EPOCH": None,
         **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
         "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
     }
-    process = start_program(command, environ, output=subprocess.DEVNULL, errors=subprocess.PIPE)
-    assert process.stderr
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    try:
-        while chunk := os.read(process.stderr.fileno(), 1 << 16):
-            for event in stream.feed(decoder.decode(chunk)):
-                progress.update(*event)
-        return process.wait()
-    finally:
-        stream.close()
-        end_program(process, signal.SIGINT, patience_s=15)  # so that BuildKit cancels the build
+
+    def update(line: str) -> None:
+        for event in stream.feed(f"{line}\n"):
+            progress.update(*event)
+
+    done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # so that BuildKit cancels it
+    if done.status is None:
+        raise CommandError(f"docker buildx bake {done.problem}")
+    return done.status
 
 
 def _explain_stopped_engine(run: BuildRun) -> str:
     """Return a line if the engine has stopped: buildx does not say so, and its steps look as if they had failed."""
     if run.request.builder:
         return ""
-    flaw = engine_flaw(run.engine.host, flags=() if run.engine.origin == "context" else None)
+    flaw = engine_flaw(run.engine)
     return f"the engine at {run.engine.host} stopped during the build ({flaw}); start it again\n" if flaw else ""
 
 
@@ -429,7 +385,6 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
     target = next((t for t in run.request.targets if t.bake_name == vertex.target), None)
     target = target or next(t for t in run.request.targets if vertex.stage in run.dockerfiles[t.id].stages)
     component = component_of(vertex.stage, run.project.components)
-    lines = list(vertex.log)[-ERROR_LINES:]
     options = shlex.join([*run.request.repeat_options, "--stage", vertex.stage])
     return "\n".join(
         [
@@ -437,7 +392,7 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
             f"  step    {vertex.title}",
             # BuildKit repeats the whole script.
             f"  reason  {re.sub('process .* did not', 'it did not', vertex.error.strip().splitlines()[-1])}",
-            *(["  the end of its output:", *(f"    {line}" for line in lines)] if lines else []),
+            *(["  the end of its output:", *(f"    {line}" for line in vertex.log)] if vertex.log else []),
             f"  again   imagebuild build {target.id} {options} -v",
         ]
     )
@@ -451,48 +406,72 @@ def component_of(stage: str, components: Container[str]) -> str | None:
     return None
 
 
-def staging_repository(project: Project, target: Target) -> oci.RepositoryAt:
+def staging_repository(project: Project, target: Target) -> oci.Repository:
     """Return where a target's image is pushed to, to be verified there."""
     name = oci.parse_reference(plan.repository_name(project, target.image))
     return oci.connect_registry(name.host).at(name.repository)
 
 
-def export_images(run: BuildRun, results: Sequence[BuildResult], progress: BuildProgress) -> list[BuildResult]:
-    """Complete the results of targets, push what is to be pushed, and write each `result.json`.
+def export_images(
+    run: BuildRun, stream: EventStream, metadata: Mapping[str, Any], seconds: float, progress: BuildProgress
+) -> list[BuildResult]:
+    """Push what is to be pushed, and write the `result.json` of each target; return these results.
 
-    An image is pushed to the staging repository of its target, with one tag that keeps it there. Raises CommandError
-    if a registry refuses, ResultError if a layout cannot be read. Targets that were exported until then have their
-    `result.json`.
+    An image is pushed to the staging repository of its target, with one tag that keeps it there. `seconds` is what
+    the build took. Raises CommandError if a registry refuses, ResultError if a layout cannot be read. Targets that were
+    exported until then have their `result.json`.
     """
+    from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
+
     exported = []
-    for target, result in zip(run.request.targets, results, strict=True):
-        more: dict[str, Any] = {
-            "revision": run.revision,
-            "rebuilt": run.request.rebuilt,
-            **run.origin,
-            "dockerfile": hashlib.sha256(run.dockerfiles[target.id].text.encode()).hexdigest(),
-            "builder": run.request.builder or run.engine.host,
-            "started": f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        }
+    for target in run.request.targets:
+        text, platforms = run.dockerfiles[target.id].text, bake.platforms_of(target, run.request.platforms)
+        digest = (metadata.get(target.bake_name) or {}).get("containerimage.digest")
+        more: dict[str, Any] = {"size_bytes": None, "tags": (target.name,)}
         if layout := run.layout_folder(target):
             with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
                 images = oci.images_in(layout, Path(folder))
             more["manifests"] = manifests = {image.platform: image.digest for image in images}
             more["size_bytes"] = sum(layer.size for layer in images[0].layers)
-            if missing := [platform for platform in result.platforms if not manifests.get(platform)]:
+            if missing := [platform for platform in platforms if not manifests.get(platform)]:
                 raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")
         if layout and run.request.output == "push":
-            if not result.digest:
+            if not digest:
                 raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
             staging = staging_repository(run.project, target)
             progress.begin(target.id, f"push of {target.id} to {staging}")
-            tag = plan.staged_tag(result.digest, datetime.now(UTC))
-            moved = oci.push_image(layout, result.digest, staging.registry, staging.repository, tag)
+            tag = plan.staged_tag(digest, datetime.now(UTC))
+            moved = oci.push_image(oci.Layout(layout), digest, staging, tag)
             progress.end(target.id, f"{moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": str(staging), "tags": (f"{staging}:{tag}",)}
             shutil.rmtree(layout)
-        if run.request.output == "load" and not run.request.stage:
-            more["size_bytes"] = compressed_size(run.engine, result.tags[0])
-        exported.append(result.model_copy(update=more))
-        write_text(run.request.folder / result.target / "result.json", exported[-1].model_dump_json(indent=1) + "\n")
+        result = BuildResult(
+            target=target.id,
+            digest=digest,
+            platforms=platforms,
+            seconds=round(seconds, 3),
+            steps=_steps_of(run, target, stream),
+            replaced=bake.replaced_contexts(run.inputs.images),
+            revision=run.revision,
+            rebuilt=run.request.rebuilt,
+            dockerfile=hashlib.sha256(text.encode()).hexdigest(),
+            builder=run.request.builder or run.engine.host,
+            started=f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            **run.origin,
+            **more,
+        )
+        write_text(run.request.folder / target.id / "result.json", result.model_dump_json(indent=1) + "\n")
+        exported.append(result)
     return exported
+
+
+def _steps_of(run: BuildRun, target: Target, stream: EventStream) -> tuple[Step, ...]:
+    """Return the steps of a target's Dockerfile. One that targets share is reported under the name of one of them."""
+    stages = run.dockerfiles[target.id].stages
+    others = {other.bake_name: run.dockerfiles[other.id].stages for other in run.request.targets}
+    owners = {stage: name for stage in stages if (name := component_of(stage, run.project.components))}
+    return tuple(
+        step
+        for step in stream.steps(owners)
+        if step.stage in stages and others.get(step.target, stages).get(step.stage) == stages[step.stage]
+    )

@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 import functools
-import io
 import os
-import shutil
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
-from imagebuild.build.bake import BuildRun, Provided
+from imagebuild.build.bake import BuildRun
 from imagebuild.build.inputs import (
-    Download,
     DownloadStore,
-    Git,
     Needs,
+    Provided,
     apt_get_for_proxy,
     fetch_all,
     missing_images,
+    needs_of_targets,
 )
 from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
 from imagebuild.core.fields import ARCHS, Digest, Model, Platform
-from imagebuild.core.files import write_text
-from imagebuild.core.http import Downloads, file_sha256
+from imagebuild.core.files import file_sha256, write_text
 from imagebuild.core.run import run_program
-from imagebuild.core.settings import Settings, ca_bundle, git_environment, load_settings, pip_environment
+from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
-from imagebuild.oci.layout import start_layout
-from imagebuild.oci.registry import Layout, copy_image, pull_image
+from imagebuild.oci.layout import Layout
+from imagebuild.oci.registry import copy_image, pull_image
 from imagebuild.render.recipe import pip_platforms
 
 MANIFEST = "manifest.json"
+IMAGES = "images"
+"""Folder of the OCI layout that has the images."""
 SUMS = "SHA256SUMS"
 """File with the hashes of all others, written last."""
 WHEELS = "/wheels/"
@@ -64,29 +63,10 @@ class BundleManifest(Model):
 
 
 @dataclass(frozen=True)
-class BundlePaths:
-    """Say where a bundle keeps what it holds."""
-
-    folder: Path
-
-    @property
-    def layout(self) -> Path:
-        """Return the folder of the OCI layout that has the images."""
-        return self.folder / "images"
-
-    def git(self, commit: str) -> Path:
-        """Return the folder of a clone."""
-        return self.folder / "git" / commit
-
-    def copy_commit(self, download: Download, folder: Path) -> None:
-        """Write the files of a commit into a folder. Raises ResultError if anything is missing or damaged."""
-        Git().copy(self.git(download.commit), download.commit, folder)
-
-
-@dataclass(frozen=True)
-class Bundle(BundlePaths):
+class Bundle:
     """Use a bundle that is complete."""
 
+    folder: Path
     manifest: BundleManifest
 
     @classmethod
@@ -100,14 +80,15 @@ class Bundle(BundlePaths):
         return cls(folder, yaml.read_yaml(folder / MANIFEST, BundleManifest).model)
 
     @contextmanager
-    def provide(self, run: BuildRun, needs: Mapping[str, Needs], note: Callable[[str], None]) -> Iterator[Provided]:
+    def provide(self, run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
         """Provide all inputs of a build. Raises ConfigError for an image that the bundle lacks."""
+        needs = needs_of_targets(run)
         images = missing_images(run, needs)
         if absent := [image for image in images if image not in self.manifest.images]:
             raise ConfigError(f"{self.folder}: the bundle has no {', '.join(absent)}")
-        contexts = {image: f"oci-layout://{self.layout}@{self.manifest.images[image]}" for image in images}
+        contexts = {image: f"oci-layout://{self.folder / IMAGES}@{self.manifest.images[image]}" for image in images}
         store = DownloadStore(self.folder)
-        stages = fetch_all(needs, store.get, self.copy_commit, note)
+        stages = fetch_all(needs, store, note)
         with package_proxy(gateway_address(run.engine), store, note) as proxy:
             yield contexts, stages, _proxy_secrets(proxy, recording=False)
 
@@ -136,66 +117,65 @@ class Bundle(BundlePaths):
         ]
 
 
-@dataclass(frozen=True)
-class Recording(BundlePaths):
-    """Make a bundle."""
+def new_bundle_folder(folder: Path) -> Path:
+    """Make the folder of a bundle. Raises ConfigError if it has something in it or cannot be written."""
+    folder = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: is not empty; remove it, or name another folder")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    return folder
 
-    stages: Mapping[str, set[Platform]]
-    """Key of a build stage → platforms."""
-    images: dict[str, str] = field(default_factory=dict)
-    """Image as FROM names it → digest in the bundle."""
 
-    @classmethod
-    def start(cls, folder: Path, stages: Mapping[str, set[Platform]]) -> Recording:
-        """Make the folder. Raises ConfigError if it has something in it or cannot be written."""
-        folder = folder.absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                raise ConfigError(f"{folder}: is not empty; remove it, or name another folder")
-        except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
-        return cls(folder, stages)
-
-    @contextmanager
-    def provide(self, run: BuildRun, needs: Mapping[str, Needs], note: Callable[[str], None]) -> Iterator[Provided]:
-        """Fetch all inputs, through mirrors where there are any, and keep them; finish the bundle after the build."""
-        configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
-        mirrors, netrc = configured.mirrors, configured.netrc_file
-        store = DownloadStore(self.folder, Downloads(mirrors.download, ca, netrc))
-        fetch_wheels(self.folder / "wheels", needs, configured, ca, note)
-        with git_environment(ca, netrc) as environ:
-            for item in dict.fromkeys(item for need in needs.values() for item in need.stages.values()):
-                note(f"fetching {item.url}")
-                if not item.commit:
-                    store.get(item.url)
-                elif not self.git(item.commit).exists():
-                    Git(mirrors, environ).clone(item, self.git(item.commit))
-        stages = fetch_all(needs, store.get, self.copy_commit, note)
+@contextmanager
+def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
+    """Fetch all inputs, through mirrors where there are any, and keep them; finish the bundle after the build."""
+    needs = needs_of_targets(run)
+    configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
+    images: dict[str, str] = {}
+    fetch_wheels(folder / "wheels", needs, configured, ca, note)
+    with DownloadStore.fetching(folder, ca) as store:
+        for item in dict.fromkeys(item for need in needs.values() for item in need.stages.values()):
+            note(f"fetching {item.url}")
+            if item.commit:
+                store.clone(item)
+            else:
+                store.get(item.url)
+        stages = fetch_all(needs, store, note)
+        layout = Layout(folder / IMAGES)
         for image in missing_images(run, needs):
             note(f"pulling {image}")
-            self.images[image] = pull_image(mirrors.image(image), self.layout)
-        start_layout(self.layout)
+            images[image] = pull_image(configured.mirrors.image(image), layout)
+        layout.start()
         for image, context in run.inputs.images.items():
-            base, _, self.images[image] = context.removeprefix("oci-layout://").rpartition("@")
-            copy_image(self.images[image], Layout(Path(base)), Layout(self.layout))
-        contexts = {image: f"oci-layout://{self.layout}@{digest}" for image, digest in self.images.items()}
+            base, _, images[image] = context.removeprefix("oci-layout://").rpartition("@")
+            copy_image(images[image], Layout(Path(base)), layout)
+        contexts = {image: f"oci-layout://{folder / IMAGES}@{digest}" for image, digest in images.items()}
         with package_proxy(gateway_address(run.engine), store, note) as proxy:
             yield contexts, stages, _proxy_secrets(proxy, recording=True)
-        self.finish(tuple(needs))
-
-    def finish(self, targets: tuple[str, ...]) -> None:
-        """Write the manifest and the hashes of all files, which makes the folder a bundle."""
-        manifest = BundleManifest(
+    keys: defaultdict[str, set[Platform]] = defaultdict(set)
+    for target, need in needs.items():
+        for key in run.dockerfiles[target].stages.values():
+            keys[key].update(need.platforms)
+    finish_bundle(
+        folder,
+        BundleManifest(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            targets=targets,
-            stages={key: tuple(sorted(platforms)) for key, platforms in sorted(self.stages.items())},
-            images=dict(sorted(self.images.items())),
-        )
-        write_text(self.folder / MANIFEST, manifest.model_dump_json(indent=1, by_alias=True) + "\n")
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink())
-        sums = [f"{file_sha256(path)}  {path.relative_to(self.folder)}\n" for path in files]
-        write_text(self.folder / SUMS, "".join(sums))
+            targets=tuple(needs),
+            stages={key: tuple(sorted(platforms)) for key, platforms in sorted(keys.items())},
+            images=dict(sorted(images.items())),
+        ),
+    )
+
+
+def finish_bundle(folder: Path, manifest: BundleManifest) -> None:
+    """Write the manifest and the hashes of all files, which makes the folder a bundle."""
+    write_text(folder / MANIFEST, manifest.model_dump_json(indent=1, by_alias=True) + "\n")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    sums = [f"{file_sha256(path)}  {path.relative_to(folder)}\n" for path in files]
+    write_text(folder / SUMS, "".join(sums))
 
 
 def fetch_wheels(
@@ -262,51 +242,33 @@ def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:
     return {"apt-get": apt_get_for_proxy(proxy, recording=recording), "pip.conf": pip}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 120
 
     def __init__(self, store: DownloadStore, log: Callable[[str], None], *connection: Any) -> None:
         self.store, self.log = store, log
-        super().__init__(*connection)
+        super().__init__(*connection, directory=str(store.folder))
 
-    def do_GET(self) -> None:
+    def handle(self) -> None:
+        with suppress(ConnectionError, TimeoutError):  # the client went away
+            super().handle()
+
+    def send_head(self) -> Any:
         try:
-            self._answer()
-        except ImagebuildError as error:
+            return super().send_head()
+        except (ImagebuildError, OSError) as error:
             self.log(str(error))
             self.send_error(404 if isinstance(error, Absent) else 502)
-        except OSError:  # the client went away
-            self.close_connection = True
 
-    do_HEAD = do_GET  # noqa: N815 - the server looks for this name
-
-    def _answer(self) -> None:
-        wheels = {path.name: path for path in (self.store.folder / "wheels").glob("*.whl")}
-        if self.path == WHEELS:
-            page = "".join(f'<a href="{quote(name)}">{escape(name)}</a>\n' for name in sorted(wheels)).encode()
-            self._send(io.BytesIO(page), len(page), "text/html; charset=utf-8")
-            return
-        path = wheels.get(unquote(self.path.removeprefix(WHEELS)))
-        if not path:
-            url = urlsplit(self.path)
-            if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
-                url = url._replace(scheme="https", netloc=url.hostname or "")
-            path = self.store.get(urlunsplit(url))
-        with path.open("rb") as file:
-            self._send(file, path.stat().st_size, "application/octet-stream")
-
-    def _send(self, content: BinaryIO, length: int, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(length))
-        self.end_headers()
-        if self.command != "HEAD":
-            shutil.copyfileobj(content, self.wfile)
-
-    def finish(self) -> None:
-        with suppress(OSError):
-            super().finish()
+    def translate_path(self, path: str) -> str:
+        """Return the file of an address; fetch it if it has to be."""
+        if path.startswith(WHEELS):
+            return super().translate_path(path)
+        url = urlsplit(path)
+        if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
+            url = url._replace(scheme="https", netloc=url.hostname or "")
+        return str(self.store.get(urlunsplit(url)))
 
     def log_message(self, *_: object) -> None:
         """Print nothing: `log` gets a line for each request that failed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from imagebuild import oci
@@ -21,7 +22,6 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.oci.reference import parse_reference
 from imagebuild.project import load, plan
-from imagebuild.project.load import ProjectPaths
 from imagebuild.project.lockfile import digest_of
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Changes
@@ -61,15 +61,15 @@ class ProjectState:
 
 
 def read_state(
-    paths: ProjectPaths, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
+    folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
-    """Read a project and select targets; sources that the lock lacks are unresolved, as their hashes need not be known.
+    """Read a project and select targets; of sources without a pin, the hashes need not be known.
 
     Raises ConfigError with every mistake in the files, NothingSelected if no target is selected.
     """
-    project = load.load_project(paths.matrix, paths.dockerfiles, paths.lock)
+    project = load.load_project(folder)
     targets = plan.select_targets(plan.make_plan(project, changes), select)
-    renderer = Renderer(project, plan.versions_with(project, changes)).with_unresolved(targets)
+    renderer = Renderer(project, plan.versions_with(project, changes))
     return ProjectState(renderer, targets, platforms, base)
 
 
@@ -135,7 +135,7 @@ def compare_states(before: ProjectState | None, after: ProjectState, names: tupl
 
 
 def predict_cost(
-    paths: ProjectPaths,
+    folder: Path,
     before: str | None,
     after: str | None = None,
     *,
@@ -149,12 +149,10 @@ def predict_cost(
     A state is a git revision or a folder; `before` may be `nothing`, and without `after` that is the working tree, with
     `changes`. Raises ConfigError for options that make no sense, and for a state that cannot be read.
     """
-    if after == NOTHING:
-        raise ConfigError("--to nothing: only --from can be nothing")
     with ExitStack() as files:
 
         def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:
-            there = files_at_revision(reference, paths) if reference else nullcontext(paths)
+            there = files_at_revision(reference, folder) if reference else nullcontext(folder)
             return read_state(files.enter_context(there), changes, select, platforms, base)
 
         built = None if before == NOTHING else state(before, Changes(), ())
@@ -205,7 +203,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     stay so.
     """
     location = parse_reference(run.request.cache or "")
-    registry = oci.connect_registry(location.host)
+    place = oci.connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
     given = bake.bake_file(run)["target"]
@@ -221,7 +219,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
             "cache-to": [f"type=registry,ref={location.name}:{entry.tag},{form}"],
         }
         for entry, target in owners.items()
-        if (target.id, entry.stage) in executed or registry.digest(location.repository, entry.tag) is None
+        if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
     }
     if not chosen:
         return
@@ -273,16 +271,16 @@ def job_matrix(
     return {"include": entries}
 
 
-def print_workflow_jobs(state: ProjectState, paths: ProjectPaths, since: str | None, jobs: int) -> None:
+def print_workflow_jobs(state: ProjectState, folder: Path, since: str | None, jobs: int) -> None:
     """Print the matrix of a workflow as one line of JSON; with an earlier state, only of targets that differ from it.
 
     Raises ConfigError for an unknown revision, or if no target is for one of the platforms.
     """
     if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
-        raise ConfigError(f"--platform {' '.join(state.platforms)}: no selected target is for it")
+        raise ConfigError(f"--platform {' '.join(state.platforms)}: no selected target is for it; leave it out")
     targets = state.targets
     if since is not None:
-        targets = changed_since(since, paths, state)
+        targets = changed_since(since, folder, state)
         err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
     # Publishing needs all platforms of a target that differs on one of them.
     builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
@@ -292,7 +290,7 @@ def print_workflow_jobs(state: ProjectState, paths: ProjectPaths, since: str | N
     out.print(json.dumps(job_matrix(groups, state.renderer.project.matrix.model.github_runners)), markup=False)
 
 
-def changed_since(reference: str, paths: ProjectPaths, after: ProjectState) -> list[Target]:
+def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Target]:
     """Return the targets that differ from another state; all if that is `nothing`, or this version cannot read it.
 
     A target differs if what its image depends on does, or if it has a platform or a tag that it had not. This version
@@ -300,9 +298,9 @@ def changed_since(reference: str, paths: ProjectPaths, after: ProjectState) -> l
     """
     if reference == NOTHING:
         return list(after.targets)
-    with files_at_revision(reference, paths) as files:
+    with files_at_revision(reference, folder) as there:
         try:
-            before = read_state(files, Changes(), ())
+            before = read_state(there, Changes(), ())
             known = {target.id: (target, before.renderer.key(target)) for target in before.targets}
         except ConfigError as error:
             # What was right then may be a mistake for this version; CI must not stop at it.

@@ -12,10 +12,8 @@ import os
 import re
 import shutil
 import tempfile
-import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,11 +21,11 @@ from urllib.parse import quote, urlsplit
 
 import jinja2
 
-from imagebuild.build.bake import FILES, BuildRun, Provided
+from imagebuild.build.bake import FILES, BuildRun, platforms_of
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
-from imagebuild.core.files import cache_folder, read_text, temporary_file
-from imagebuild.core.http import Downloads, file_sha256, login_for
+from imagebuild.core.files import cache_folder, file_sha256, read_text, temporary_file
+from imagebuild.core.http import Downloads, login_for
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import Mirrors, ca_bundle, git_environment, load_settings, pip_conf_text
 from imagebuild.render.stages import needed_stages, stages_of
@@ -75,6 +73,14 @@ def needs_of(text: str, platforms: Sequence[Platform]) -> Needs:
     )
 
 
+def needs_of_targets(run: BuildRun) -> dict[str, Needs]:
+    """Return target → what it fetches for the platforms that are built."""
+    return {
+        target.id: needs_of(run.dockerfiles[target.id].text, platforms_of(target, run.request.platforms))
+        for target in run.request.targets
+    }
+
+
 def missing_images(run: BuildRun, needs: Mapping[str, Needs]) -> list[str]:
     """Return the needed images that no bootstrapped base replaces."""
     return sorted({image for need in needs.values() for image in need.images} - set(run.inputs.images))
@@ -90,31 +96,6 @@ def stored_path(url: str) -> str:
     return path
 
 
-class DownloadStore:
-    """Keep downloads, and fetch what is not here yet if `web` is given; several threads may use it."""
-
-    def __init__(self, folder: Path, web: Downloads | None = None) -> None:
-        self.folder = folder
-        self._web = web
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-
-    def get(self, url: str) -> Path:
-        """Return the file of an address; fetch it if it is not here. Raises Absent or Unreachable if it fails."""
-        path = self.folder / stored_path(url)
-        with self._locks[url]:
-            if path.is_file():
-                return path
-            if not self._web:
-                raise Absent(f"{self.folder}: has no {url}; make the bundle again")
-            with temporary_file(self.folder) as partial:
-                with self._web.open(url) as answer, partial.open("wb") as file:
-                    file.writelines(self._web.chunks(answer))
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial.chmod(0o644)
-                partial.replace(path)
-            return path
-
-
 @dataclass(frozen=True)
 class Git:
     """Run git with this machine's certificates and passwords, and with mirrors."""
@@ -126,10 +107,7 @@ class Git:
         """Run git in a folder, and return what it prints. Raises CommandError."""
         options = ["-c", "advice.detachedHead=false"]
         for old, new in self.mirrors.downloads.items():
-            # A prefix is for http and https, unless each has one.
-            rest = old.partition("://")[2]
-            both = {old, *({f"http://{rest}", f"https://{rest}"} - set(self.mirrors.downloads))}
-            options += [word for prefix in sorted(both) for word in ("-c", f"url.{new}.insteadOf={prefix}")]
+            options += ["-c", f"url.{new}.insteadOf={old}"]
         return run_program("git", "-C", str(folder), *options, *words, env={"GIT_TERMINAL_PROMPT": "0", **self.environ})
 
     def clone(self, download: Download, folder: Path) -> None:
@@ -149,31 +127,69 @@ class Git:
             else:
                 return
 
-    def copy(self, clone: Path, commit: str, folder: Path) -> None:
-        """Copy a clone, with all files as the commit has them; every object of git is compared with its name.
 
-        Raises ResultError for a clone that is damaged.
-        """
-        check = ("fsck", "--full", "--no-dangling", "--no-progress")
-        try:
-            # Git would run what the configuration names, and whoever made the clone may have written that.
-            own = shutil.ignore_patterns("config", "hooks", "info")
-            shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
-            self(folder, *check)
-            self(folder, "reset", "--quiet", "--hard", commit)
-            self(folder, "submodule", "--quiet", "update", "--init", "--recursive", "--force", "--no-fetch")
-            self(folder, "submodule", "--quiet", "foreach", "--recursive", f"git {' '.join(check)}")
-        except (CommandError, OSError) as error:
-            raise ResultError(f"{clone}: {error}; make the bundle again") from None
+def copy_commit(clone: Path, commit: str, folder: Path) -> None:
+    """Make of a clone what BuildKit's ADD makes of it, with modes that do not depend on this machine.
 
-
-def make_plain(folder: Path) -> None:
-    """Leave of a clone what BuildKit's ADD makes of it, with modes that do not depend on this machine."""
+    Every object of git is compared with its name. Raises ResultError for a clone that is damaged.
+    """
+    git, check = Git(), ("fsck", "--full", "--no-dangling", "--no-progress")
+    try:
+        # Git would run what the configuration names, and whoever made the clone may have written that.
+        own = shutil.ignore_patterns("config", "hooks", "info")
+        shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
+        git(folder, *check)
+        git(folder, "reset", "--quiet", "--hard", commit)
+        git(folder, "submodule", "--quiet", "update", "--init", "--recursive", "--force", "--no-fetch")
+        git(folder, "submodule", "--quiet", "foreach", "--recursive", f"git {' '.join(check)}")
+    except (CommandError, OSError) as error:
+        raise ResultError(f"{clone}: {error}; make the bundle again") from None
     for path in [*folder.rglob(".git")]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+class DownloadStore:
+    """Keep downloads, and fetch what is not here yet if `web` and `git` are given; several threads may use it.
+
+    Two that want the same at the same time may both fetch it.
+    """
+
+    def __init__(self, folder: Path, web: Downloads | None = None, git: Git | None = None) -> None:
+        self.folder = folder
+        self._web, self._git = web, git
+
+    @classmethod
+    @contextmanager
+    def fetching(cls, folder: Path, ca: Path | None) -> Iterator[DownloadStore]:
+        """Provide a store that fetches, through mirrors where there are any, with this machine's passwords."""
+        configured = load_settings(os.environ)
+        mirrors, netrc = configured.mirrors, configured.netrc_file
+        with git_environment(ca, netrc) as environ:
+            yield cls(folder, Downloads(mirrors.download, ca, netrc), Git(mirrors, environ))
+
+    def get(self, url: str) -> Path:
+        """Return the file of an address; fetch it if it is not here. Raises Absent or Unreachable if it fails."""
+        path = self.folder / stored_path(url)
+        if path.is_file():
+            return path
+        if not self._web:
+            raise Absent(f"{self.folder}: has no {url}; make the bundle again")
+        with temporary_file(self.folder) as partial:
+            self._web.download(url, partial)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.chmod(0o644)
+            partial.replace(path)
+        return path
+
+    def clone(self, download: Download) -> Path:
+        """Return the clone of a commit; make it if it is not here. Raises CommandError if that fails."""
+        path = self.folder / "git" / download.commit
+        if self._git and not path.exists():
+            self._git.clone(download, path)
+        return path
 
 
 def sources_folder() -> Path:
@@ -185,22 +201,20 @@ def sources_folder() -> Path:
 
 def fetch_all(
     needs: Mapping[str, Needs],
-    file: Callable[[str], Path],
-    clone: Callable[[Download, Path], None],
+    store: DownloadStore,
     note: Callable[[str], None],
     wanted: Callable[[str], bool] = bool,
 ) -> dict[str, dict[str, Path]]:
     """Fetch what targets download from addresses that are `wanted`, by default all; return target → stage → folder.
 
-    A folder has the files, and a Dockerfile that makes of them what ADD makes. `file` returns the file of an address,
-    `clone` writes a commit into a folder. What has a pin is fetched once: the cache keeps it. Raises ResultError for a
-    file that is not what the lock names, and what `file` and `clone` raise.
+    A folder has the files, and a Dockerfile that makes of them what ADD makes. What has a pin is fetched once: the
+    cache keeps it. Raises ResultError for a file that is not what the lock names, and what the store raises.
     """
     kept = sources_folder()
 
     @cache
     def folder_of(download: Download) -> Path:
-        url, pin = download.url, download.sha256 or download.commit or file_sha256(file(download.url))
+        url, pin = download.url, download.sha256 or download.commit or file_sha256(store.get(download.url))
         folder = kept / hashlib.sha256(f"{url} {pin}".encode()).hexdigest()[:32]
         if folder.is_dir():
             return folder
@@ -211,11 +225,10 @@ def fetch_all(
             (made / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
             (made / "Dockerfile.dockerignore").touch()  # instead of the one that a source may have
             if download.commit:
-                clone(download, files)
-                make_plain(files)
+                copy_commit(store.clone(download), download.commit, files)
             else:
                 # ADD gives a file that it downloads the last part of its path as name, and this mode.
-                copy = Path(shutil.copyfile(file(url), files / urlsplit(url).path.rpartition("/")[2]))
+                copy = Path(shutil.copyfile(store.get(url), files / urlsplit(url).path.rpartition("/")[2]))
                 copy.chmod(0o600)
                 if (actual := file_sha256(copy)) != pin:
                     raise ResultError(f"{url}: its sha256 is {actual}, but imagebuild.lock has {pin}")
@@ -232,17 +245,23 @@ def fetch_all(
     }
 
 
+Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[str, str]]
+"""What mirrors or a bundle give to a build: image → context, target → stage → folder, secret → text."""
+Provide = Callable[[BuildRun, Callable[[str], None]], AbstractContextManager[Provided]]
+"""Provides that for a build, whose `inputs` have the bootstrapped bases; the other argument takes notes."""
+
+
 @contextmanager
-def from_mirrors(run: BuildRun, needs: Mapping[str, Needs], note: Callable[[str], None]) -> Iterator[Provided]:
+def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
     """Provide the inputs that have a mirror; BuildKit fetches the rest as the Dockerfile says."""
+    needs = needs_of_targets(run)
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
     mirrors, netrc = configured.mirrors, configured.netrc_file
     with (
         tempfile.TemporaryDirectory(prefix="imagebuild-", dir=sources_folder()) as scratch,
-        git_environment(ca, netrc) as environ,
+        DownloadStore.fetching(Path(scratch), ca) as store,
     ):
-        store, git = DownloadStore(Path(scratch), Downloads(mirrors.download, ca, netrc)), Git(mirrors, environ)
-        stages = fetch_all(needs, store.get, git.clone, note, lambda url: mirrors.download(url) != url)
+        stages = fetch_all(needs, store, note, lambda url: mirrors.download(url) != url)
     secrets = {}
     if mirrors.downloads:
         secrets["apt-get"] = apt_get_for_mirrors(mirrors.downloads, read_text(netrc) if netrc else "")
@@ -267,17 +286,14 @@ HTTPS_TO_PORT_443 = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
 
 def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
     """Return an apt-get script that rewrites addresses by their beginnings; `netrc` is the text of that file."""
-    longest_first = sorted(downloads, key=lambda prefix: len(prefix.partition("://")[2]), reverse=True)
-    sources = []
-    for i, prefix in enumerate(longest_first):
-        scheme, _, rest = prefix.partition("://")
-        other = {"http": "https", "https": "http"}[scheme]
-        # A prefix is for http and https, unless each has one.
-        both = f"{other}://{rest}" not in downloads
-        pattern = rf"https\{{0,1\}}://{_sed_pattern(rest)}" if both else _sed_pattern(prefix)
-        # A rule must not change what another rule wrote: each writes a number, and the last rules replace those.
-        sources.append(f"s|{pattern}|\x01{i}\x01|g")
-    sources += [f"s|\x01{i}\x01|{_sed_replacement(downloads[prefix])}|g" for i, prefix in enumerate(longest_first)]
+    # Images name an archive by http or https, as they like: a mirror is for both, unless there are two.
+    other = {"http": "https", "https": "http"}
+    parts = {old: old.partition(":") for old in downloads}
+    both = {**{f"{other[scheme]}:{rest}": downloads[old] for old, (scheme, _, rest) in parts.items()}, **downloads}
+    longest_first = sorted(both.items(), key=lambda pair: len(pair[0]), reverse=True)
+    # A rule must not change what another rule wrote: each writes a number, and the last rules replace those.
+    sources = [f"s|{_sed_pattern(old)}|\x01{i}\x01|g" for i, (old, _) in enumerate(longest_first)]
+    sources += [f"s|\x01{i}\x01|{_sed_replacement(new)}|g" for i, (_, new) in enumerate(longest_first)]
     hosts = {urlsplit(old).hostname or "": urlsplit(new).hostname or "" for old, new in downloads.items()}
     preferences = [
         rf's|^\(Pin: *origin *"\{{0,1\}}\){_sed_pattern(old)}\("\{{0,1\}} *\)$|\1{_sed_replacement(new)}\2|'

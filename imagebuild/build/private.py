@@ -8,11 +8,13 @@ import os
 import platform
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Network
 from pathlib import Path
+from subprocess import Popen
 
 from imagebuild.core.errors import CommandError
 from imagebuild.core.fields import CPUS
@@ -22,9 +24,10 @@ from imagebuild.core.run import (
     process_table,
     require_root,
     run_program,
+    start_program,
     which,
 )
-from imagebuild.oci.engine import EnginePaths, buildx_version, engine_flaw
+from imagebuild.oci.engine import Endpoint, EnginePaths, buildx_version, engine_flaw
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 NET = Path("/sys/class/net")
@@ -47,23 +50,6 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _services_held() -> Iterator[None]:
-    """Keep a container service that a package brings from starting: it would be a second engine, on docker0.
-
-    A machine that has a policy of its own, as container images do, keeps it.
-    """
-    ours = not POLICY.exists()
-    if ours:
-        POLICY.write_text("#!/bin/sh\nexit 101\n")  # nothing may start
-        POLICY.chmod(0o755)
-    try:
-        yield
-    finally:
-        if ours:
-            POLICY.unlink(missing_ok=True)
 
 
 def _add_next_release(release: str, codename: str) -> None:
@@ -95,18 +81,28 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
     """
     from imagebuild.core import debian
 
-    here = debian.distribution()
-    if here.id not in ("debian", "ubuntu"):
+    here = debian.os_release()
+    if here.get("ID") not in ("debian", "ubuntu"):
         raise CommandError(f"packages are installed on Debian and Ubuntu only; install by hand: {' '.join(packages)}")
-    later = NEXT_RELEASE.get(here.codename) if FROM_NEXT.intersection(packages) else None
+    later = NEXT_RELEASE.get(here.get("VERSION_CODENAME", "")) if FROM_NEXT.intersection(packages) else None
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+    wanted = [f"{package}/{later}" if later and package in FROM_NEXT else package for package in packages]
     # One at a time: apt does not wait for another apt, and the first of two to end would remove the policy.
-    with alone(POLICY.parent), _services_held():
-        if later:
-            _add_next_release(later, here.codename)
-        wanted = [f"{package}/{later}" if later and package in FROM_NEXT else package for package in packages]
-        run("apt-get", "update")
-        run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
+    with alone(POLICY.parent):
+        # A container service that a package brings would be a second engine, on docker0. A machine that has a policy of
+        # its own, as container images do, keeps it.
+        ours = not POLICY.exists()
+        try:
+            if ours:
+                POLICY.write_text("#!/bin/sh\nexit 101\n")  # nothing may start
+                POLICY.chmod(0o755)
+            if later:
+                _add_next_release(later, here["VERSION_CODENAME"])
+            run("apt-get", "update")
+            run("apt-get", "install", "--yes", "--no-remove", "--no-install-recommends", *wanted, env=quiet)
+        finally:
+            if ours:
+                POLICY.unlink(missing_ok=True)
 
 
 def missing_packages(run: RunProgram = run_program) -> list[str]:
@@ -114,7 +110,7 @@ def missing_packages(run: RunProgram = run_program) -> list[str]:
     from imagebuild.core import debian
 
     packages = [package for program, package in PROGRAMS.items() if not which(program)]
-    if debian.distribution().id == "ubuntu":  # where docker.io has the client
+    if debian.os_release().get("ID") == "ubuntu":  # where docker.io has the client
         packages = [package for package in packages if package != "docker-cli"]
     return packages if buildx_version(run) else [*packages, "docker-buildx"]
 
@@ -176,12 +172,12 @@ def remove_network(bridge: str, run: RunProgram) -> None:
     """
     if not (NET / bridge).exists():
         return
-    devices = [(network, device) for network, device in network_routes(run) if network.prefixlen < 32]
-    for pool in {network.supernet() for network, device in devices if device == bridge}:
+    routes = [(network, device) for network, device in network_routes(run) if network.prefixlen < 32]
+    for pool in {network.supernet() for network, device in routes if device == bridge}:
         for table, chain, rule in firewall_rules(pool):
             with suppress(CommandError):  # it may be gone
                 run("iptables", "--wait", "--table", table, "--delete", chain, *rule)
-        for device in {device for network, device in devices if network.subnet_of(pool)} - {bridge}:
+        for device in {device for network, device in routes if network.subnet_of(pool)} - {bridge}:
             run("ip", "link", "delete", device, "type", "bridge")
     run("ip", "link", "delete", bridge)
 
@@ -196,92 +192,61 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
     def registered() -> bool:
         return any((BINFMT / name).exists() for name in names)
 
-    def described() -> list[Path]:
-        return [path for name in names if (path := BINFMT_D / f"{name}.conf").exists()]
-
     if CPUS[arch] == platform.machine() or registered():
         return
     require_root(f"setting up the emulation of {arch}")
     if not (BINFMT / "register").exists():
         run("mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT))
-    if not registered() and not described():
+    described = [BINFMT_D / f"{name}.conf" for name in names]
+    if not registered() and not any(path.exists() for path in described):
         install(["qemu-user-static"], run)
     if registered():  # the package did it, as it does where systemd runs
         return
-    if not described():
-        raise CommandError(f"qemu-user-static has no emulator of {arch}: there is no file for it in {BINFMT_D}")
-    line = next(line for line in described()[0].read_text().splitlines() if line.startswith(":")).strip()
     with os_errors_as_command_errors():
+        text = next((path for path in described if path.exists()), described[0]).read_text()
+        line = next(line for line in text.splitlines() if line.startswith(":")).strip()
         # Flag F makes the kernel hold the emulator, so that it is there in every root file system.
         (BINFMT / "register").write_text(line if "F" in line.rpartition(":")[2] else f"{line}F")
 
 
-# The log comes first, so that it also has the errors of what follows. A system-wide containerd is hidden: it is another
-# engine's. Processes stay in the machine's namespace, where `docker inspect` and `nsenter` name the same ones.
-LAUNCH = 'cd /; exec >"$1" 2>&1; exec unshare --mount --propagation slave sh -c "$2" "$0"'
-DAEMON = 'mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && exec dockerd --config-file "$0"'
-ABSENT_POLLS = 8
-"""Polls in a row, 0.2 s apart, that must find no process of the engine before it counts as ended: it is launched by a
-chain of programs, and a process that starts the next one has no argv at first."""
+NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Starts a program with mounts and processes of its own; they end with its first process, and that with `unshare`."""
+# A system-wide containerd is hidden: it is another engine's. The shell is the first process, which has to reap others.
+DAEMON = """cd /
+mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && dockerd --config-file "$0"
+exit
+"""
 
 
-def engine_processes(paths: EnginePaths) -> dict[int, list[str]]:
-    """Return the processes of this engine and their descendants: process id → command line."""
-    table = process_table()
-
-    def is_ours(argv: list[str]) -> bool:
-        program = Path(argv[0]).name if argv else ""
-        if str(paths.config) in argv:
-            return program in ("unshare", "sh", "dockerd")  # the first two are about to become the third
-        helper = program in ("containerd", "containerd-shim-runc-v2", "runc")
-        return helper and any(f"{paths.exec_root}/" in word for word in argv)
-
-    pids = {pid for pid, (_, argv) in table.items() if is_ours(argv)}
-    while children := {pid for pid, (parent, _) in table.items() if parent in pids} - pids:
-        pids |= children
-    return {pid: table[pid][1] for pid in pids}
+def engine_processes(paths: EnginePaths) -> dict[int, str]:
+    """Return the processes that run this engine: process id → program. All others that it has end with its shell."""
+    ours = {pid: argv for pid, (_, argv) in process_table().items() if str(paths.config) in argv}
+    programs = {pid: Path(argv[0]).name for pid, argv in ours.items()}
+    return {pid: program for pid, program in programs.items() if program in ("unshare", "sh", "dockerd")}
 
 
-def _dockerd_of(processes: Mapping[int, list[str]]) -> int | None:
-    """Return which of an engine's processes is dockerd; None if it does not run."""
-    return next((pid for pid, argv in processes.items() if argv and Path(argv[0]).name == "dockerd"), None)
-
-
-def _await(paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
+def _await(process: Popen[bytes], paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
     """Wait until the engine answers. Raises CommandError with the end of its log if it ends or is too slow."""
     deadline = time.monotonic() + seconds
-    absent = 0
-    while flaw := engine_flaw(paths.host, run):
-        absent = 0 if engine_processes(paths) else absent + 1
-        ended = absent >= ABSENT_POLLS
+    while flaw := engine_flaw(Endpoint(paths.host, "private"), run):
+        ended = process.poll() is not None
         if ended or time.monotonic() > deadline:
-            log = paths.log.read_text(errors="replace") if paths.log.exists() else ""
-            lines = "\n  ".join(log.splitlines()[-10:])
+            lines = "\n  ".join(paths.log.read_text(errors="replace").splitlines()[-10:])
             problem = "ended" if ended else f"gave no usable answer in {seconds:.0f} s ({flaw})"
             raise CommandError(f"the private engine {problem}; the end of {paths.log}:\n  {lines}")
         time.sleep(0.2)
 
 
-def _clear(paths: EnginePaths, run: RunProgram, seconds: float = 20) -> None:
+def _clear(paths: EnginePaths, run: RunProgram) -> None:
     """End the engine, and remove all that it made except its data, also what a crash or a `kill -9` left."""
-    deadline = time.monotonic() + seconds
-    known = engine_processes(paths)
-    if pid := _dockerd_of(known):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)  # it stops its containers first
-    while time.monotonic() < deadline + 10:
-        table = process_table()
-        # Build steps outlive their parents, so those that were seen once are looked for by themselves.
-        left = {pid: argv for pid, argv in known.items() if table.get(pid, (0, []))[1] == argv}
-        left |= engine_processes(paths)
-        if not left:
-            break
-        known |= left
-        if _dockerd_of(left) is None or time.monotonic() > deadline:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
+    # dockerd stops its containers first. With the shell all processes end, and `unshare` waits for the last one.
+    for program, number, patience in (("dockerd", signal.SIGTERM, 20), ("sh", signal.SIGKILL, 10)):
+        for pid in [pid for pid, name in engine_processes(paths).items() if name == program]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + patience
+        while engine_processes(paths) and time.monotonic() < deadline:
+            time.sleep(0.1)
     remove_network(paths.bridge, run)
     shutil.rmtree(paths.run, ignore_errors=True)
 
@@ -294,18 +259,18 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
     was started is removed again.
     """
     paths = EnginePaths.of(environ)
-    if engine_flaw(paths.host, run) is None:
+    if engine_flaw(Endpoint(paths.host, "private"), run) is None:
         return paths
     require_root("`imagebuild engine up`")
     with os_errors_as_command_errors():
         paths.data.mkdir(parents=True, exist_ok=True)
         with alone(paths.state):  # a second `up` or `down` would remove a half-made engine
-            if _dockerd_of(engine_processes(paths)) is not None:
-                _await(paths, run)
-                return paths
-            if missing := missing_packages(run):
-                install(missing, run)
-            _launch(paths, run)
+            if flaw := engine_flaw(Endpoint(paths.host, "private"), run):  # else another `up` was as fast
+                if engine_processes(paths):
+                    raise CommandError(f"the private engine runs, but {flaw}; end it with `imagebuild engine down`")
+                if missing := missing_packages(run):
+                    install(missing, run)
+                _launch(paths, run)
     return paths
 
 
@@ -335,8 +300,12 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         }
         paths.config.write_text(json.dumps(config, indent=2) + "\n")
         add_network(paths.bridge, pool, run)
-        run("setsid", "--fork", "sh", "-c", LAUNCH, str(paths.config), str(paths.log), DAEMON)
-        _await(paths, run)
+        command = (*NAMESPACES, "--propagation", "slave", "sh", "-c", DAEMON, str(paths.config))
+        with paths.log.open("wb") as log:
+            process = start_program(command, output=log.fileno())
+        # It may end long before this process, which then has to take its status.
+        threading.Thread(target=process.wait, daemon=True).start()
+        _await(process, paths, run)
     except BaseException:
         _clear(paths, run)
         raise
@@ -348,14 +317,12 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     Raises ConfigError if not root.
     """
     paths = EnginePaths.of(environ)
-    left = paths.run.exists() or (purge and paths.data.exists()) or (NET / paths.bridge).exists()
-    if not left and not engine_processes(paths):
+    if not paths.state.exists():
         return
     require_root("`imagebuild engine down`")
-    paths.state.mkdir(parents=True, exist_ok=True)
     with os_errors_as_command_errors(), alone(paths.state):
         _clear(paths, run)
-        if purge:
-            shutil.rmtree(paths.data, ignore_errors=not paths.data.exists())
+        if purge and paths.data.exists():
+            shutil.rmtree(paths.data)
             for file in (paths.config, paths.log):
                 file.unlink(missing_ok=True)

@@ -77,7 +77,6 @@ class LazyCommands(TyperGroup):
         self.entries = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
         return list(self.entries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -91,7 +90,6 @@ class LazyCommands(TyperGroup):
         return self.commands[cmd_name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections of commands with their lines."""
         for title, entries in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, entry.summary) for name, entry in entries.items()])

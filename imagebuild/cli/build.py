@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import Counter
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
-from imagebuild.core.console import err, format_size, out, print_table
+from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-
-if TYPE_CHECKING:
-    from imagebuild.lock.resolve import UpstreamReport
 
 
 @options.example(
@@ -69,7 +65,7 @@ def build(
     verbose: options.VerboseOption = False,
 ) -> None:
     """Build targets with BuildKit."""
-    from imagebuild.build.bake import BuildRequest, layer_attributes
+    from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
     from imagebuild.project.plan import check_repository, select_targets
 
@@ -80,18 +76,17 @@ def build(
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
     edits.check_base(targets, pinned=True)
-    day = rebuild.date() if rebuild else None
     request = BuildRequest(
         targets=targets,
         platforms=options.parse_platforms(platform),
         output="push" if push else str(output.resolve()) if output else "load",
-        layers=layer_attributes(compression, workspace.project.lock.date, os.environ, day),
+        compression=compression,
         builder=builder,
         sources=tuple(source or ()),
         base=base,
         ca=ca,
         no_cache=no_cache,
-        rebuilt=day,
+        rebuilt=rebuild.date() if rebuild else None,
         cache=cache,
         cache_write=cache_write,
         stage=stage,
@@ -163,34 +158,21 @@ def create_bundle(
 
 
 @options.subcommand(bundle, "verify", "imagebuild bundle verify /media/usb/bundle")
-def verify_bundle(
-    project: options.ProjectFiles,
-    edits: options.PlanChanges,
-    directory: BundleArgument,
-    json_file: options.JsonOption = None,
-) -> None:
-    """Compare a bundle with its hashes, and list the targets that can be built from it."""
+def verify_bundle(directory: BundleArgument, json_file: options.JsonOption = None) -> None:
+    """Compare a bundle with its hashes, and list the targets that it was made for."""
     from imagebuild.build.bundle import Bundle
 
     bundle = Bundle.read(directory)
     if damage := bundle.find_damage():
         raise ResultError("\n".join(damage))
-    workspace, served = project.open(edits.parse()), {}
-    for target in workspace.plan.targets:
-        stages = workspace.renderer.dockerfile(target).stages
-        if platforms := tuple(p for p in target.platforms if not bundle.problem(stages, [p])):
-            served[target.id] = platforms
-    if not served:
-        raise ConfigError(
-            f"{directory}: the bundle is undamaged, but made for other versions; no target here can be built from it"
-        )
+    made = bundle.manifest
 
     def show() -> None:
-        rows = [(name, ", ".join(p.removeprefix("linux/") for p in platforms)) for name, platforms in served.items()]
-        print_table(("serves", "platforms"), rows)
-        out.print(f"{directory}: undamaged; made {bundle.manifest.created}", markup=False)
+        for target in made.targets:
+            out.print(target, markup=False)
+        out.print(f"{directory}: undamaged; made {made.created} for these targets", markup=False)
 
-    options.print_result(json_file, {"created": bundle.manifest.created, "serves": served}, show)
+    options.print_result(json_file, {"created": made.created, "targets": made.targets}, show)
 
 
 @options.subcommand(bundle, "use", "imagebuild bundle use /media/usb/bundle && imagebuild build --offline")
@@ -233,16 +215,6 @@ def stop(
     out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
 
 
-def _show_upstream(report: UpstreamReport) -> None:
-    """Print what each server has, and what becomes of a build."""
-    from rich.markup import escape
-
-    rows = [(answer.state, escape(answer.source), escape(answer.found)) for answer in report.sources]
-    print_table(("state", "source", "what is there"), rows)
-    for (state, consequence), number in Counter((a.state, a.consequence) for a in report.sources).items():
-        out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
-
-
 @options.example(
     "imagebuild doctor",
     "imagebuild doctor --json -",
@@ -269,16 +241,15 @@ def doctor(
     from imagebuild.build.doctor import examine_machine
 
     if upstream:
-        from imagebuild import __version__
-        from imagebuild.lock.resolve import LockFile, examine_upstream, network_upstream
+        from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
         from imagebuild.project.plan import select_targets
 
         workspace = project.open(edits.parse())
         targets = select_targets(workspace.plan, select or ())
         platforms = options.parse_platforms(platform)
-        file = LockFile(workspace.project, workspace.renderer, targets, project.paths.lock, platforms=platforms)
-        report = examine_upstream(file, network_upstream(ca), __version__)
-        options.print_result(json_file, report, lambda: _show_upstream(report))
+        file = LockFile(workspace.project, workspace.renderer, targets, platforms=platforms)
+        report = check_lock(file, network_upstream(ca))
+        options.print_result(json_file, report, lambda: show_report(report, every=True))
         raise typer.Exit(report.exit_status)
     if select or edits or platform:
         raise ConfigError(

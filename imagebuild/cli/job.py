@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
@@ -69,8 +68,8 @@ def job(
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
     from imagebuild.core.errors import ResultError, suggestion
-    from imagebuild.jobs.choose import find_facts, published_offer
-    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, load_facts
+    from imagebuild.jobs.choose import published_offer
+    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
 
@@ -100,7 +99,7 @@ def job(
         profiles=str(profiles) if profiles else None,
     )
     if registry is None:
-        registry = find_facts(known.clusters, cluster, "--cluster", "cluster").registry
+        registry = find_facts(known.clusters, "cluster", cluster).registry
     offer = offer_of_plan(project, registry, request.components)
     if catalog:
         from imagebuild.publish.catalog import read_catalog
@@ -124,7 +123,7 @@ def offer_of_plan(
     from imagebuild.jobs.choose import Offer
     from imagebuild.jobs.facts import REGISTRY
 
-    if registry is not None and not re.fullmatch(REGISTRY.pattern, registry):
+    if registry is not None and not REGISTRY.fits(registry):
         raise ConfigError(f"--registry {registry!r}: must be {REGISTRY.words}")
     workspace = project.open(options.PlanChanges(with_=list(components)).parse(registry))
     provides = {name: document.model.provides for name, document in workspace.project.components.items()}

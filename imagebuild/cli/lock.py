@@ -10,11 +10,10 @@ import typer
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
-from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.errors import CommandError
 
 if TYPE_CHECKING:
-    from imagebuild.lock.resolve import LockCheck, LockFile, Outcome
-    from imagebuild.project.lockfile import Source
+    from imagebuild.lock.resolve import Asked, LockFile
 
 
 @options.example(
@@ -53,116 +52,85 @@ def lock(
 ) -> None:
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
     from imagebuild.core.console import out
-    from imagebuild.lock.resolve import (
-        LockFile,
-        check_lock,
-        complete_lock,
-        network_upstream,
-        redate_lock,
-        shown_sources,
-        update_lock,
-    )
+    from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
     from imagebuild.project.plan import select_targets
 
-    if offline and not check:
-        raise ConfigError("--offline: needs --check; without a network nothing can be pinned")
-    if json_file is not None and not check:
-        raise ConfigError("--json: needs --check; without it the result is the lock, which is JSON")
-    if check and update:
-        raise ConfigError("--check and --update exclude each other; leave one out")
-    if sum(map(bool, (date, show, check or update))) > 1:
-        raise ConfigError("--date and --show: exclude --check, --update and each other; they pin nothing")
-    path = project.own_paths.lock
-    workspace = project.open(edits.parse(), project.paths if check or show else project.own_paths)
+    given = {"--check": check, "--update": update, "--date": date, "--show": show, "--offline": offline,
+             "--json": json_file is not None}  # fmt: skip
+    needs = {"--offline": ("--check",), "--json": ("--check",)}
+    options.check_combination(given, needs, [("--check", "--update", "--date", "--show")])
+    workspace = project.open_own(edits.parse())
     whole = not (select or edits or platform)
     targets = select_targets(workspace.plan, select or ())
-    file = LockFile(workspace.project, workspace.renderer, targets, path, platforms=options.parse_platforms(platform))
+    file = LockFile(workspace.project, workspace.renderer, targets, platforms=options.parse_platforms(platform))
     if show:
-        for line in shown_sources(file, show):
+        for line in file.shown(show):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
     elif date:
-        redate_lock(file, date.date())
+        file.redate(date.date())
         out.print(
             f"{file.path}: no file of an image is younger than {date.date()} now; all digests change", markup=False
         )
     elif check:
-        result = check_lock(file, None if offline else network_upstream(ca), whole=whole)
-        options.print_result(json_file, result, lambda: _show_check(result))
-        if result.exit_status == 4:
-            problem = f"{result.unchecked} sources could not be compared with upstream; all else is as locked"
-            raise CommandError(f"{file.path}: {problem}")
-        raise typer.Exit(result.exit_status)
+        report = check_lock(file, None if offline else network_upstream(ca), whole=whole)
+        options.print_result(json_file, report, lambda: show_report(report, every=False))
+        raise typer.Exit(report.exit_status)
     elif update:
-        _show_outcome(file, *update_lock(file, network_upstream(ca), update))
+        _show_answers(file, file.update(network_upstream(ca), update))
     else:
-        _show_outcome(file, *complete_lock(file, network_upstream(ca), whole=whole))
+        _show_answers(file, file.complete(network_upstream(ca), whole=whole))
 
 
-def _show_check(result: LockCheck) -> None:
-    """Print what is not as locked, or that all is."""
-    from rich.markup import escape
-
-    from imagebuild.core.console import out, print_table
-
-    if result.findings:
-        rows = [(finding.state, escape(finding.source), escape(finding.detail)) for finding in result.findings]
-        print_table(("state", "source", "what"), rows)
-    if not result.exit_status:
-        compared = "" if result.upstream else "; upstream was not asked"
-        out.print(f"{result.lock}: all {result.sources} sources are as locked{compared}", markup=False)
-
-
-def _show_outcome(file: LockFile, sources: tuple[Source, ...], outcome: Outcome) -> None:
+def _show_answers(file: LockFile, answers: list[Asked]) -> None:
     """Print how many sources were pinned. Raises CommandError that lists those that could not be."""
     from imagebuild.core.console import out
+    from imagebuild.lock.resolve import complaint
 
-    unpinned, number = file.unpinned(sources), len(sources)
+    unpinned, number = len(file.unpinned), len(file.sources)
     state = f"{unpinned} of {number} sources have no pin" if unpinned else f"all {number} sources are pinned"
-    for line in (*outcome.changes, *(f"adapted: {line}" for line in outcome.adaptations)):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    out.print(f"{file.path}: {len(outcome.resolved)} resolved; {state}", markup=False)
-    if complaint := outcome.complaint():
-        raise CommandError(complaint)
+    for kind, line, _ in answers:
+        if kind == "adapted":
+            out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
+    resolved = sum(kind == "resolved" for kind, _, _ in answers)
+    out.print(f"{file.path}: {resolved} resolved; {state}", markup=False)
+    if text := complaint(answers):
+        raise CommandError(text)
 
 
 @options.example(
-    "imagebuild bump",
-    "imagebuild bump nccl ucx --write --relock",
-    "imagebuild bump --json -   # newer versions, and why others stay, for programs",
+    "imagebuild bump                             # a diff of matrix.yaml",
+    "imagebuild bump nccl ucx --write && imagebuild lock",
 )
 def bump(
     project: options.ProjectFiles,
     names: Annotated[list[str] | None, argument("PIN", "Pins to look for newer versions of; by default all.")] = None,
-    write: Annotated[bool, option("--write", "Change the files instead of printing a diff.")] = False,
-    relock: Annotated[bool, option("--relock", "Pin the new versions' sources in the lock, too.")] = False,
+    write: Annotated[bool, option("--write", "Change the matrix instead of printing a diff.")] = False,
     pre: Annotated[bool, option("--pre", "Also propose releases that are not stable.")] = False,
-    json_file: options.JsonOption = None,
     ca: options.CaOption = None,
 ) -> None:
     """Propose newer versions of the matrix's pins, as a diff."""
+    from difflib import unified_diff
+
     from rich.markup import escape
 
     from imagebuild.core.console import out, print_table
-    from imagebuild.lock.bump import bump_pins, diff
+    from imagebuild.core.files import read_text, write_text
+    from imagebuild.lock.bump import bump_pins, edited
     from imagebuild.lock.resolve import LockFile, network_upstream
 
-    path = project.own_paths.lock
-    workspace = project.open()
-    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets, path)
-    result, texts = bump_pins(file, network_upstream(ca), names or (), write=write, relock=relock, pre=pre)
-
-    def show() -> None:
-        if result.kept:
-            rows = [tuple(map(escape, (kept.pin, kept.version, kept.reason))) for kept in result.kept]
-            print_table(("pin", "version", "stays, because it"), rows)
-        if not texts:
-            out.print("no newer version", markup=False)
-        for path, text in texts.items():
-            if write:
-                out.print(f"{path}: written", markup=False)
-            else:
-                sys.stdout.write(diff(path, text))
-
-    options.print_result(json_file, result, show)
-    if result.unresolved:
-        raise CommandError(result.unresolved)
+    workspace = project.open_own()
+    file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets)
+    result = bump_pins(file, network_upstream(ca), names or (), pre=pre)
+    if result.kept:
+        print_table(("pin", "version", "stays, because"), [tuple(map(escape, row)) for row in result.kept])
+    if not result.changes:
+        out.print("no newer version", markup=False)
+        return
+    matrix = workspace.project.matrix
+    text = edited(matrix, result.changes)
+    if write:
+        write_text(matrix.path, text)
+        out.print(f"{matrix.path}: written; `imagebuild lock` pins the new versions", markup=False)
+    else:
+        before, after = (lines.splitlines(keepends=True) for lines in (read_text(matrix.path), text))
+        sys.stdout.writelines(unified_diff(before, after, f"a/{matrix.path}", f"b/{matrix.path}"))

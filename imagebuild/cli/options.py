@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -19,10 +18,9 @@ from imagebuild.core.errors import ConfigError, ImagebuildError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
-    from imagebuild.project.load import ProjectPaths
     from imagebuild.project.matrix import Plan, Target
     from imagebuild.project.plan import Changes, Pins, Project
-    from imagebuild.publish.attest import Signer
+    from imagebuild.publish.signatures import Signer
     from imagebuild.render.renderer import Renderer
 
 STDIN = STDOUT = "-"
@@ -210,19 +208,16 @@ class CommandGroup(TyperGroup):
     """Show the whole first line of each command's help, where typer would cut it."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands with the first line of their help."""
         with formatter.section("Commands"):
             formatter.write_dl([(n, (c.help or "").split("\n")[0]) for n, c in self.commands.items()])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples of all commands."""
         lines = [line.strip() for c in self.commands.values() for line in (c.epilog or "").splitlines()[3:]]
         self.epilog = examples(*lines)
         super().format_epilog(ctx, formatter)
 
 
 def command_group(summary: str) -> typer.Typer:
-    """Return an empty group of commands."""
     return typer.Typer(
         cls=CommandGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=summary
     )
@@ -248,77 +243,53 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """Hold the options that say where the project is."""
+    """Hold the option that says where the project is."""
 
     root: Annotated[
         Path | None,
         option("--project DIR", "Folder of the project; by default the current one.", envvar=PROJECT_VARIABLE),
     ] = None
-    matrix: Annotated[Path | None, option("--matrix FILE", "Matrix; by default matrix.yaml of the project.")] = None
-    dockerfiles: Annotated[
-        Path | None, option("--dockerfiles DIR", "Templates and components; by default dockerfiles/ beside the matrix.")
-    ] = None
-    lock: Annotated[Path | None, option("--lock FILE", "Lock; by default imagebuild.lock beside the matrix.")] = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the options that were given, as words of a command line."""
-        named = {
-            "--project": self.root,
-            "--matrix": self.matrix,
-            "--dockerfiles": self.dockerfiles,
-            "--lock": self.lock,
-        }
-        return tuple(word for name, path in named.items() if path for word in (name, str(path)))
+        """Return the option, if it was given, as words of a command line."""
+        return ("--project", str(self.root)) if self.root else ()
 
     @property
     def is_shipped(self) -> bool:
         """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
-        return not (self.root or self.matrix or os.path.lexists(MATRIX))
+        return not (self.root or os.path.lexists(MATRIX))
 
     @cached_property
-    def paths(self) -> ProjectPaths:
-        """Return where the project's files are. Say so if they are those that come with imagebuild.
-
-        Raises ConfigError if a lock is named that is not there.
-        """
+    def folder(self) -> Path:
+        """Return the project's folder. Say so if it is the one that comes with imagebuild."""
         from imagebuild.core.files import shipped_folder
 
-        if self.lock and not self.lock.exists():
-            raise ConfigError(f"--lock {self.lock}: no such file; `imagebuild lock --lock {self.lock}` writes it")
         if not self.is_shipped:
-            return self._paths_in(self.root or Path())
+            return self.root or Path()
         sys.stderr.write(
             f"{Path.cwd()} has no {MATRIX}, so these are the images that come with imagebuild; "
             f"--project DIR or {PROJECT_VARIABLE} names your project\n"
         )
-        return self._paths_in(shipped_folder())
+        return shipped_folder()
 
-    def _paths_in(self, folder: Path) -> ProjectPaths:
-        from imagebuild.project.load import ProjectPaths
+    def open(self, changes: Changes | None = None) -> Workspace:
+        """Read the project and make its plan. Raises ConfigError with every mistake."""
+        from imagebuild.project.load import load_project
+        from imagebuild.project.plan import Changes, make_plan, versions_with
 
-        paths = ProjectPaths.beside(self.matrix or folder / MATRIX)
-        return ProjectPaths(paths.matrix, self.dockerfiles or paths.dockerfiles, self.lock or paths.lock)
+        changes = changes or Changes()
+        project = load_project(self.folder).changed(changes)
+        return Workspace(project, versions_with(project, changes), make_plan(project, changes), changes.options)
 
-    @property
-    def own_paths(self) -> ProjectPaths:
-        """Return the paths of a project whose files a command changes. Raises ConfigError if there is none here."""
+    def open_own(self, changes: Changes | None = None) -> Workspace:
+        """Read a project whose files the command changes. Raises ConfigError if there is none here."""
         if self.is_shipped:
             raise ConfigError(
                 f"{MATRIX}: cannot be read: no such file here; "
                 f"`imagebuild init` makes a project, --project names its folder"
             )
-        return self._paths_in(self.root or Path())
-
-    def open(self, changes: Changes | None = None, paths: ProjectPaths | None = None) -> Workspace:
-        """Read the project, or the one of other paths, and make its plan. Raises ConfigError with every mistake."""
-        from imagebuild.project.load import load_project
-        from imagebuild.project.plan import Changes, make_plan, versions_with
-
-        paths = paths or self.paths
-        changes = changes or Changes()
-        project = load_project(paths.matrix, paths.dockerfiles, paths.lock).changed(changes)
-        return Workspace(project, versions_with(project, changes), make_plan(project, changes), changes.options)
+        return self.open(changes)
 
     def open_if_there(self) -> Workspace | None:
         """Read the project, for commands that need none; None if none is named and none is here."""
@@ -373,7 +344,7 @@ class ImageChanges(PlanChanges):
         from imagebuild.project.matrix import IMAGE
         from imagebuild.render.stages import check_appended
 
-        if self.base_image is not None and not re.fullmatch(IMAGE, self.base_image):
+        if self.base_image is not None and not IMAGE.fits(self.base_image):
             raise ConfigError(f"--base-image {self.base_image}: not an image such as ubuntu:24.04")
         changes = replace(super().parse(registry), base_image=self.base_image)
         if self.append is None:
@@ -383,21 +354,17 @@ class ImageChanges(PlanChanges):
         return replace(changes, append=str(self.append), appended=text)
 
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
-        """Print what the other base must be. Raises ConfigError if its name says otherwise, or it needs a digest."""
-        if self.base_image is None:
-            return
-        from imagebuild.core.console import err
+        """Raise ConfigError if the other base, by its name, is of another release, or needs a digest."""
         from imagebuild.project.plan import base_mismatch
 
-        where, has_digest = f"--base-image {self.base_image}", "@sha256:" in self.base_image
-        if pinned and not has_digest:
-            raise ConfigError(f"{where}: nothing would verify it; add its digest, IMAGE:TAG@sha256:…")
-        releases = sorted({target.axes["os"] for target in targets})
-        for release in releases:
-            if problem := base_mismatch(self.base_image, release):
-                raise ConfigError(f"{where}: {problem}")
-        hint = "" if has_digest else "; add @sha256:… so that it stays the same"
-        err.print(f"{where}: must be {', '.join(releases)}, which packages and pins are for{hint}", markup=False)
+        if self.base_image is None:
+            return
+        if pinned and "@sha256:" not in self.base_image:
+            problem = "nothing would verify it; add its digest, IMAGE:TAG@sha256:…"
+            raise ConfigError(f"--base-image {self.base_image}: {problem}")
+        for target in targets:
+            if problem := base_mismatch(self.base_image, target.axes["os"]):
+                raise ConfigError(f"--base-image {self.base_image}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -419,7 +386,7 @@ class TrustOptions:
         return self._signer(signs=False) if self.key or self.identity or self.issuer else None
 
     def _signer(self, *, signs: bool) -> Signer:
-        from imagebuild.publish.attest import Signer
+        from imagebuild.publish.signatures import Signer
 
         signer = Signer(self.key, self.identity, self.issuer, not self.no_tlog, signs=signs)
         signer.check()
@@ -437,7 +404,7 @@ class SignOptions(TrustOptions):
 
         Raises ConfigError or CommandError if that could not sign anything.
         """
-        from imagebuild.publish.attest import GITHUB_ISSUER, job_workflow
+        from imagebuild.publish.signatures import GITHUB_ISSUER, job_workflow
 
         if not self.sign:
             if self != SignOptions():
@@ -473,6 +440,22 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
         if name not in known:
             raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(known)} or local")
     return cast(tuple[Platform, ...], tuple(platforms))
+
+
+def check_combination(
+    given: Mapping[str, object], needs: Mapping[str, Sequence[str]], exclusive: Iterable[Sequence[str]]
+) -> None:
+    """Raise ConfigError if an option lacks one that it needs, or two of which only one can be given are there.
+
+    `given` has option → what was given; what is false was not.
+    """
+    for name, wanted in needs.items():
+        if given[name] and not any(given[other] for other in wanted):
+            raise ConfigError(f"{name}: needs {' or '.join(wanted)}; add it, or leave this out")
+    for names in exclusive:
+        both = [name for name in names if given[name]]
+        if len(both) > 1:
+            raise ConfigError(f"{both[0]}: excludes {' and '.join(both[1:])}; give one of them")
 
 
 def print_or_write(text: str, output: str | None) -> None:

@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 
 MOST_JOBS = 256
 """Jobs that a matrix of GitHub may have."""
+NEEDS = {
+    "--to": ("--from",),
+    "--markdown": ("--from",),
+    "--changed-since": ("--github",),
+    "--github-jobs": ("--github",),
+    "--unpublished": ("--github",),
+    "--platform": ("--from", "--github"),
+    "--base": ("--from", "--github"),
+}
+"""Option of `plan` → those of which it needs one."""
+EXCLUSIVE = (
+    ("--json", "--markdown", "--github", "--why"),
+    ("--from", "--github", "--why"),
+    ("--changed-since", "--unpublished"),
+)
+"""Options of `plan` of which only one can be given."""
 
 
 @options.example(
@@ -57,18 +73,12 @@ def plan(
     json_file: options.JsonOption = None,
 ) -> None:
     """List the targets of a build, or the steps that a change makes a build execute again."""
-    if (since is not None or github_jobs != MOST_JOBS) and not github:
-        raise ConfigError("--changed-since and --github-jobs: need --github; `plan --from` says what a change costs")
-    if unpublished and (since is not None or not github):
-        raise ConfigError("--unpublished: needs --github, and no --changed-since")
-    if before is None and (after or markdown):
-        raise ConfigError("--to and --markdown: need --from")
-    if before is None and (platform or base != "bootstrap") and not github:
-        raise ConfigError("--platform and --base: need --from or --github")
-    if before and (github or why):
-        raise ConfigError("--from: cannot be combined with --github or --why")
-    if sum((markdown, github, why, json_file is not None)) > 1:
-        raise ConfigError("--json, --markdown, --github and --why exclude each other; give one of them")
+    given = {
+        "--from": before, "--to": after, "--why": why, "--markdown": markdown, "--json": json_file is not None,
+        "--github": github, "--changed-since": since is not None, "--unpublished": unpublished,
+        "--github-jobs": github_jobs != MOST_JOBS, "--platform": platform, "--base": base != "bootstrap",
+    }  # fmt: skip
+    options.check_combination(given, NEEDS, EXCLUSIVE)
     platforms = options.parse_platforms(platform)
     changes = edits.parse(registry)
     if before or github:
@@ -82,11 +92,11 @@ def plan(
                 out.print('{"include": []}', markup=False)
                 return
         if github:
-            state = change.read_state(project.paths, changes, select or (), platforms)
-            change.print_workflow_jobs(state, project.paths, since, github_jobs)
+            state = change.read_state(project.folder, changes, select or (), platforms)
+            change.print_workflow_jobs(state, project.folder, since, github_jobs)
             return
         cost = change.predict_cost(
-            project.paths, before, after, changes=changes, select=select or (), platforms=platforms, base=base
+            project.folder, before, after, changes=changes, select=select or (), platforms=platforms, base=base
         )
         options.print_result(json_file, cost, lambda: change.show_cost(cost, markdown=markdown))
         return
@@ -107,8 +117,9 @@ def plan(
         from imagebuild.core.console import err, out, print_table
 
         # JSON has the keys of all stages, so that everything was rendered for it already.
-        for line in () if json_file else workspace.renderer.check(targets):
-            err.print(line, markup=False)
+        if unpinned := {} if json_file else workspace.renderer.check(targets):
+            number = len({key for keys in unpinned.values() for key in keys})
+            err.print(f"{number} sources have no pin; `imagebuild lock {' '.join(unpinned)}` adds them", markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
@@ -157,22 +168,21 @@ def render(
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
-    from imagebuild.project.lockfile import check_resolved
+    from imagebuild.project.lockfile import check_pinned
     from imagebuild.project.plan import select_one
 
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
     edits.check_base([chosen], pinned=False)
     words = (*project.words, *(("--for", purpose) if purpose else ()))
-    renderer, warning = workspace.renderer, ""
+    warning, sources = "", tuple(workspace.renderer.recipe(chosen).sources())
     try:
-        check_resolved(workspace.project.lock, renderer.recipe(chosen).sources(), f"imagebuild lock {chosen.id}")
+        check_pinned(workspace.project.lock, sources, f"imagebuild lock {chosen.id}")
     except ConfigError as error:
         if not unresolved:
             raise ConfigError(f"{error}\n  or print the Dockerfile with --unresolved, to read it only") from None
         warning = f"# This cannot be built yet. {str(error).splitlines()[0].rstrip(':')}.\n"
-        renderer = renderer.with_unresolved([chosen])
-    text = renderer.dockerfile(chosen, words).text
+    text = workspace.renderer.dockerfile(chosen, words).text
     if purpose:
         text = STANDALONE.sub("", text)
     options.print_or_write(warning + text, output)

@@ -20,7 +20,7 @@ from imagebuild.core.errors import NothingSelected, plural
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
-    from imagebuild.oci.registry import RepositoryAt
+    from imagebuild.oci.registry import Repository
     from imagebuild.publish.prune import PruneVerdict
 
 RESULT = "result.json"
@@ -53,16 +53,15 @@ def publish(
     """
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.revision import current_revision, origin_of_build
-    from imagebuild.publish.attest import GITHUB_ISSUER
     from imagebuild.publish.publish import PublishRequest, print_published, publish_targets
+    from imagebuild.publish.signatures import GITHUB_ISSUER
 
     signer = signing.signer()
     workspace = project.open(edits.parse(registry))
     origin = None
     if signer and signer.issuer == GITHUB_ISSUER:
-        matrix = workspace.project.matrix.path
-        revision = current_revision(matrix, workspace.project.roots[0]) or ""
-        origin = {**origin_of_build(matrix, os.environ), "revision": revision}
+        folder = workspace.project.root
+        origin = {**origin_of_build(folder, os.environ), "revision": current_revision(folder) or ""}
     request = PublishRequest(select or (), results or (options.BUILDS,), dry_run, signer, origin)
     result = publish_targets(workspace.renderer, workspace.plan, request, cache(connect_registry))
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
@@ -95,8 +94,9 @@ def each(
     platforms = options.parse_platforms(platform)
     chosen = [image for image in images if not platforms or image["platform"] in platforms]
     if not chosen:
-        where = f"no alias in {published}" if published else f"no {RESULT} of `imagebuild build --push` below {folder}"
-        raise NothingSelected(f"{where} names an image{' for ' * bool(platforms)}{', '.join(platforms)}")
+        where = f"{published}: has no alias" if published else f"{folder}: `build --push` left no {RESULT} below it"
+        wanted = f" for {', '.join(platforms)}" if platforms else ""
+        raise NothingSelected(f"{where} of an image{wanted}; build one first, or name another folder")
     if status := run_for_each(chosen, command):
         raise typer.Exit(status)
 
@@ -203,7 +203,7 @@ def prune(
         console.print(f"Deleted {plural(number, 'image')}, {plural(deleted, 'manifest')}.")
 
 
-def _show(judged: Mapping[RepositoryAt, Sequence[PruneVerdict]]) -> None:
+def _show(judged: Mapping[Repository, Sequence[PruneVerdict]]) -> None:
     from imagebuild.publish.prune import short_digest
 
     for place, verdicts in judged.items():

@@ -86,9 +86,9 @@ def verify(
 
         folders = options.data_folders(profiles, "profiles", project.root)
         hardware = find_profile(load_profiles(*folders), profile).model
+    nodes = tuple(filter(None, (hosts or "").split(",")))
     request = VerifyRequest(
-        image, runner, tuple(only or ()), tuple(filter(None, (hosts or "").split(","))), layout, pull, folder=folder,
-        output=output, environment=_variables(env or ()), profile=hardware,
+        image, runner, only or (), nodes, layout, pull, folder, output, _variables(env or ()), hardware,
     )  # fmt: skip
     result = verify_image(workspace.renderer, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))

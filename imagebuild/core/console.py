@@ -1,11 +1,13 @@
-"""Print tables, durations and sizes; blank what may be a secret."""
+"""Print tables, durations, sizes and signs of life; blank what may be a secret."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -61,26 +63,86 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole:
         out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
 
 
-QUIET_S = 30
-"""Seconds without a line after which a log says what still runs."""
+FIRST_S, NEXT_S, IDLE_S, POLL_S = 2.0, 10.0, 1.0, 0.2
+"""Seconds before the first sign of life, between later ones, without any work until it ends, and between looks."""
+
+
+@dataclass(eq=False)
+class Activity:
+    """Describe something that may take long."""
+
+    text: str
+    detail: str = ""
+    """How far it is, or why it is tried again."""
+    began: float = field(default_factory=time.monotonic)
+
+
+class SignOfLife:
+    """Say on standard error what is being done while it takes long, so that nobody takes a command for dead."""
+
+    def __init__(self) -> None:
+        self.running: list[Activity] = []
+        """The oldest first; several threads begin and end them."""
+        self.next_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, activity: Activity) -> None:
+        """Add an activity; with the first, start the thread that tells of them, which never ends."""
+        with self._lock:
+            self.running.append(activity)
+            if not self._thread:
+                self.next_at = activity.began + FIRST_S
+                self._thread = threading.Thread(target=self._watch, daemon=True)
+                self._thread.start()
+
+    def end(self, activity: Activity) -> None:
+        """Remove an activity, if it was added."""
+        with suppress(ValueError):
+            self.running.remove(activity)
+
+    def _watch(self) -> None:
+        busy_at = 0.0
+        tick = threading.Event()
+        while not tick.wait(POLL_S):
+            now = time.monotonic()
+            if not self.running and now - busy_at > IDLE_S:
+                self.next_at = now + FIRST_S
+            for oldest in self.running[:1]:
+                busy_at = now
+                if now >= self.next_at:
+                    detail = f"; {oldest.detail}" if oldest.detail else ""
+                    err.print(f"{oldest.text} for {format_duration(now - oldest.began)}{detail}", markup=False)
+                    self.next_at = now + NEXT_S
+
+
+life = SignOfLife()
+
+
+@contextmanager
+def doing(text: str) -> Iterator[Activity]:
+    """Tell `life` what is being done until the end of the context; its `detail` may change meanwhile."""
+    activity = Activity(text)
+    life.begin(activity)
+    try:
+        yield activity
+    finally:
+        life.end(activity)
 
 
 class Progress:
     """Show work that several threads do: on a terminal what is under way, elsewhere a line for each that has ended.
 
-    The terminal keeps a line of each that has ended too; a log also says what still runs when nothing else was said for
-    QUIET_S. `live=False` prints plain lines on a terminal as well.
+    The terminal keeps a line of each that has ended too; a log also has signs of life. `live=False` prints plain lines
+    on a terminal as well.
     """
 
     def __init__(self, *, live: bool = True) -> None:
         self.headline = ""
         """Text above the running items, on a terminal only."""
         self._began = time.monotonic()
-        self._running: dict[str, tuple[float, str, str]] = {}
-        """Key of an item → when it began, its title, and how far it is."""
-        self._lock = threading.Lock()
-        self._last_line = self._began
-        self._over = threading.Event()
+        self._running: dict[str, Activity] = {}
+        self._is_open = False
         self._live: Live | None = None
         if live and err.is_terminal:
             from rich.live import Live  # noqa: PLC0415 - few commands show progress, and fewer on a terminal
@@ -88,29 +150,18 @@ class Progress:
             self._live = Live(get_renderable=self._draw, console=err, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Progress:
+        self._is_open = True
         if self._live:
             self._live.__enter__()
-        else:
-            threading.Thread(target=self._show_life, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        for activity in self._running.values():
+            life.end(activity)
         if self._live:
             self._live.__exit__(kind, error, trace)
-
-    def _show_life(self) -> None:
-        while not self._over.wait(1):
-            with self._lock:
-                running = [(began, title) for began, title, _ in self._running.values()]
-            now = time.monotonic()
-            if running and now - self._last_line >= QUIET_S:
-                titles = ", ".join(
-                    f"{title} for {format_duration(now - began)}" for began, title in running[:SHOWN_ITEMS]
-                )
-                self.note(f"still running: {titles}")
 
     @property
     def live(self) -> bool:
@@ -121,42 +172,40 @@ class Progress:
         """Show what is being done: above the running items, or as a line with the seconds since the start."""
         self.headline = text
         if not self._live:
-            self._last_line = time.monotonic()
+            life.next_at = time.monotonic() + NEXT_S
             err.print(f"{time.monotonic() - self._began:7.1f}  {escape(text)}")
 
     def begin(self, key: str, title: str) -> None:
         """Show an item as running."""
-        with self._lock:
-            self._running[key] = (time.monotonic(), title, "")
+        self._running[key] = Activity(title)
+        if self._is_open and not self._live:
+            life.begin(self._running[key])
 
     def advance(self, key: str, text: str) -> None:
         """Show how far a running item is, or its latest output."""
-        with self._lock:
-            began, title, _ = self._running[key]
-            self._running[key] = (began, title, text)
+        self._running[key].detail = text
 
     def end(self, key: str, text: str, *, good: bool = True) -> None:
         """Remove a running item and print a line about it; print nothing if `text` is empty."""
-        with self._lock:
-            began, title, _ = self._running.pop(key)
+        activity = self._running.pop(key)
+        life.end(activity)
         if not text:
             return
         if self._live:
             mark = "[green]✓[/]" if good else "[red]✗[/]"
-            err.print(f"{format_duration(time.monotonic() - began):>10}  {mark} {escape(title)} [dim]{escape(text)}[/]")
+            seconds = format_duration(time.monotonic() - activity.began)
+            err.print(f"{seconds:>10}  {mark} {escape(activity.text)} [dim]{escape(text)}[/]")
         else:
-            self.note(f"{title} {'→' if good else '✗'} {text}")
+            self.note(f"{activity.text} {'→' if good else '✗'} {text}")
 
     def _draw(self) -> Group:
         now = time.monotonic()
-        lines: list[tuple[float | None, str, str]] = [(now - self._began, self.headline, "bold")]
-        with self._lock:
-            running = list(self._running.values())[-SHOWN_ITEMS:]
-        for began, title, text in running:
-            lines.append((now - began, title, "cyan"))
-            if text:
-                lines.append((None, text, "dim"))
-        return Group(*(_one_line(*line) for line in lines))
+        lines = [_one_line(now - self._began, self.headline, "bold")]
+        for activity in list(self._running.values())[-SHOWN_ITEMS:]:
+            lines.append(_one_line(now - activity.began, activity.text, "cyan"))
+            if activity.detail:
+                lines.append(_one_line(None, activity.detail, "dim"))
+        return Group(*lines)
 
 
 def _one_line(seconds: float | None, text: str, style: str) -> Text:
@@ -197,8 +246,12 @@ SECRET_NAMES = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|(^|_)(PWD|PAT|JWT|PIN)$",
     re.IGNORECASE,
 )
-"""Names of variables and options whose values are blanked; `PWD` alone is a folder."""
-HARMLESS_NAMES = frozenset({"PWD", "OLDPWD", "XDG_SESSION_TYPE", "SSH_AUTH_SOCK"})
+"""Names of options and variables that have secrets."""
+KEPT_NAMES = re.compile(
+    r"(CUDA|DCGM|FI|GDRCOPY|HPCX|IMAGEBUILD|LC|LD|MELLANOX|MPI|NCCL|NVIDIA|NVSHMEM|OMPI|OPAL|PMIX|PRTE|SHARP|SLURM|UCC|UCX)_"
+    r"|(HOME|HOSTNAME|LANG|PATH|USER)$"
+)
+"""Names of variables that explain a measurement."""
 SECRET_VALUES = (
     re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password of an address
     re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
@@ -209,8 +262,6 @@ SECRET_VALUES = (
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
 )
 ASSIGNED = re.compile(r"""(?i)\b(\w*(?:password|passwd|secret|token|api_?key|sig)=)(?!\()[^&\s,;'"$]+""")
-OPAQUE = re.compile(r"^(?=[^\s]*[0-9])(?=[^\s]*[A-Z])(?=[^\s]*[a-z])[A-Za-z0-9+=_]{32,}$")
-"""A value that is nothing but a long mixture of letters and digits."""
 
 
 def redacted_text(value: str) -> str:
@@ -220,17 +271,10 @@ def redacted_text(value: str) -> str:
     return ASSIGNED.sub(rf"\1{BLANK}", value)
 
 
-def redacted_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with each value blanked that may be a secret, judged by its name or its form."""
-    result = {}
-    for name, value in sorted(variables.items()):
-        if name in HARMLESS_NAMES or not value:
-            result[name] = value
-        elif SECRET_NAMES.search(name) or OPAQUE.match(value):
-            result[name] = BLANK
-        else:
-            result[name] = redacted_text(value)
-    return result
+def kept_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that explain a measurement; what looks like a secret is blanked in them."""
+    kept = {name: value for name, value in variables.items() if KEPT_NAMES.match(name)}
+    return {name: redacted_text(value) for name, value in sorted(kept.items()) if not SECRET_NAMES.search(name)}
 
 
 def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:

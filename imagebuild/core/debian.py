@@ -6,10 +6,12 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import platform
 import posixpath
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -27,9 +29,7 @@ UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
     "Packages": bytes,
 }
 """Name of a package index → how to unpack it, smallest first."""
-HASHES = {"SHA256": hashlib.sha256, "SHA512": hashlib.sha512}
 ETC = Path("/etc/apt")
-OS_RELEASE = Path("/etc/os-release")
 
 
 def flat_repository_folder(url: str, suite: str) -> str | None:
@@ -50,26 +50,24 @@ def expired_since(release: Release, now: datetime) -> str | None:
         raise ResultError(f"Valid-Until is not a date: {text!r}") from None
 
 
-def package_indexes(release: Release, folder: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield the indexes of packages that a release lists: (path, algorithm, hash), the smallest first.
+def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
+    """Return the indexes of packages that a release lists: path → sha256, the smallest first.
 
     `folder` is that of a part of it, such as `main/binary-amd64/`; a flat repository has none.
     """
-    for algorithm in HASHES:
-        listed = {posixpath.normpath(file["name"]): file[algorithm] for file in release.get(algorithm, ())}
-        for path in (f"{folder}{name}" for name in UNPACK):
-            if path in listed:
-                yield path, algorithm, listed[path]
+    listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
+    paths = (f"{folder}{name}" for name in UNPACK)
+    return {path: listed[path] for path in paths if path in listed}
 
 
-def verified_index(path: str, algorithm: str, wanted: str, content: bytes) -> str:
+def verified_index(path: str, wanted: str, content: bytes) -> str:
     """Return the text of an index.
 
     Raises CommandError if it is not the one that the release lists, ResultError if it cannot be unpacked.
     """
-    digest = HASHES[algorithm](content).hexdigest()
+    digest = hashlib.sha256(content).hexdigest()
     if digest != wanted.lower():
-        raise CommandError(f"{path} has the {algorithm} {digest}, but the signed release says {wanted}; ask again")
+        raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; ask again")
     try:
         return UNPACK[path.rpartition("/")[2]](content).decode(errors="replace")
     except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
@@ -133,21 +131,11 @@ class AptSource:
     signed_by: str | None = None
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """Identify a distribution; fields are empty where /etc/os-release does not say."""
-
-    id: str
-    version: str
-    codename: str
-
-
-def distribution() -> Distribution:
-    """Return the distribution of this machine."""
-    text = OS_RELEASE.read_text() if OS_RELEASE.exists() else ""
-    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
-    fields = {key.strip(): value.strip().strip("\"'") for key, value in pairs}
-    return Distribution(fields.get("ID", ""), fields.get("VERSION_ID", ""), fields.get("VERSION_CODENAME", ""))
+def os_release() -> dict[str, str]:
+    """Return what /etc/os-release says of this machine's distribution; nothing where there is no such file."""
+    with suppress(OSError):
+        return platform.freedesktop_os_release()
+    return {}
 
 
 def parse_deb822(text: str) -> tuple[AptSource, ...]:
@@ -236,8 +224,9 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
 
 def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
     """Return the sources of a Debian release in this machine's archive; () if the machine is not Debian."""
-    machine = distribution()
-    if machine.id != "debian" or not machine.codename:
+    machine = os_release()
+    codename = machine.get("VERSION_CODENAME", "")
+    if machine.get("ID") != "debian" or not codename:
         return ()
-    sources = sources_for_release(apt_sources(), machine.codename, release)
+    sources = sources_for_release(apt_sources(), codename, release)
     return tuple(replace(source, components=("main",)) for source in sources)

@@ -1,116 +1,98 @@
-"""Define what the types of all files share: their base, names, platforms, conditions on versions, package URLs."""
+"""Define what the types of all files share: their base, names, platforms, conditions on versions."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic_core import CoreSchema, core_schema
 
-if TYPE_CHECKING:
-    from pydantic import GetJsonSchemaHandler
-    from pydantic.json_schema import JsonSchemaValue
-    from pydantic_core import CoreSchema
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
-Release = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+@dataclass(frozen=True)
+class Form:
+    """Require that all of a text matches a regular expression; say in words what it must be."""
+
+    pattern: str
+    words: str
+
+    def fits(self, text: str) -> bool:
+        """Return whether a text has this form."""
+        return bool(re.fullmatch(self.pattern, text))
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the check of a text that pydantic has read."""
+
+        def check(text: str) -> str:
+            if not self.fits(text):
+                raise ValueError(f"must be {self.words}")
+            return text
+
+        return core_schema.no_info_after_validator_function(check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the regular expression for editors."""
+        return {**handler(schema), "pattern": f"^({self.pattern})$"}
+
+
+Name = Annotated[str, Form(r"[a-z0-9][a-z0-9-]*", "lower-case letters, digits and hyphens")]
+Release = Annotated[str, Form(r"[a-z0-9][a-z0-9.-]*", "lower-case letters, digits, dots and hyphens")]
 """As `Name`, with dots for versions."""
 Platform = Literal["linux/amd64", "linux/arm64"]
 Arch = Literal["amd64", "arm64"]
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 CPUS: Mapping[str, str] = {"amd64": "x86_64", "arm64": "aarch64"}
 """Architecture → the kernel's name of it."""
-Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")]
-"""Text without line breaks and other control characters: it stays on its line of a Dockerfile."""
-EnvironmentValue = Annotated[str, Field(pattern=r'^[^\x00-\x1f\x7f"\\`]*$')]
-"""As `Line`, and without quotes, backslashes and backticks: it is the same text in a Dockerfile, a shell and sshd."""
-VARIABLE, FOLDER = r"^[A-Za-z_][A-Za-z0-9_]*$", r"^/[^\s\x00]*$"
-Variable = Annotated[str, Field(pattern=VARIABLE)]
-Folder = Annotated[str, Field(pattern=FOLDER)]
-URL, GIT_URL = r"^(https?|\{[a-z-]+\})://\S+$", r"^(https?://|ssh://|git://|file://|git@)\S+$"
-Url = Annotated[str, Field(pattern=URL)]
-GitUrl = Annotated[str, Field(pattern=GIT_URL)]
-PACKAGE = r"^[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?$"
-PackageText = Annotated[str, Field(pattern=PACKAGE)]
+Line = Annotated[str, Form(r"[^\x00-\x1f\x7f]*", "one line, without control characters")]
+"""It stays on its line of a Dockerfile."""
+EnvironmentValue = Annotated[str, Form(r'[^\x00-\x1f\x7f"\\`]*', "one line without quotes, backslashes and backticks")]
+"""It is the same text in a Dockerfile, a shell and sshd."""
+Variable = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and underscores")]
+Folder = Annotated[str, Form(r"/[^\s\x00]*", "an absolute path, without blanks")]
+Url = Annotated[str, Form(r"(https?|\{[a-z-]+\})://\S+", "an address that begins with https://")]
+GitUrl = Annotated[
+    str, Form(r"((https?|ssh|git|file)://|git@)\S+", "the address of a git repository, such as https://host/name.git")
+]
+PackageText = Annotated[
+    str, Form(r"[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?", "a package: name or name={version}")
+]
 """A package of a distribution, perhaps with its version and architecture; words in braces are filled in."""
-VERSION = r"^[A-Za-z0-9][A-Za-z0-9._+~:-]*$"
-VersionText = Annotated[str, Field(pattern=VERSION)]
+VERSION = Form("[A-Za-z0-9][A-Za-z0-9._+~:-]*", "a version: letters, digits and . + ~ : _ -")
+VersionText = Annotated[str, VERSION]
 """A version, or a value of an axis: safe in a shell line, a tag and an address without quotes."""
-Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Commit = Annotated[str, Form("[0-9a-f]{40}", "a commit of 40 digits (0-9, a-f)")]
 DIGEST, TAG = r"sha256:[0-9a-f]{64}", r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 """Patterns of an image's digest and tag, as the OCI distribution specification allows them."""
-Digest = Annotated[str, Field(pattern=f"^{DIGEST}$")]
-Tag = Annotated[str, Field(pattern=f"^{TAG}$")]
-
-
-PATTERN_WORDS: Mapping[str, str] = {
-    r"^[a-z0-9][a-z0-9-]*$": "lower-case letters, digits and hyphens",
-    r"^[a-z0-9][a-z0-9.-]*$": "lower-case letters, digits, dots and hyphens",
-    r"^[^\x00-\x1f\x7f]*$": "one line, without control characters",
-    r'^[^\x00-\x1f\x7f"\\`]*$': "one line without quotes, backslashes and backticks",
-    r"^[0-9a-f]{40}$": "a commit of 40 digits (0-9, a-f)",
-    r"^[0-9a-f]{64}$": "a sha256 of 64 digits (0-9, a-f)",
-    f"^{DIGEST}$": "a digest: sha256: and 64 digits (0-9, a-f)",
-    r"^[0-9A-F]{40}$": "the fingerprint of a key: 40 digits (0-9, A-F)",
-    r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$": "a package in lower case: name or name=version",
-    VARIABLE: "the name of a variable: letters, digits and underscores",
-    r"^[a-z0-9]+([._-][a-z0-9]+)*$": "the name of a label: lower case, with dots, such as com.acme.team",
-    r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$": "user or user:group, names or numbers",
-    r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$": "lower case as ghcr.io/acme, without a tag",
-    URL: "an address that begins with https://",
-    FOLDER: "an absolute path, without blanks",
-    PACKAGE: "a package: name or name={version}",
-    GIT_URL: "the address of a git repository, such as https://host/name.git",
-    VERSION: "a version: letters, digits and . + ~ : _ -",
-    r"^[0-9]{2,3}[a-z]?$": "a compute capability without its dot, such as 90",
-    r"^[A-Za-z0-9][A-Za-z0-9._:/{}@-]*$": "an image such as debian:13-slim",
-    r"^https?://[^/\s@]+/(\S*/)?$": "https://host/ or https://host/folder/, with the slash, without a password",
-    r"^20[0-9]{2}-[0-9]{2}(-[0-9]{2})?$": "a date as YYYY-MM or YYYY-MM-DD",
-}
-"""Pattern of a text → what a value must be, in words."""
+Digest = Annotated[str, Form(DIGEST, "a digest: sha256: and 64 digits (0-9, a-f)")]
+Tag = Annotated[str, Form(TAG, "a tag: letters, digits and . _ -")]
 
 
 class Model(BaseModel):
     """Refuse unknown keys, and later changes of values.
 
-    The docstring of a field is its description in the JSON Schema. Validators are built when a model is first used:
-    a command imports the types of many files, and reads few.
+    Validators are built when a model is first used: a command imports the types of many files, and reads few. The
+    docstrings of fields are their descriptions in the JSON Schema where `use_attribute_docstrings` is set, which reads
+    the source of each type when it is imported, and takes longer than all else that a command does with it.
     """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", defer_build=True, alias_generator=lambda name: name.replace("_", "-"),
         populate_by_name=True,
     )  # fmt: skip
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the JSON Schema with the docstrings of fields.
-
-        Pydantic's `use_attribute_docstrings` would read the source of each type when it is imported, which takes longer
-        than all else that a command does with the type.
-        """
-        schema = handler(core_schema)
-        properties = handler.resolve_ref_schema(schema).get("properties", {})
-        for kind in cls.__mro__:
-            if Model not in kind.__mro__[1:]:
-                continue
-            body = cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]).body
-            for statement, following in pairwise(body):
-                match statement, following:
-                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        alias = cls.model_fields[name].alias or name
-                        property_schema = properties.get(alias, properties.get(name, {}))
-                        property_schema.setdefault("description", inspect.cleandoc(text))
-        return schema
 
 
 M = TypeVar("M", bound=BaseModel)

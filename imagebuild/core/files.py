@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
 import imagebuild
 from imagebuild.core.errors import ConfigError
 
-UNUSED_S = 30 * 24 * 3600
-"""A cached file that nobody read or wrote for so long is deleted."""
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
@@ -78,6 +75,12 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}:{line}: cannot be read: not UTF-8 text; write it as UTF-8") from None
 
 
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def shipped_folder() -> Path:
     """Return the folder of the project that comes with imagebuild: its matrix, lock, components, profiles, job facts.
 
@@ -97,17 +100,3 @@ def cache_folder(name: str = "base") -> Path:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:
         raise ConfigError("HOME: not set; set it, or XDG_CACHE_HOME, to a folder that can be written to") from None
-
-
-@cache
-def trimmed(folder: Path) -> Path:
-    """Delete files that were unused for `UNUSED_S` seconds from a cache folder, once in a process; return the folder.
-
-    Most filesystems note at least once a day that a file was read; on others, a file in use is made anew after that.
-    """
-    with suppress(OSError):  # another process may do the same
-        for path in folder.iterdir():
-            used = path.stat()
-            if max(used.st_atime, used.st_mtime) < time.time() - UNUSED_S:
-                path.unlink()
-    return folder

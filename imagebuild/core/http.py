@@ -1,4 +1,4 @@
-"""Download files over HTTP: CA bundle, proxies, passwords from a netrc file, retries.
+"""Ask servers over HTTP: CA bundle, proxies, passwords from a netrc file. What may pass is tried again.
 
 A download is whole, or it is an error.
 """
@@ -7,205 +7,186 @@ from __future__ import annotations
 
 import hashlib
 import netrc
+import random
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
-from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, IncompleteRead
 from urllib3.util import Retry
 
+from imagebuild.core.console import doing
 from imagebuild.core.errors import Absent, CommandError, Unreachable
 
 AGENT = "imagebuild"
 CHUNK = 1 << 18
-ATTEMPTS = 5
-PAUSE_S = 0.5
-"""Base of the pauses between attempts: each is twice as long as the last, or as long as the server asks for."""
-LONGEST_PAUSE_S = 60.0
-FAILING = frozenset({429, 500, 502, 503, 504})
-"""Statuses that are worth another attempt."""
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 60
-DOWN_S = 30
-"""How long a server that could not be connected to is not asked again, so that not each of its URLs waits."""
-LARGEST_INDEX = 256 << 20
-"""More bytes than any key or index of a repository has."""
+CONNECTIONS = 32
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 20
+LEAST_ATTEMPTS = 3
+"""Attempts that are made even if each takes longer than the patience: an upload may take an hour."""
+BUSY_FACTOR = 5
+"""Factor for the patience with a server that says when to ask again: it is busy, not broken."""
+LONGEST_PAUSE_S = 15.0
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+FINAL = (
+    requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema,
+    requests.exceptions.MissingSchema, requests.exceptions.InvalidHeader, requests.TooManyRedirects,
+)  # fmt: skip
+"""Errors that a second attempt would meet again."""
+SHOWN_LENGTH = 300
+"""Characters of a server's answer that are shown."""
 
 T = TypeVar("T")
-Login = tuple[str, str]
-"""User and password."""
-Advance = Callable[[int, int | None], None]
-"""Called with the bytes that are there and the bytes there will be, if the server says so."""
 
 
-class _CutOff(Unreachable):
-    """Report that a file ended too early."""
+@dataclass(frozen=True)
+class Patience:
+    """Say how long what fails is tried again."""
+
+    seconds: float = 25.0
+    """Since the first failure; 0: not at all."""
+    backoff_s: float = 0.5
+    """The first pause. Each is twice as long, with a random part, or as long as the server asks for."""
 
 
-class _Patience(Retry):
-    """Retry, but wait at most LONGEST_PAUSE_S when the server asks for a pause."""
-
-    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
-        seconds = super().get_retry_after(response)
-        return None if seconds is None else min(seconds, LONGEST_PAUSE_S)
+PATIENCE = Patience()
 
 
-def login_for(url: str, netrc_file: Path | None) -> Login | None:
-    """Return the user and password that a netrc file has for the host of an address."""
-    entry = netrc.netrc(netrc_file).authenticators(urlsplit(url).hostname or "") if netrc_file else None
-    return (entry[0], entry[2]) if entry else None
+class TryAgain(Unreachable):
+    """Ask for another attempt."""
+
+    def __init__(self, reason: str, pause_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s
+        """How long the server wants us to wait; 0 if it does not say."""
 
 
-@dataclass
-class Downloads:
-    """Download files; several threads may use it."""
+class NoAnswer(TryAgain):
+    """Report that nothing answered."""
 
-    rewrite: Callable[[str], str] = str
-    """Address → where to get it, for sites with mirrors."""
-    ca: Path | None = None
-    """Bundle of certificate authorities; None: those of the HTTP library."""
-    netrc: Path | None = None
-    """File of passwords, for the hosts it names; None: the one that the HTTP library finds."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with each request, beside our own."""
-    pause_s: float = PAUSE_S
-    stopped: threading.Event = field(default_factory=threading.Event)
-    """Set to make running downloads end."""
-    _down: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """Server → when it could not be connected to, and why."""
 
-    def sha256(self, url: str, advance: Advance = lambda _done, _total: None, target: Path | None = None) -> str:
-        """Return the sha256 of a file whose length the server tells, and write it to `target` if that is given.
+class Client:
+    """Send requests, from several threads."""
 
-        Raises Unreachable or Absent if it cannot be fetched, CommandError if it is a web page or of unknown length.
+    def __init__(self, ca: Path | None = None, patience: Patience = PATIENCE, **headers: str) -> None:
+        """`ca` is a bundle of certificate authorities, by default that of the HTTP library."""
+        self.patience = patience
+        self.session = requests.Session()
+        # What is hashed must be what was sent.
+        self.session.headers.update({"User-Agent": AGENT, "Accept-Encoding": "identity", **headers})
+        self.session.verify = str(ca) if ca else True
+        for scheme in ("http://", "https://"):
+            self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
+        self.stopped = threading.Event()
+        """Set to end what other threads are doing with it, for Ctrl-C."""
+        self._repeating: set[int] = set()
+        """Threads that are in `retried`."""
+
+    def retried(self, what: str, attempt: Callable[[], T]) -> T:
+        """Return what `attempt` returns. It is made again while it raises TryAgain and our patience lasts.
+
+        What is retried inside it is repeated together with it, not by itself. Raises Unreachable in the end.
         """
-
-        def read(answer: requests.Response) -> str:
-            refuse_page(url, answer)
-            if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
-                raise CommandError(
-                    f"{url}: the server does not say how long the file is, so that it might be cut off unseen"
-                )
-            digest, done = hashlib.sha256(), 0
-            with target.open("wb") if target else nullcontext() as file:
-                for chunk in self.chunks(answer):
-                    digest.update(chunk)
-                    if file:
-                        file.write(chunk)
-                    done += len(chunk)
-                    advance(done, announced_length(answer))
-            return digest.hexdigest()
-
-        return self._whole(url, "*/*", read)
-
-    def length(self, url: str) -> int | None:
-        """Return how many bytes a file has, without downloading it; None if the server does not tell.
-
-        Raises Unreachable or Absent if it cannot be fetched, CommandError if it is a web page.
-        """
-        with self.open(url, method="HEAD") as answer:
-            refuse_page(url, answer)
-            return announced_length(answer)
-
-    def read(self, url: str, accept: str = "*/*") -> bytes:
-        """Return a small file. Raises Unreachable or Absent if it cannot be fetched, CommandError if it is too long."""
-
-        def read(answer: requests.Response) -> bytes:
-            content = bytearray()
-            for chunk in self.chunks(answer):
-                content += chunk
-                if len(content) > LARGEST_INDEX:
-                    raise CommandError(f"{url}: is longer than {LARGEST_INDEX >> 20} MiB, so that it is no index")
-            return bytes(content)
-
-        return self._whole(url, accept, read)
-
-    def _whole(self, url: str, accept: str, read: Callable[[requests.Response], T]) -> T:
-        """Return what `read` makes of an answer; ask again if it was cut off."""
-        for attempt in range(ATTEMPTS):
-            if attempt and self.stopped.wait(self.pause_s * 2 ** (attempt - 1)):
-                break
-            try:
-                with self.open(url, accept) as answer:
-                    return read(answer)
-            except _CutOff as error:
-                reason = error
-        raise reason
-
-    @contextmanager
-    def open(self, url: str, accept: str = "*/*", method: str = "GET") -> Iterator[requests.Response]:
-        """Yield a server's answer, to be read with `chunks`; the server is asked several times if it fails.
-
-        Raises Absent if the server does not have the file, Unreachable if it cannot be fetched, also while it is read.
-        """
-        address = self.rewrite(url)
-        where = url if address == url else f"{url} (as {address})"
-        host = "{0.scheme}://{0.netloc}".format(urlsplit(address))
-        since, reason = self._down.get(host, (0.0, ""))
-        if reason and time.monotonic() - since < DOWN_S:
-            raise Unreachable(f"{where}: {reason}")
-        policy = _Patience(
-            ATTEMPTS - 1, connect=0, backoff_factor=self.pause_s, status_forcelist=FAILING, raise_on_status=False
-        )
+        thread = threading.get_ident()
+        if thread in self._repeating:
+            return attempt()
+        self._repeating.add(thread)
+        attempts, first = 0, 0.0
         try:
-            with requests.Session() as session:
-                for scheme in ("http://", "https://"):
-                    session.mount(scheme, HTTPAdapter(max_retries=policy))
-                with session.request(
-                    method,
-                    address,
-                    stream=True,
-                    timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
-                    verify=str(self.ca) if self.ca else True,
-                    # The HTTP library does not hand a password on to another host.
-                    auth=login_for(address, self.netrc),
-                    headers={"Accept": accept, "Accept-Encoding": "identity", "User-Agent": AGENT, **self.headers},
-                ) as answer:
-                    status = f"{answer.status_code} {answer.reason}"
-                    if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-                        raise Absent(f"{where}: the server does not have it ({answer.status_code})")
-                    if answer.status_code != HTTPStatus.OK:
-                        raise Unreachable(f"{where}: the server answered {status}")
-                    yield answer
-        except (RequestException, HTTPError) as error:
-            reason = innermost_reason(error)
-            if isinstance(error, requests.ConnectionError):
-                self._down[host] = time.monotonic(), reason
-            raise Unreachable(f"{where}: {reason}") from None
-        except _CutOff as error:
-            raise _CutOff(f"{where}: {error}") from None
+            with doing(what) as activity:
+                while True:
+                    self.check_stopped(what)
+                    try:
+                        return attempt()
+                    except TryAgain as again:
+                        attempts, now = attempts + 1, time.monotonic()
+                        first = first or now
+                        backoff = self.patience.backoff_s * 2 ** (attempts - 1) * random.uniform(0.5, 1.5)  # noqa: S311
+                        pause = max(min(backoff, LONGEST_PAUSE_S), again.pause_s)
+                        limit = self.patience.seconds * (BUSY_FACTOR if again.pause_s else 1)
+                        is_late = pause > limit or (now - first + pause > limit and attempts >= LEAST_ATTEMPTS)
+                        if not limit or is_late:
+                            demand = f", and asks for a pause of {pause:.0f} s" if again.pause_s else ""
+                            tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
+                            raise Unreachable(f"{again}{demand}; gave up {tries}") from again
+                        activity.detail = f"{again}; trying again"
+                        self.stopped.wait(pause)
+        finally:
+            self._repeating.remove(thread)
 
-    def chunks(self, answer: requests.Response) -> Iterator[bytes]:
-        """Yield the bytes as they are transferred: what is hashed must be what a builder gets."""
+    def check_stopped(self, what: str) -> None:
+        """Raise CommandError if the work was told to end."""
+        if self.stopped.is_set():
+            raise CommandError(f"{what}: interrupted")
+
+    def send(
+        self, method: str, url: str, what: str, *, timeout_s: float = READ_TIMEOUT_S, **options: Any
+    ) -> requests.Response:
+        """Send one request and return its answer, which may be a refusal. `what` names it in errors.
+
+        Raises TryAgain for what may pass, CommandError for what stays wrong.
+        """
+        self.check_stopped(what)
         try:
-            for chunk in answer.raw.stream(CHUNK, decode_content=False):
-                if self.stopped.is_set():
-                    raise Unreachable("interrupted")
-                yield chunk
-        except HTTPError as error:  # also if the server announced more bytes
-            raise _CutOff(innermost_reason(error)) from None
+            answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), **options)
+        except FINAL as error:
+            raise CommandError(f"{what}: {innermost_reason(error)}") from None
+        except (RequestException, HTTPError, OSError) as error:
+            kind = NoAnswer if isinstance(error, requests.ConnectionError) else TryAgain
+            raise kind(f"{what}: {innermost_reason(error)}") from None
+        if answer.status_code in RETRIED:
+            with answer:
+                try:
+                    pause_s = Retry().get_retry_after(answer.raw) or 0.0
+                except HTTPError:
+                    pause_s = 0.0
+                raise TryAgain(f"{what}: the server answered {describe_answer(answer)}", pause_s)
+        return answer
+
+    def chunks(self, answer: requests.Response, what: str) -> Iterator[bytes]:
+        """Yield an answer's bytes as they are transferred. Raises TryAgain if there are fewer than were announced."""
+        try:
+            with answer:
+                for chunk in answer.raw.stream(CHUNK, decode_content=False):
+                    self.check_stopped(what)
+                    yield chunk
+        except (RequestException, HTTPError, OSError) as error:
+            raise TryAgain(f"{what}: {innermost_reason(error)}") from None
 
 
-def refuse_page(url: str, answer: requests.Response) -> None:
-    """Raise CommandError if the answer is a web page where a file should be."""
-    if answer.headers.get("Content-Type", "").startswith("text/html"):
-        raise CommandError(f"{url}: is a web page, not a file; does it want a login?")
+# Answers
 
 
-def announced_length(answer: requests.Response) -> int | None:
-    """Return the length that an answer announces; None if it announces none."""
-    length = answer.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else None
+def json_of(answer: requests.Response) -> dict[str, Any]:
+    """Return the document of an answer; an empty one if it is something else."""
+    try:
+        document = answer.json()
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def errors_in(answer: requests.Response) -> list[dict[str, Any]]:
+    """Return the errors that a registry lists in an answer."""
+    items = json_of(answer).get("errors")
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def describe_answer(answer: requests.Response) -> str:
+    """Return `403 (DENIED: requested access to the resource is denied)`, or `403 (Forbidden)`."""
+    texts = [": ".join(str(item[key]) for key in ("code", "message") if item.get(key)) for item in errors_in(answer)]
+    text = "; ".join(dict.fromkeys(texts)) or str(answer.reason or "")
+    return f"{answer.status_code} ({text[:SHOWN_LENGTH]})"
 
 
 def innermost_reason(error: Exception) -> str:
@@ -226,7 +207,113 @@ def innermost_reason(error: Exception) -> str:
     return text or type(inner).__name__
 
 
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+# Downloads
+
+DOWNLOAD_TIMEOUT_S = 60
+DOWN_S = 30
+"""How long a server that did not answer is not asked again, so that not each of its URLs waits."""
+LARGEST_INDEX = 256 << 20
+"""More bytes than any key or index of a repository has."""
+Advance = Callable[[int, int | None], object]
+"""Called with the bytes that are there and the bytes there will be, if the server says so."""
+
+
+def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
+    """Return the user and password that a netrc file has for the host of an address."""
+    entry = netrc.netrc(netrc_file).authenticators(urlsplit(url).hostname or "") if netrc_file else None
+    return (entry[0], entry[2]) if entry else None
+
+
+class Downloads:
+    """Download files; several threads may use it.
+
+    Its methods raise Absent if a server does not have a file, Unreachable if it cannot be fetched, CommandError if it
+    is a web page.
+    """
+
+    def __init__(
+        self, rewrite: Callable[[str], str] = str, ca: Path | None = None, netrc_file: Path | None = None, *,
+        patience: Patience = PATIENCE, headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Prepare. `rewrite` turns an address into where to get it, for sites with mirrors.
+
+        `netrc_file` has passwords for hosts; without it, the one that the HTTP library finds.
+        """
+        self.client = Client(ca, patience, **(headers or {}))
+        self._rewrite, self._netrc = rewrite, netrc_file
+        self._down: dict[str, tuple[float, str]] = {}
+        """Server → when it did not answer, and why."""
+
+    def download(self, url: str, target: Path | None = None, advance: Advance = lambda _done, _total: None) -> str:
+        """Write a file to `target`, or nowhere, and return its sha256. The server has to tell its length."""
+
+        def read(answer: requests.Response) -> str:
+            if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
+                raise CommandError(
+                    f"{url}: the server does not say how long the file is, so that it might be cut off unseen"
+                )
+            digest, done = hashlib.sha256(), 0
+            with target.open("wb") if target else nullcontext() as file:
+                for chunk in self.client.chunks(answer, url):
+                    digest.update(chunk)
+                    if file:
+                        file.write(chunk)
+                    done += len(chunk)
+                    advance(done, announced_length(answer))
+            return digest.hexdigest()
+
+        return self._ask("GET", url, read)
+
+    def length(self, url: str) -> int | None:
+        """Return how many bytes a file has, without downloading it; None if the server does not tell."""
+        return self._ask("HEAD", url, announced_length)
+
+    def read(self, url: str) -> bytes:
+        """Return a small file. Raises CommandError if it is too long."""
+
+        def read(answer: requests.Response) -> bytes:
+            content = bytearray()
+            for chunk in self.client.chunks(answer, url):
+                content += chunk
+                if len(content) > LARGEST_INDEX:
+                    raise CommandError(f"{url}: is longer than {LARGEST_INDEX >> 20} MiB, so that it is no index")
+            return bytes(content)
+
+        return self._ask("GET", url, read)
+
+    def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
+        """Return what `read` makes of the answer to a request."""
+        address = self._rewrite(url)
+        where = url if address == url else f"{url} (as {address})"
+        host = urlsplit(address).netloc
+        since, reason = self._down.get(host, (0.0, ""))
+        if reason and time.monotonic() - since < DOWN_S:
+            raise Unreachable(f"{where}: {reason}")
+
+        def attempt() -> T:
+            answer = self.client.send(
+                method, address, where, timeout_s=DOWNLOAD_TIMEOUT_S, stream=True,
+                # The HTTP library does not hand a password on to another host.
+                auth=login_for(address, self._netrc),
+            )  # fmt: skip
+            with answer:
+                if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+                    raise Absent(f"{where}: the server does not have it ({answer.status_code})")
+                if answer.status_code != HTTPStatus.OK:
+                    raise Unreachable(f"{where}: the server answered {describe_answer(answer)}")
+                if answer.headers.get("Content-Type", "").startswith("text/html"):
+                    raise CommandError(f"{url}: is a web page, not a file; does it want a login?")
+                return read(answer)
+
+        try:
+            return self.client.retried(f"download of {where}", attempt)
+        except Unreachable as error:
+            if isinstance(error.__cause__, NoAnswer):
+                self._down[host] = time.monotonic(), str(error.__cause__).removeprefix(f"{where}: ")
+            raise
+
+
+def announced_length(answer: requests.Response) -> int | None:
+    """Return the length that an answer announces; None if it announces none."""
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if length.isdigit() else None

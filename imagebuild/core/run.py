@@ -13,13 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
-from types import TracebackType
-from typing import BinaryIO, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.fields import CPUS
@@ -44,7 +44,8 @@ CHUNK = 1 << 16
 POLL_S = 0.5
 DRAIN_S = 2
 """How long to wait for output after the program has ended: a child that it left behind may keep the pipe open."""
-KILL_S = 5
+KILL_S = 10
+"""How long a program that is to end may clean up."""
 WORKERS = 8
 PATIENCE_S = 3.0
 """How long running work may take to end and remove its temporary files after an interrupt."""
@@ -55,37 +56,170 @@ RunProgram = Callable[..., str]
 """Runs a program (`run("ip", "-j", "route")`), returns what it printed, raises CommandError if it fails."""
 
 
-def program_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of the programs that we run."""
-    # What we read must not be translated, and sbin is not on everyone's path.
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    return {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", **(extra or {})}
+def program_environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Return the environment of the programs that we run. `extra` are more variables; None leaves one out."""
+    # What we read must not be translated, and sbin is not on everyone's path. Nobody answers questions: without a
+    # terminal ssh would ask through a window.
+    own = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", "SSH_ASKPASS_REQUIRE": "never"}
+    return {name: value for name, value in {**os.environ, **own, **(extra or {})}.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Say how a program ended, and what it printed."""
+
+    status: int | None
+    """Exit status; None if it was ended for its time or for what it printed."""
+    output: str
+    """The end of it."""
+    errors: str = ""
+    """Its errors, if they were to be kept apart."""
+    problem: str = ""
+    """Why it was ended for its output; empty if it was not."""
+
+
+class OutputReader(threading.Thread):
+    """Read a program's output in a thread: keep its end, write all of it to a log, hand on its lines.
+
+    It ends with the output, after LIMIT bytes, or when something raises, which is `error` then.
+    """
+
+    def __init__(
+        self, chunks: Iterator[bytes], close: Callable[[], None], log: Path | None = None,
+        each_line: Callable[[str], object] = str, *, keep: int = KEPT,
+    ) -> None:  # fmt: skip
+        """Start reading; `close` is called at the end, whatever that is."""
+        super().__init__(daemon=True)
+        self.error: Exception | None = None
+        self._chunks, self._close, self._log, self._each_line, self._keep = chunks, close, log, each_line, keep
+        self._total = 0
+        self._end = bytearray()
+        self.start()
+
+    def run(self) -> None:
+        """Read all chunks."""
+        line = b""
+        try:
+            with self._opened_log() as log:
+                for chunk in self._chunks:
+                    *lines, line = (line + self._take(chunk, log)).split(b"\n")
+                    for whole in lines:
+                        self._each_line(whole.decode(errors="replace").rstrip())
+                    if self.problem:
+                        return
+            if line:
+                self._each_line(line.decode(errors="replace").rstrip())
+        except Exception as error:  # raised again by who waits for the program
+            self.error = error
+        finally:
+            self._close()
+
+    def _opened_log(self) -> AbstractContextManager[IO[bytes] | None]:
+        if not self._log:
+            return nullcontext()
+        with os_errors_as_command_errors():
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            return self._log.open("wb", buffering=0)
+
+    def _take(self, chunk: bytes, log: IO[bytes] | None) -> bytes:
+        kept = chunk[: LIMIT - self._total]
+        self._total += len(kept)
+        self._end += kept
+        if len(self._end) > 2 * self._keep:
+            del self._end[: -self._keep]
+        if log:
+            with os_errors_as_command_errors():
+                log.write(kept)
+        return kept
+
+    @property
+    def text(self) -> str:
+        """Return the end of the output."""
+        return self._end[-self._keep :].decode(errors="replace")
+
+    @property
+    def problem(self) -> str:
+        """Return why the program has to be ended for its output; empty if it has not."""
+        return f"printed more than {LIMIT >> 20} MiB" if self._total >= LIMIT else ""
 
 
 def start_program(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, *, output: int = PIPE, errors: int = STDOUT
+    argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, output: int = PIPE, errors: int = STDOUT
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, so that Ctrl-C reaches it through us. Raises CommandError if it cannot.
-
-    `env` is its whole environment, by default `program_environment()`; its errors are in its output by default.
-    """
+    """Start a program in a session of its own; `env` is added to its environment. Raises CommandError if it cannot."""
     try:
         return subprocess.Popen(
-            argv, stdin=DEVNULL, stdout=output, stderr=errors, start_new_session=True,
-            # Nobody answers questions: without a terminal ssh would ask through a window.
-            env={**(program_environment() if env is None else env), "SSH_ASKPASS_REQUIRE": "never"},
-        )  # fmt: skip
+            argv, stdin=DEVNULL, stdout=output, stderr=errors, start_new_session=True, env=program_environment(env)
+        )
     except OSError as error:
         raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
 
 
-def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM, patience_s: float = KILL_S) -> None:
+def execute(
+    argv: Sequence[str], *, env: Mapping[str, str | None] | None = None, timeout_s: float | None = None,
+    log: Path | None = None, each_line: Callable[[str], object] = str, polite: int = signal.SIGTERM,
+    finishes: bool = False, apart: bool = False,
+) -> Finished:  # fmt: skip
+    """Run a program in a session of its own, so that Ctrl-C reaches it through us, and return how it ended.
+
+    `env` is added to its environment. `apart` keeps its errors apart from its output, and all of both. Whatever is
+    raised, the program has ended then, with all of its group: by the signal `polite`, and by SIGKILL after KILL_S. One
+    that `finishes` what it does gets one SIGINT instead, and is waited for.
+
+    Raises CommandError if it cannot be started, or the log cannot be written.
+    """
+    process = start_program(argv, env, errors=PIPE if apart else STDOUT)
+    readers: list[OutputReader] = []
+    try:
+        readers += [_reader(process.stdout, log, each_line, keep=LIMIT if apart else KEPT)]
+        readers += [_reader(process.stderr, keep=LIMIT)] if apart else []
+        _await_end(process, readers, timeout_s)
+        status = process.returncode
+        for reader in readers if status is not None else ():
+            reader.join(DRAIN_S)
+    except BaseException:
+        if finishes:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        raise
+    finally:
+        end_program(process, polite)
+        for reader in readers:
+            reader.join(DRAIN_S)
+    for reader in readers:
+        if reader.error:
+            raise reader.error
+    problem = next((reader.problem for reader in readers if reader.problem), "")
+    return Finished(None if problem else status, readers[0].text, readers[1].text if apart else "", problem)
+
+
+def _reader(pipe: IO[bytes] | None, *more: Any, keep: int) -> OutputReader:
+    assert isinstance(pipe, BufferedReader)
+    return OutputReader(iter(partial(pipe.read1, CHUNK), b""), pipe.close, *more, keep=keep)
+
+
+def _await_end(process: subprocess.Popen[bytes], readers: Sequence[OutputReader], timeout_s: float | None) -> None:
+    """Wait for the end of a program, or for a reason to end it."""
+    deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+    while process.poll() is None and not any(reader.problem or reader.error for reader in readers):
+        left = min(POLL_S, deadline - time.monotonic())
+        if left <= 0:
+            return
+        # The end of the output comes with that of the program, and is noticed at once.
+        if reading := [reader for reader in readers if reader.is_alive()]:
+            reading[0].join(left)
+        else:
+            with suppress(TimeoutExpired):
+                process.wait(left)
+
+
+def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) -> None:
     """End a program with its process group: by a polite signal, then by SIGKILL to all that is left of the group."""
     with suppress(ProcessLookupError, PermissionError):
         if process.poll() is None:
             os.killpg(process.pid, polite)
             with suppress(TimeoutExpired):
-                process.wait(patience_s)
+                process.wait(KILL_S)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -98,41 +232,14 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
     Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
     finishes the package that it is setting up.
     """
-    with start_program(argv, program_environment(env), errors=PIPE) as process:
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except TimeoutExpired as error:
-            end_program(process, signal.SIGKILL)
-            raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s") from error
-        except BaseException:
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-            raise
-    if process.returncode:
-        lines = "\n".join((_text(err).strip() or _text(out).strip()).splitlines()[-10:])
-        raise CommandError(f"`{' '.join(argv)}` failed ({process.returncode}): {lines}")
-    return _text(out)
-
-
-def run_logged(argv: Sequence[str], log: Callable[[str], None], *, name: str, env: Mapping[str, str]) -> None:
-    """Run a program and pass each line that it prints to `log`; `env` is added to its environment.
-
-    Raises CommandError that names the program `name`, with its last lines, if it fails. When interrupted, the program
-    and all that it started end.
-    """
-    process = start_program(argv, program_environment(env))
-    last_lines: deque[str] = deque(maxlen=15)
-    try:
-        assert process.stdout
-        with process.stdout as output:
-            for line in output:
-                last_lines.append(line.decode(errors="replace").rstrip())
-                log(last_lines[-1])
-        status = process.wait()
-    finally:
-        end_program(process, patience_s=15)  # it may clean up, but not for long
-    if status:
-        raise CommandError("\n  ".join([f"{name} failed ({status}):", *last_lines]))
+    done = execute(argv, env=env, timeout_s=timeout, finishes=True, apart=True)
+    output, errors = (re.sub("\r\n?", "\n", text) for text in (done.output, done.errors))
+    if done.status is None:
+        raise CommandError(f"`{' '.join(argv)}` {done.problem or f'did not answer within {timeout:.0f} s'}")
+    if done.status:
+        lines = "\n".join((errors.strip() or output.strip()).splitlines()[-10:])
+        raise CommandError(f"`{' '.join(argv)}` failed ({done.status}): {lines}")
+    return output
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
@@ -145,10 +252,6 @@ def run_in_foreground(command: Sequence[str]) -> int:
     except OSError as error:
         raise CommandError(f"`{command[0]}` cannot be run: {error.strerror}") from error
     return status if status >= 0 else 128 - status  # a shell adds 128 to the signal that ended a program
-
-
-def _text(output: bytes) -> str:
-    return output.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def end_children() -> None:
@@ -190,86 +293,6 @@ def require_root(what: str) -> None:
         raise ConfigError(f"{what} needs root: use sudo, or set DOCKER_HOST to an engine that you may use")
 
 
-class OutputSink:
-    """Keep the end of a program's output, and write all of it to a log; for one thread.
-
-    `full` is set when the program has to be ended. Raises ConfigError if the log cannot be written.
-    """
-
-    def __init__(self, log: Path | None) -> None:
-        self.log = log
-        self.full = threading.Event()
-        self._total = 0
-        self._end = bytearray()
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> OutputSink:
-        if self.log:
-            try:
-                self.log.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.log.open("wb", buffering=0)
-            except OSError as error:
-                raise ConfigError(f"{self.log}: cannot be written: {error.strerror}") from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file:
-            self._file.close()
-
-    def drain(self, chunks: Iterable[bytes]) -> None:
-        """Take all chunks; what comes after the limit is dropped."""
-        for chunk in chunks:
-            kept = chunk[: LIMIT - self._total]
-            self._total += len(kept)
-            if self._file and not self._file.closed:
-                self._file.write(kept)
-            self._end += kept
-            if len(self._end) > 2 * KEPT:
-                del self._end[:-KEPT]
-            if self._total >= LIMIT:
-                self.full.set()
-
-    @property
-    def text(self) -> str:
-        """Return the end of the output."""
-        return self._end[-KEPT:].decode("utf-8", "replace")
-
-    @property
-    def reason(self) -> str:
-        """Return why the program had to be ended for its output; empty if it had not."""
-        return f"printed more than {LIMIT >> 20} MiB" if self.full.is_set() else ""
-
-
-def run_with_deadline(argv: Sequence[str], sink: OutputSink, timeout_s: float) -> int | None:
-    """Run a program. Return its exit status, or None if it was ended for its time or for what it printed.
-
-    Raises CommandError if it cannot be started. Whatever is raised, the program has ended then.
-    """
-    process = start_program(argv)
-
-    def read() -> None:
-        assert isinstance(process.stdout, BufferedReader)
-        with process.stdout as output:
-            sink.drain(iter(partial(output.read1, CHUNK), b""))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    deadline = time.monotonic() + timeout_s
-    try:
-        while process.poll() is None and time.monotonic() < deadline and not sink.full.is_set():
-            with suppress(TimeoutExpired):
-                process.wait(max(0.0, min(POLL_S, deadline - time.monotonic())))
-        if process.returncode is None:
-            return None
-        reader.join(DRAIN_S)
-        return None if sink.full.is_set() else process.returncode
-    finally:
-        end_program(process)
-        reader.join(DRAIN_S)
-
-
 class Stoppable(Protocol):
     """Run work in threads, which can be stopped."""
 
@@ -289,15 +312,13 @@ def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, j
     errors: list[BaseException] = []
 
     def take() -> None:
-        while not errors:
-            try:
+        with suppress(IndexError):  # nothing is left to do
+            while not errors:
                 number, item = todo.popleft()
-            except IndexError:
-                return
-            try:
-                results[number] = function(item)
-            except BaseException as error:  # raised again by the caller's thread
-                errors.append(error)
+                try:
+                    results[number] = function(item)
+                except BaseException as error:  # raised again by the caller's thread
+                    errors.append(error)
 
     threads = [threading.Thread(target=take, daemon=True) for _ in range(min(jobs, len(todo)))]
     try:
@@ -310,9 +331,8 @@ def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, j
         for each in work:
             each.stop()
         deadline = time.monotonic() + PATIENCE_S
-        for thread in threads:
-            if thread.ident:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in filter(threading.Thread.is_alive, threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
         raise
     if errors:
         raise errors[0]

@@ -21,11 +21,14 @@ from pydantic import Field
 
 from imagebuild.core import yaml
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Model, full_reference
+from imagebuild.core.fields import Form, Model, full_reference
 from imagebuild.core.files import read_text, write_text
 
-Address = Annotated[str, Field(pattern=r"^https?://[^/\s@]+/(\S*/)?$")]
-"""`https://host/` or `https://host/folder/`: with the slash at the end, and without a password, which is for netrc."""
+Address = Annotated[
+    str,
+    Form(r"https?://[^/\s@]+/(\S*/)?", "https://host/ or https://host/folder/, with the slash, without a password"),
+]
+"""A password is for netrc."""
 
 
 class Mirrors(Model):
@@ -35,7 +38,7 @@ class Mirrors(Model):
     """Registry, or registry and path → the registry and path to pull from instead; of several, the longest counts."""
     downloads: dict[Address, Address] = Field(default_factory=dict)
     """Beginning of an address → what it becomes, for archives, keys, sources in git and repositories of packages; of
-    several, the longest counts. It is for http and https alike, unless there is one for each."""
+    several, the longest counts."""
     python_index: Address | None = None
     """A Python package index (the folder of its simple pages), instead of the one pip is configured for."""
 
@@ -50,12 +53,8 @@ class Mirrors(Model):
 
     def download(self, url: str) -> str:
         """Return where to fetch an address from; one without a mirror is returned as it is."""
-        scheme, _, rest = url.partition("://")
-        prefixes = [p for p in self.downloads if rest.startswith(p.partition("://")[2])]
-        if not prefixes:
-            return url
-        prefix = max(prefixes, key=lambda p: (len(p.partition("://")[2]), p.startswith(f"{scheme}://")))
-        return self.downloads[prefix] + rest.removeprefix(prefix.partition("://")[2])
+        prefix = max((p for p in self.downloads if url.startswith(p)), key=len, default="")
+        return self.downloads[prefix] + url.removeprefix(prefix) if prefix else url
 
 
 class Settings(Model):
@@ -66,13 +65,11 @@ class Settings(Model):
     """File with the passwords of mirrors, in netrc's format."""
     bundle: str | None = None
     """Folder that `imagebuild build --offline` takes everything from; `imagebuild bundle use` writes it."""
-
     insecure_registries: tuple[str, ...] = ()
     """Registries (`host` or `host:port`) that are reached without TLS; those on this machine always are."""
 
     @property
     def netrc_file(self) -> Path | None:
-        """Return the path of the netrc file."""
         return _expanded(self.netrc) if self.netrc else None
 
 

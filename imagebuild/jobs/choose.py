@@ -1,4 +1,4 @@
-"""Choose what a request leaves open: the number of nodes, and the image among those on offer. Pure."""
+"""Choose the image of a job among those on offer. Pure."""
 
 from __future__ import annotations
 
@@ -6,84 +6,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TypeVar, get_args
+from typing import get_args
 
 from imagebuild.bench.profiles import Profile
-from imagebuild.core.errors import ConfigError, nearest, suggestion
-from imagebuild.core.fields import (
-    ARCHS,
-    CPUS,
-    DIGEST,
-    Arch,
-    Model,
-    Platform,
-    YamlFile,
-    full_reference,
-    major,
-    satisfies,
-)
+from imagebuild.core.errors import ConfigError, nearest
+from imagebuild.core.fields import ARCHS, CPUS, DIGEST, Arch, Platform, YamlFile, full_reference, major, satisfies
 from imagebuild.jobs.facts import Stack
 from imagebuild.project.matrix import GpuArchitecture, Target
 from imagebuild.project.records import Catalog
 
-DEFAULT_NODES = 8
-"""Nodes of a job without --nodes on hardware whose NVLink ends at the node."""
-MOST_NODES = 9999
-"""Names of pods have room for four digits."""
 REFERENCE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?")
 DRIVERS = {"12": "525", "13": "580"}
 """Major version of CUDA → the oldest driver that runs it, by NVIDIA's rule of minor version compatibility."""
-
-M = TypeVar("M", bound=Model)
-
-
-def find_facts(files: Mapping[str, YamlFile[M]], name: str, option: str, noun: str) -> M:
-    """Return the facts of a name. Raises ConfigError with the most similar name if there are none."""
-    if name not in files:
-        raise ConfigError(f"{option} {name}: unknown {noun}{suggestion(name, files)}")
-    return files[name].model
-
-
-# The number of nodes
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Hold the size of a job."""
-
-    nodes: int
-    racks: int
-    nodes_per_rack: int
-    """All nodes, where NVLink ends at the node."""
-
-
-def choose_scale(profile: Profile, rack_nodes: int, nodes: int | None, racks: int | None) -> Scale:
-    """Return the size of a job from `--nodes` or `--racks`; of a rack's nodes, `rack_nodes` can be used.
-
-    Raises ConfigError if the nodes cannot be divided evenly among racks.
-    """
-    if nodes is not None and racks is not None:
-        raise ConfigError("--nodes and --racks exclude each other; use one of them")
-    for option, number in (("--nodes", nodes), ("--racks", racks)):
-        if number is not None and not 1 <= number <= MOST_NODES:
-            raise ConfigError(f"{option} {number}: must be from 1 to {MOST_NODES}")
-    if profile.hosts_per_domain == 1:
-        if racks is not None:
-            raise ConfigError(f"--racks {racks}: NVLink of {profile.name} ends at the node; use --nodes")
-        return Scale(nodes or DEFAULT_NODES, 1, nodes or DEFAULT_NODES)
-    rack_nodes = min(rack_nodes, profile.hosts_per_domain)
-    if nodes is None:
-        return Scale(rack_nodes * (racks or 1), racks or 1, rack_nodes)
-    needed = -(-nodes // rack_nodes)
-    if nodes % needed:
-        near = sorted({nodes - nodes % needed, nodes + needed - nodes % needed})
-        offers = " or ".join(f"{n} ({-(-n // rack_nodes)} * {n // -(-n // rack_nodes)})" for n in near if n > 0)
-        problem = f"cannot be divided evenly among {needed} racks of up to {rack_nodes} nodes"
-        raise ConfigError(f"--nodes {nodes}: {problem}; use {offers}")
-    return Scale(nodes, needed, nodes // needed)
-
-
-# The image
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, get_args
 
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import YamlFile, matches
+from imagebuild.core.fields import Form, YamlFile, matches
 from imagebuild.jobs.facts import (
     CPUS,
     GPUS,
@@ -21,7 +21,6 @@ from imagebuild.jobs.facts import (
     Container,
     Env,
     FactLayer,
-    Form,
     NcclVariables,
     Scope,
 )
@@ -166,7 +165,7 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
                 )
             if any(variable.name == name for variable in variables):
                 raise ConfigError(f"--param {name}: given twice; leave one out")
-            if "$" in value or not re.fullmatch(VALUE_FORM.pattern, value):
+            if "$" in value or not VALUE_FORM.fits(value):
                 raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
             own = {"name": name, "value": value, "scope": scope, "replaces": bool(match["replace"])}
             origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
@@ -183,7 +182,7 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             raise ConfigError(f"--param {name}: is for {where} only, and this job has {container}; leave it out")
         if name in parameters:
             raise ConfigError(f"--param {name}: given twice; leave one out")
-        if not re.fullmatch(parameter.form.pattern, value):
+        if not parameter.form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {parameter.form.words}")
         parameters[name] = value
     return parameters, tuple(variables)

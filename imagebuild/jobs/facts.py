@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field, model_validator
 
 from imagebuild.bench.models import Collective
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Model, Variable, YamlFile
+from imagebuild.core.fields import Condition, Form, Model, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 from imagebuild.project.component import Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
 Container = Literal["kubernetes", "pyxis", "none"]
 Scope = Literal["rank", "container", "launcher", "batch"]
-
-
-@dataclass(frozen=True)
-class Form:
-    """Require that all of a text matches a regular expression; say in words what it must be."""
-
-    pattern: str
-    words: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the check of a text that pydantic has read."""
-
-        def check(text: str) -> str:
-            if not re.fullmatch(self.pattern, text):
-                raise ValueError(f"must be {self.words}")
-            return text
-
-        return core_schema.no_info_after_validator_function(check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the regular expression for editors."""
-        return {**handler(schema), "pattern": f"^({self.pattern})$"}
-
 
 Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
 # A shell or a file on the way to the rank would interpret quotes and backslashes.
@@ -96,7 +72,7 @@ def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     for name, amount in amounts.items():
         if re.fullmatch(GPUS, name):
             raise ValueError(f"{name}: leave it out; a worker asks for all GPUs of its node by itself")
-        if ("/" in name or name.startswith("hugepages-")) and not re.fullmatch(COUNT.pattern, amount):
+        if ("/" in name or name.startswith("hugepages-")) and not COUNT.fits(amount):
             raise ValueError(f"{name}: must be {COUNT.words}")
     return amounts
 
@@ -398,20 +374,20 @@ class Kubernetes(Model):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.queue and not self.gang:
-            raise ValueError("queue: say with `gang` whose queue it is: kueue or volcano")
-        if self.gang == "kueue" and not self.queue:
-            raise ValueError("gang: Kueue takes only jobs with a `queue`")
-        if self.gang == "coscheduling" and self.queue:
-            raise ValueError("queue: the coscheduling plug-in has no queues")
-        if self.gang == "coscheduling" and not self.scheduler:
-            raise ValueError("gang: name the `scheduler` that has the coscheduling plug-in")
-        if self.gang == "volcano" and self.scheduler not in (None, "volcano"):
-            raise ValueError("scheduler: Volcano places its gangs itself; leave it out")
-        if self.kueue_topology and self.gang != "kueue":
-            raise ValueError("kueue-topology: needs `gang: kueue`")
-        if own := next((key for key in self.pod_labels if re.fullmatch(OPERATORS_LABEL, key)), None):
-            raise ValueError(f"pod-labels: {own} is the operator's own label, by which it finds its pods; leave it out")
+        own = next((key for key in self.pod_labels if re.fullmatch(OPERATORS_LABEL, key)), None)
+        mistakes = {
+            "queue: say with `gang` whose queue it is: kueue or volcano": self.queue and not self.gang,
+            "gang: Kueue takes only jobs with a `queue`": self.gang == "kueue" and not self.queue,
+            "queue: the coscheduling plug-in has no queues": self.gang == "coscheduling" and self.queue,
+            "gang: name the `scheduler` that has the coscheduling plug-in": self.gang == "coscheduling"
+            and not self.scheduler,
+            "scheduler: Volcano places its gangs itself; leave it out": self.gang == "volcano"
+            and self.scheduler not in (None, "volcano"),
+            "kueue-topology: needs `gang: kueue`": self.kueue_topology and self.gang != "kueue",
+            f"pod-labels: {own} is the operator's own label, by which it finds its pods; leave it out": own,
+        }
+        for problem in (problem for problem, is_so in mistakes.items() if is_so):
+            raise ValueError(problem)
         return self
 
 
@@ -513,42 +489,45 @@ def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
     Raises ConfigError with every mistake found, each with its file and line.
     """
     mistakes = Mistakes()
-    kinds: dict[str, Mapping[str, YamlFile[Any]]] = {
-        kind: _load_all(folders, kind, model, mistakes, only_cluster if kind == "clusters" else None)
-        for kind, model in KINDS.items()
-    }
-    node = load_yaml(_last(folders, "node.yaml"), SchedulerFacts, mistakes)
-    nccl_variables = load_yaml(_last(folders, "nccl-params.json"), NcclVariables, mistakes)
+    paths = {path.relative_to(folder).as_posix(): path for folder in folders for path in sorted(folder.rglob("*.*"))}
+
+    def load(name: str, model: type[M]) -> YamlFile[M] | None:
+        return load_yaml(paths.get(name, folders[-1] / name), model, mistakes)
+
+    kinds: dict[str, Mapping[str, YamlFile[Any]]] = {}
+    for kind, model in KINDS.items():
+        names = [name for name in paths if PurePath(name).match(f"{kind}/*.yaml")]
+        if (only := f"clusters/{only_cluster}.yaml") in names:
+            names = [only]
+        if not names:
+            where = str(folders[-1] / kind)
+            mistakes.add(where, "no *.yaml in this folder; name the folder that contains the facts with --facts")
+        files = {PurePath(name).stem: load(name, model) for name in names}
+        kinds[kind] = {name: file for name, file in files.items() if file}
+    node, nccl_variables = load("node.yaml", SchedulerFacts), load("nccl-params.json", NcclVariables)
     fabrics = kinds["fabrics"]
     for cluster in kinds["clusters"].values():
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
         _check_volumes(cluster, fabrics, mistakes)
+    # A condition on an unknown name would never hold, and nobody would notice.
     known = {*CONDITIONS, *COLLECTIVES, *kinds["features"]}
     for file in (*(file for kind in kinds.values() for file in kind.values()), *([node] if node else [])):
-        _check_conditions(file, known, mistakes)
+        for path, condition in _conditions(file.model):
+            for key in ((*path, "when", name) for name in condition if name not in known):
+                problem = f"{dotted_key(key)}: unknown fact{suggestion(str(key[-1]), known)}"
+                mistakes.add(file.at(*key), problem)
     mistakes.stop_if_any()
-    assert node is not None
-    assert nccl_variables is not None
+    assert node
+    assert nccl_variables
     return JobFacts(**kinds, node=node, nccl_variables=nccl_variables.model)
 
 
-def _last(folders: Sequence[Path], name: str) -> Path:
-    """Return the file of that name in the last folder that has it; if none does, in the last folder."""
-    return next((folder / name for folder in reversed(folders) if (folder / name).exists()), folders[-1] / name)
-
-
-def _load_all(
-    folders: Sequence[Path], kind: str, model: type[M], mistakes: Mistakes, only: str | None = None
-) -> Mapping[str, YamlFile[M]]:
-    """Read the facts of a kind; only those of one name, if there are any."""
-    paths = {path.stem: path for folder in folders for path in sorted((folder / kind).glob("*.yaml"))}
-    paths = {only: paths[only]} if only in paths else paths
-    if not paths:
-        where = str(folders[-1] / kind)
-        mistakes.add(where, "no *.yaml in this folder; name the folder that contains the facts with --facts")
-    files = {name: load_yaml(path, model, mistakes) for name, path in paths.items()}
-    return {name: file for name, file in files.items() if file}
+def find_facts(files: Mapping[str, YamlFile[M]], noun: str, name: str) -> M:
+    """Return the facts of a name. Raises ConfigError with the most similar name if there are none."""
+    if name not in files:
+        raise ConfigError(f"--{noun} {name}: unknown {noun}{suggestion(name, files)}")
+    return files[name].model
 
 
 def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fabric]], mistakes: Mistakes) -> None:
@@ -568,15 +547,6 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
             taken |= {volume.name, volume.mount}
 
 
-def _check_conditions(file: YamlFile[Any], known: set[str], mistakes: Mistakes) -> None:
-    """Add a mistake for each condition on an unknown name: it would never hold, and nobody would notice."""
-    for path, condition in _conditions(file.model):
-        for name in condition:
-            key = (*path, "when", name)
-            if name not in known:
-                mistakes.add(file.at(*key), f"{dotted_key(key)}: unknown fact{suggestion(name, known)}")
-
-
 def _conditions(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Condition]]:
     """Yield the conditions anywhere in a model, each with the keys that lead to what has it."""
     if isinstance(value, Env | Expect | Support):
@@ -587,15 +557,6 @@ def _conditions(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[
 
 
 # What else a job is made from
-
-
-def gpu_name(profile: Profile) -> str:
-    """Return the GPU's model (`h100`), as in names of jobs and files of clusters. Raises ConfigError if it has none."""
-    for name in profile.gpu.names:
-        if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", name):
-            return match[0].lower()
-    names = ", ".join(profile.gpu.names)
-    raise ConfigError(f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add a name that has it")
 
 
 def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) -> str:
@@ -622,15 +583,11 @@ class JobRequest:
     racks: int | None = None
     features: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
-    """Components that were added to the image with `--with`."""
     container: str | None = None
-    """`pyxis`, which is Slurm's default, or `none`."""
     image: str | None = None
     nccl: str | None = None
     test: str = "all-reduce"
     settings: tuple[str, ...] = ()
     """Texts of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
     collect: bool = False
-    """Whether the header says how to run the job and how to get its result."""
     profiles: str | None = None
-    """Folder of `--profiles`, which the report of the job needs, too."""

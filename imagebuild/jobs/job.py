@@ -15,7 +15,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
 from imagebuild.jobs import choose, environment
-from imagebuild.jobs.choose import JobImage, Offer, Scale
+from imagebuild.jobs.choose import JobImage, Offer
 from imagebuild.jobs.environment import FactSource, Variable
 from imagebuild.jobs.facts import (
     COLLECTIVES,
@@ -33,7 +33,7 @@ from imagebuild.jobs.facts import (
     Scope,
     SlurmOptions,
     Stack,
-    gpu_name,
+    find_facts,
 )
 
 Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]
@@ -44,6 +44,22 @@ IMPORT_MINUTES = 15
 NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 """Longest name of a job. Names of pods have at most 63 characters, of which the MPI operator adds up to 12
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
+
+
+DEFAULT_NODES = 8
+"""Nodes of a job without --nodes on hardware whose NVLink ends at the node."""
+MOST_NODES = 9999
+"""Names of pods have room for four digits."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Hold the size of a job."""
+
+    nodes: int
+    racks: int
+    nodes_per_rack: int
+    """All nodes, where NVLink ends at the node."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +105,11 @@ class Job:
 
     @cached_property
     def fabric(self) -> Fabric:
-        return choose.find_facts(self.facts.fabrics, self.request.fabric, "--fabric", "fabric")
+        return find_facts(self.facts.fabrics, "fabric", self.request.fabric)
 
     @cached_property
     def cluster(self) -> Cluster:
-        return choose.find_facts(self.facts.clusters, self.request.cluster, "--cluster", "cluster")
+        return find_facts(self.facts.clusters, "cluster", self.request.cluster)
 
     @cached_property
     def site(self) -> ClusterFabric:
@@ -105,7 +121,11 @@ class Job:
         """Return the short name of the GPU, such as `h100`."""
         if self.profile.gpu.compute_capability is None:
             raise ConfigError(f"--profile {self.profile.name}: nccl-tests runs on NVIDIA GPUs only; take another")
-        return gpu_name(self.profile)
+        names = ", ".join(self.profile.gpu.names)
+        if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
+            return match[0].lower()
+        problem = f"gpu.names: no model such as H100 in {names}; add a name that has it"
+        raise ConfigError(f"profile {self.profile.name}: {problem}")
 
     # How large it is
 
@@ -125,13 +145,32 @@ class Job:
 
     @cached_property
     def scale(self) -> Scale:
-        usable = self.nodes.rack_nodes or self.profile.hosts_per_domain
-        return choose.choose_scale(self.profile, usable, self.request.nodes, self.request.racks)
+        """Return the size by `--nodes` or `--racks`, with equal numbers of nodes in all racks."""
+        nodes, racks, domain = self.request.nodes, self.request.racks, self.profile.hosts_per_domain
+        if nodes is not None and racks is not None:
+            raise ConfigError("--nodes and --racks exclude each other; use one of them")
+        for option, number in (("--nodes", nodes), ("--racks", racks)):
+            if number is not None and not 1 <= number <= MOST_NODES:
+                raise ConfigError(f"{option} {number}: must be from 1 to {MOST_NODES}")
+        if not self.mnnvl:
+            if racks is not None:
+                raise ConfigError(f"--racks {racks}: NVLink of {self.profile.name} ends at the node; use --nodes")
+            return Scale(nodes or DEFAULT_NODES, 1, nodes or DEFAULT_NODES)
+        rack_nodes = min(self.nodes.rack_nodes or domain, domain)
+        if nodes is None:
+            return Scale(rack_nodes * (racks or 1), racks or 1, rack_nodes)
+        needed = -(-nodes // rack_nodes)
+        if nodes % needed:
+            near = sorted({nodes - nodes % needed, nodes + needed - nodes % needed})
+            offers = " or ".join(f"{n} ({-(-n // rack_nodes)} * {n // -(-n // rack_nodes)})" for n in near if n > 0)
+            problem = f"cannot be divided evenly among {needed} racks of up to {rack_nodes} nodes"
+            raise ConfigError(f"--nodes {nodes}: {problem}; use {offers}")
+        return Scale(nodes, needed, nodes // needed)
 
     @cached_property
     def rounds(self) -> int:
         """Return how many measurements, one after the other, share the time limit; 1 if it is for all of them."""
-        test = choose.find_facts(self.facts.tests, self.request.test, "--test", "test")
+        test = find_facts(self.facts.tests, "test", self.request.test)
         if not test.pairs:
             return 1
         if self.scale.nodes == 1:
@@ -170,7 +209,7 @@ class Job:
     def features(self) -> Mapping[str, Feature]:
         implied = ["multirack"] if self.scale.racks > 1 and "multirack" in self.facts.features else []
         names = sorted({*self.request.features, *implied})
-        return {name: choose.find_facts(self.facts.features, name, "--feature", "feature") for name in names}
+        return {name: find_facts(self.facts.features, "feature", name) for name in names}
 
     @cached_property
     def claims(self) -> bool:
@@ -458,7 +497,7 @@ class Job:
         for place, has in containers.items():
             if kube.quota and not (has.get("cpu") and has.get("memory")):
                 problem = "has a quota, which needs cpu and memory of all containers"
-                raise ConfigError(f"cluster {self.request.cluster} {problem}; add them to {place}")
+                raise ConfigError(f"--cluster {self.request.cluster}: {problem}; add them to {place}")
         annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
         networks, cards = site.networks or fabric.networks, site.card_networks or fabric.card_networks
         if networks:

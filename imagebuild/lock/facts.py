@@ -158,14 +158,8 @@ def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
     The program can still read the folder.
     """
     root = os.geteuid() == 0
-    unshare = (
-        "unshare",
-        *(() if root else ("--user", "--map-current-user")),
-        "--net",
-        "--pid",
-        "--fork",
-        "--kill-child",
-    )
+    user = () if root else ("--user", "--map-current-user")
+    unshare = ("unshare", *user, "--net", "--pid", "--fork", "--kill-child")
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if root else ()
     chosen: tuple[str, ...] = ()
     for more in (unshare, nobody):

@@ -21,7 +21,7 @@ from imagebuild.core import debian
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import RunProgram
-from imagebuild.project.lockfile import UNRESOLVED, LockedRepository, PackageSource
+from imagebuild.project.lockfile import LockedRepository, PackageSource
 
 TIMEOUT_S = 60
 SIGNED = re.compile(
@@ -32,21 +32,15 @@ SHOWN_VERSIONS = 5
 MEND = "give the component's repository the address of its key"
 AGAIN = "ask again, or another mirror"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
-WHY = {
-    "BADSIG": "the signature is not of this text",
-    "EXPSIG": "the signature has expired",
-    "EXPKEYSIG": "the key has expired",
-    "REVKEYSIG": "the key was revoked",
-    "ERRSIG": "the key is not in the file",
-}
-"""gpg's status word of a signature that is not good → why."""
+NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
+"""gpg's status words of a signature that is not good: it is of another text, it or the key has expired, or so."""
 
 
 def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None) -> tuple[str, tuple[str, ...]]:
     """Return the text that is signed, and the fingerprints of the primary keys whose signatures are good.
 
     The text is `content` without its signature, or all of it if the signature is separate. `key` holds one or more
-    public keys, armoured or not. Raises CommandError that names the keys if none of them made a good signature.
+    public keys, armoured or not. Raises CommandError if none of them made a good signature, or one is of another text.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-gpg-") as folder:
         status, text = Path(folder) / "status", Path(folder) / "text"
@@ -70,45 +64,28 @@ def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None 
             return status.read_text(errors="replace")
 
         gpg("--import", file("key", key))
-        held = _listed_keys(run(*GPG, folder, "--with-colons", "--list-keys", timeout=TIMEOUT_S))
-        if not held:
-            raise CommandError(f"expected an OpenPGP key in the file of the key, found none; {MEND}")
         if signature is None:
             answer = gpg("--output", str(text), "--decrypt", file("content", content))
         else:
             answer = gpg("--verify", file("signature", signature), file("text", content))
-        good, problems = _signatures(answer)
-        if not good or WHY["BADSIG"] in " ".join(problems):
-            problem = "; ".join(problems) or "there is no signature"
-            remedy = AGAIN if WHY["BADSIG"] in problem else MEND
-            raise CommandError(f"{problem}; the file of the key holds {', '.join(held)}; {remedy}")
+        good, others = _signatures(answer)
+        if not good or any(words.startswith("BADSIG") for words in others):
+            found = f"gpg says {', '.join(others)}" if others else "there is none"
+            raise CommandError(f"expected a good signature by the repository's key, but {found}; {AGAIN}, or {MEND}")
+        # What gpg wrote: text around the signed part does not count.
         return text.read_bytes().decode(errors="replace"), good
 
 
 def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the fingerprints of the primary keys with good signatures, and what is wrong with the other signatures."""
-    good, problems = [], []
+    """Return the fingerprints of the primary keys with good signatures, and word and key of the other signatures."""
+    good, others = [], []
     for part in re.split(r"^\[GNUPG:\] NEWSIG.*$", status, flags=re.MULTILINE)[1:]:
         lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
-        valid = lines.get("VALIDSIG", [])  # first the fingerprint of the signing key, last that of its primary key
-        if kind := next((kind for kind in WHY if kind in lines), None):
-            problems.append(f"signed by {(valid or lines[kind])[0]}: {WHY[kind]}")
-        elif "GOODSIG" in lines and valid:
-            good.append(valid[-1])
-    return tuple(dict.fromkeys(good)), problems
-
-
-def _listed_keys(listing: str) -> list[str]:
-    """Return the fingerprints of the primary keys in gpg's listing, with a remark if one is not valid."""
-    keys = []
-    remark: str | None = None
-    for row in (line.split(":") for line in listing.splitlines()):
-        if row[0] == "pub":
-            remark = {"e": " (expired)", "r": " (revoked)"}.get(row[1], "")
-        elif row[0] == "fpr" and remark is not None:
-            keys.append(row[9] + remark)
-            remark = None
-    return keys
+        if kind := next((kind for kind in NOT_GOOD if kind in lines), None):
+            others.append(f"{kind} {lines[kind][0]}")
+        elif "GOODSIG" in lines and "VALIDSIG" in lines:
+            good.append(lines["VALIDSIG"][-1])  # the primary key, which may have signed by another key
+    return tuple(dict.fromkeys(good)), others
 
 
 @dataclass(frozen=True)
@@ -191,12 +168,12 @@ def _signed_release(
 
 def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str:
     """Return the index of packages that a release lists."""
-    for path, algorithm, digest in debian.package_indexes(release, folder):
+    for path, digest in debian.package_indexes(release, folder).items():
         try:
             content = web.read(base + path)
         except Absent:
             continue  # a release may list forms that the server does not keep
-        return debian.verified_index(path, algorithm, digest, content)
+        return debian.verified_index(path, digest, content)
     raise ResultError(f"expected in the signed release an index with a SHA256 that the server has, found none; {AGAIN}")
 
 
@@ -225,21 +202,19 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
 def locked_repository(source: PackageSource, index: PackageIndex, known: LockedRepository | None) -> LockedRepository:
     """Return the lock's entry of a repository: its key, and the versions of wanted packages; known versions stay.
 
-    A package that it lacks is unresolved. Raises ConfigError if another key than the known one signs the repository.
+    A package that it lacks has none. Raises ConfigError if another key than the known one signs the repository.
     """
     fingerprint = check_key(source.url, index, known)
-    packages = {**dict.fromkeys(source.packages, UNRESOLVED), **(known.packages if known else {})}
-    lacking = [package for package in source.packages if packages[package] == UNRESOLVED]
-    packages |= choose(index.versions, lacking)[0]
-    before = (known and known.candidates) or {}
+    packages = known.packages if known else {}
+    chosen, _ = choose(index.versions, [package for package in source.packages if package not in packages])
+    others = {n: versions for n, versions in (known.candidates if known else {}).items() if n not in index.versions}
     now = {name: tuple(versions) for name, versions in index.versions.items() if versions}
-    return LockedRepository(fingerprint=fingerprint, packages=packages, candidates={**before, **now} or None)
+    return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=others | now)
 
 
 def lacking_packages(source: PackageSource, entry: LockedRepository) -> str:
-    """Return why packages of a repository are unresolved; empty if none is."""
-    unresolved = [package for package in source.packages if entry.packages.get(package) == UNRESOLVED]
-    return "; ".join(choose(entry.candidates or {}, unresolved)[1])
+    """Return why packages of a repository have no version; empty if all have."""
+    return "; ".join(choose(entry.candidates, [p for p in source.packages if p not in entry.packages])[1])
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:

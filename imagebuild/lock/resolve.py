@@ -1,21 +1,26 @@
-"""Complete, renew and check the lock: resolve sources to entries, find those that are incomplete, unused or changed."""
+"""Complete, renew and check the lock: ask upstream for sources, many at a time, and compare answers with entries."""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from textwrap import indent
+from typing import Literal, NamedTuple, TypeVar
 
+import yaml
+from rich.markup import escape
+
+from imagebuild import __version__
 from imagebuild.core import settings
-from imagebuild.core.console import Progress, format_size, redacted_text
+from imagebuild.core.console import Progress, format_size, out, print_table, redacted_text
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, Unreachable, suggestion
 from imagebuild.core.fields import Model, Platform
 from imagebuild.core.files import write_text
@@ -23,10 +28,9 @@ from imagebuild.core.http import Advance
 from imagebuild.core.run import for_each
 from imagebuild.lock import repositories
 from imagebuild.lock.upstream import Upstream
+from imagebuild.project.load import LOCK
 from imagebuild.project.lockfile import (
-    TABLES,
-    UNREAD,
-    UNRESOLVED,
+    KINDS,
     Archive,
     BaseImage,
     Entry,
@@ -38,12 +42,11 @@ from imagebuild.project.lockfile import (
     LockedRepository,
     PackageSource,
     Source,
-    Table,
     WheelSet,
     describe_key,
     key_of,
+    lacks,
     source_title,
-    what_entry_lacks,
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
@@ -52,31 +55,6 @@ from imagebuild.render.renderer import Renderer
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-# The lock as a table
-
-
-def lock_table(lock: Lock) -> Table:
-    """Return the entries of a lock as a flat table; changing it does not change the lock."""
-    table: Table = {}
-    for kind in TABLES:
-        for name, entry in getattr(lock, kind).items():
-            if kind in ("git", "wheels"):
-                table |= {(kind, name, part): value for part, value in entry.items()}
-            else:
-                table[kind, name] = entry
-    return table
-
-
-def lock_from_table(entries: Mapping[Key, Entry], day: date | None = None) -> Lock:
-    """Return the lock with these entries and this date."""
-    data: dict[str, Any] = {}
-    for (kind, *names), entry in entries.items():
-        parent = data.setdefault(kind, {})
-        for name in names[:-1]:
-            parent = parent.setdefault(name, {})
-        parent[names[-1]] = entry
-    return Lock.model_validate({**data, "date": day})
 
 
 def lock_text(lock: Lock) -> str:
@@ -104,19 +82,14 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
                     f"another suite {source.suite!r} and key {source.key}; let them say the same"
                 )
             packages = tuple(sorted({*first.packages, *source.packages}))
-            merged[key_of(source)] = PackageSource(source.url, source.suite, source.key, packages)
+            merged[key_of(source)] = replace(source, packages=packages)
     return tuple(merged.values())
 
 
-def incomplete(entries: Table, sources: Iterable[Source]) -> list[Source]:
-    """Return the sources whose entries lack something."""
-    return [source for source in sources if what_entry_lacks(source, entries.get(key_of(source)))]
-
-
-def stale_entries(entries: Mapping[Key, Entry], sources: Iterable[Source]) -> Iterator[tuple[Key, str | None]]:
+def unused_entries(lock: Lock, sources: Iterable[Source]) -> Iterator[tuple[Key, str | None]]:
     """Yield what no source uses: an entry as (key, None), a package of a repository as (key, package)."""
     wanted = {key_of(source): source for source in sources}
-    for key, entry in entries.items():
+    for key, entry in lock.entries():
         source = wanted.get(key)
         if source is None:
             yield key, None
@@ -124,62 +97,45 @@ def stale_entries(entries: Mapping[Key, Entry], sources: Iterable[Source]) -> It
             yield from ((key, package) for package in entry.packages if package not in source.packages)
 
 
-def without_stale(
-    entries: Mapping[Key, Entry], sources: Iterable[Source], before: Iterable[Source] | None = None
-) -> Table:
-    """Return the entries without stale ones; with `before`, what these sources did not use either is kept."""
-    table = dict(entries)
-    unused_before = set() if before is None else set(stale_entries(entries, before))
-    for key, package in stale_entries(entries, sources):
-        if (key, package) in unused_before:
-            continue
-        entry = table[key]
+def without_unused(lock: Lock, sources: Iterable[Source]) -> Lock:
+    """Return a copy of the lock without what no source uses."""
+    copy = lock.model_copy(update={kind: dict(getattr(lock, kind)) for kind in KINDS})
+    for (kind, name), package in unused_entries(lock, sources):
+        table = getattr(copy, kind)
         if package is None:
-            del table[key]
-        elif isinstance(entry, LockedRepository):
-            kept = {name: version for name, version in entry.packages.items() if name != package}
-            table[key] = entry.model_copy(update={"packages": kept})
-    return table
+            del table[name]
+        else:
+            kept = {other: version for other, version in table[name].packages.items() if other != package}
+            table[name] = table[name].model_copy(update={"packages": kept})
+    return copy
 
 
-# Names of entries
+def address_of(key: Key) -> str:
+    """Return the address, image or component of an entry, without a tag of git or a version."""
+    return key[1].partition(" ")[0]
 
 
-def owners(recipes: Iterable[Recipe]) -> dict[str, set[Key]]:
-    """Return the keys of the entries of each component, pin, base and image of the matrix.
+def keys_of(names: Iterable[str], recipes: Iterable[Recipe]) -> frozenset[Key]:
+    """Return the keys of entries by names of components, pins, bases, images and addresses, or shell patterns of these.
 
-    The packages of a repository are further keys: `("repositories", address, package)`. An image's name means the
-    image that it starts from, unless a component has the same name.
+    An image's name means the image that it starts from, unless a component has the same name. Raises ConfigError for a
+    name that means nothing.
     """
-    keys_of_owner: dict[str, set[Key]] = {}
-    keys_of_image: dict[str, set[Key]] = {}
+    known: dict[str, set[Key]] = {}
     for recipe in recipes:
-        for name, source in recipe.owned_sources():
+        components = recipe.project.components
+        for owner, source in recipe.owned_sources():
             key = key_of(source)
-            keys = {key, *((*key, package) for package in getattr(source, "packages", ()))}
-            if isinstance(source, BaseImage) and name == recipe.target.image:
-                for alias in (name, source.reference):
-                    keys_of_image.setdefault(alias, set()).update(keys)
-                continue
-            keys_of_owner.setdefault(name, set()).update(keys)
-            if name in recipe.project.components and (pin := recipe.component(name).pin):
-                keys_of_owner.setdefault(pin, set()).update(keys)
-    return {**keys_of_image, **keys_of_owner}
-
-
-def keys_of(names: Iterable[str], known: Mapping[str, set[Key]]) -> frozenset[Key]:
-    """Return the keys of the entries that names mean: a name of `owners`, or a glob of addresses and references.
-
-    Raises ConfigError for a name that means nothing.
-    """
+            pin = components[owner].model.pin if owner in components else None
+            is_other = isinstance(source, BaseImage) and owner in components
+            for name in (address_of(key), *(() if is_other else (owner, pin or owner))):
+                known.setdefault(name, set()).add(key)
     result: set[Key] = set()
-    every = set().union(*known.values())
     for name in names:
-        keys = known.get(name) or {key for key in every if fnmatchcase(key[1], name)}
-        if not keys:
-            near = suggestion(name, [*known, *(key[1] for key in every)] if "/" in name else dict(known))
+        if not (keys := [key for other in known if fnmatchcase(other, name) for key in known[other]]):
+            near = suggestion(name, {other for other in known if ("/" in other) == ("/" in name)})
             raise ConfigError(f"{name}: no component, pin, base, image or address of a source{near}")
-        result |= keys
+        result.update(keys)
     return frozenset(result)
 
 
@@ -239,233 +195,51 @@ def ask_each(
         for_each(work, items, upstream)
 
 
+def network_upstream(ca: Path | None) -> Upstream:
+    """Return the upstream that asks over the network and the user's mirrors. Raises ConfigError for wrong settings.
+
+    `ca` is a bundle of certificates to trust; by default the machine's.
+    """
+    configured = settings.load_settings(os.environ)
+    return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
+
+
 # Pinning
 
 
-@dataclass
-class Outcome:
-    """Hold the results of pinning sources."""
-
-    resolved: list[str] = field(default_factory=list)
-    unresolved: dict[str, str] = field(default_factory=dict)
-    """Source → why it could not be reached."""
-    absent: dict[str, str] = field(default_factory=dict)
-    """Source → who says not to have it."""
-    wrong: dict[str, str] = field(default_factory=dict)
-    """Source → what is wrong with the answer."""
-    changes: list[str] = field(default_factory=list)
-    """How facts differ from what the lock had before."""
-    adaptations: list[str] = field(default_factory=list)
-    """What images will adapt of the sources, a line for each."""
-
-    def complaint(self) -> str:
-        """Return a line for each source without an answer or with a wrong one; empty if there is none."""
-        lines = []
-        for headline, reasons in (
-            ("wrong answers, so imagebuild.lock keeps what it had:", self.wrong),
-            ("are not there; pin other versions, or name a mirror that has them:", self.absent),
-            ("could not be resolved; run this again where they can be reached:", self.unresolved),
-        ):
-            if reasons:
-                lines.append(headline)
-            for name, reason in sorted(reasons.items()):
-                # The address stands before the reason anyway.
-                address, colon, rest = reason.partition(": ")
-                lines.append(f"  {name}: {rest if colon and name.split()[1] == address else reason}")
-        return "\n".join(lines)
+Failure = Literal["wrong", "gone", "no answer"]
 
 
-def resolve_sources(
-    entries: Table,
-    sources: Iterable[Source],
-    upstream: Upstream,
-    *,
-    keep: Callable[[], None],
-    anew: frozenset[Key] = frozenset(),
-    mark: bool = True,
-) -> Outcome:
-    """Ask upstream for every source and change `entries`; `keep` is called after each change, to write it.
+class Asked(NamedTuple):
+    """Say what became of a source that upstream was asked for, or what images adapt of it."""
 
-    A source that cannot be reached keeps its entry; if it had none, it becomes `unresolved` with `mark`. Entries in
-    `anew` are pinned as if the lock did not have them, even if another key signs a repository now; of a repository,
-    only the packages named there as `("repositories", address, package)` get new versions.
-    """
-    outcome = Outcome()
-
-    def ask(source: Source, advance: Advance) -> Entry:
-        key = key_of(source)
-        before = entries.get(key)
-        if key not in anew:
-            return upstream.resolve(source, before, advance)
-        if not (isinstance(source, PackageSource) and isinstance(before, LockedRepository)):
-            return upstream.resolve(source, None, advance)
-        renewed = tuple(p for p in source.packages if p not in before.packages or (*key, p) in anew)
-        entry = upstream.resolve(replace(source, packages=renewed), None, advance)
-        assert isinstance(entry, LockedRepository)
-        candidates = {**(before.candidates or {}), **(entry.candidates or {})}
-        return entry.model_copy(
-            update={"packages": {**before.packages, **entry.packages}, "candidates": candidates or None}
-        )
-
-    def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
-        key, name = key_of(source), source_title(source)
-        if isinstance(answer, Unreachable):
-            (outcome.absent if isinstance(answer, Absent) else outcome.unresolved)[name] = str(answer)
-            if key not in entries and not mark:
-                return "unresolved", False
-            shown, good, entry = "unresolved", False, entries.get(key, UNRESOLVED)
-        elif isinstance(answer, ImagebuildError):
-            outcome.wrong[name] = str(answer)
-            return "wrong", False
-        else:
-            # Of a repository, a package that is missing costs only what needs it.
-            lacking = ""
-            if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
-                lacking = repositories.lacking_packages(source, answer)
-            if lacking:
-                outcome.wrong[name] = f"{lacking}; all else of it is pinned, so pin other versions of these"
-            else:
-                outcome.resolved.append(name)
-            shown, good, entry = describe_entry(answer), not lacking, answer
-        if entries.get(key) != entry:
-            entries[key] = entry
-            keep()
-        return shown, good
-
-    ask_each(sources, source_title, ask, upstream, settle)
-    return outcome
+    kind: Failure | Literal["resolved", "adapted"]
+    name: str
+    reason: str = ""
 
 
-# Checking
+HEADLINES: Mapping[Failure, str] = {
+    "wrong": "wrong answers, so imagebuild.lock keeps what it had:",
+    "gone": "are not there; pin other versions, or name a mirror that has them:",
+    "no answer": "could not be resolved; run this again where they can be reached:",
+}
+"""Kind of an answer that pins nothing → what is said above a list of such."""
 
 
-@dataclass(frozen=True)
-class LockFinding:
-    """Hold something about one entry that people should know."""
-
-    state: str
-    """`missing`, `unresolved`, `stale`, `changed`, `gone`, `moved` or `not checked`."""
-    source: str
-    detail: str = ""
-
-    @property
-    def fails(self) -> bool:
-        """Return whether the lock is wrong. A tag of an image may move while the pinned digest is there."""
-        return self.state not in {"moved", "not checked"}
+def complaint(answers: Iterable[Asked]) -> str:
+    """Return a line for each source without an answer or with a wrong one; empty if there is none."""
+    lines = []
+    found = sorted(answers)
+    for kind, headline in HEADLINES.items():
+        listed = [f"  {name}: {reason}" for answered, name, reason in found if answered == kind]
+        lines += [headline, *listed] if listed else []
+    return "\n".join(lines)
 
 
-def check_entries(entries: Table, sources: Iterable[Source], whole: Table | None) -> Iterator[LockFinding]:
-    """Yield what the lock lacks and, if the sources are those of the whole matrix, what nothing uses.
-
-    `whole` then has the entries of the project's own file; other entries come from the project that it extends.
-    """
-    sources = tuple(sources)
-    for source in sources:
-        problem = what_entry_lacks(source, entries.get(key_of(source)))
-        if problem in (UNRESOLVED, UNREAD):
-            detail = problem if problem == UNREAD else "upstream could not be reached yet"
-            yield LockFinding("unresolved", source_title(source), detail)
-        elif problem:
-            yield LockFinding("missing", source_title(source), f"{problem}; `imagebuild lock` adds it")
-    if whole is not None:
-        for key, package in stale_entries(whole, sources):
-            detail = "nothing in the matrix uses it; `imagebuild lock` removes it"
-            yield LockFinding("stale", describe_key(key), f"{package}: {detail}" if package else detail)
-
-
-def compare_entries(entries: Table, sources: Iterable[Source], upstream: Upstream) -> list[LockFinding]:
-    """Return where upstream differs from the lock, for every source with a complete entry."""
-    findings: list[LockFinding] = []
-
-    def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
-        if not answer:
-            return "as locked", True
-        state = upstream_state(answer, silent="not checked", as_locked="moved")
-        findings.append(LockFinding(state, source_title(source), str(answer)))
-        return state, False
-
-    ask_each(
-        [source for source in sources if not what_entry_lacks(source, entries.get(key_of(source)))],
-        source_title,
-        lambda source, advance: compare_entry(source, entries[key_of(source)], upstream, advance),
-        upstream,
-        settle,
-    )
-    return sorted(findings, key=lambda f: (f.state, f.source))
-
-
-def upstream_state(answer: str | ImagebuildError, *, silent: str, as_locked: str) -> str:
-    """Return the state of a source: `gone` or `changed`, or what is given for nobody's answer and for a good one."""
-    match answer:
-        case str():
-            return as_locked
-        case Absent():
-            return "gone"
-        case Unreachable():
-            return silent
-    return "changed"
-
-
-def compare_entry(source: Source, entry: Entry, upstream: Upstream, advance: Advance) -> str:
-    """Return what is to be said of a source that is as locked, mostly nothing.
-
-    Raises Absent if it is gone, another ImagebuildError if upstream has something else, or does not answer.
-    """
-    match source, entry:
-        case PackageSource(), LockedRepository():
-            there_of_packages(source, entry, upstream)
-        case WheelSet(component=component, version=version), tuple():
-            pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
-            hashes = {wheel.name: wheel.sha256 for wheel in upstream.wheels(WheelSet(component, version, pinned))}
-            if changed := ", ".join(wheel.name for wheel in entry if hashes.get(wheel.name) != wheel.sha256):
-                raise CommandError(f"the index has other files of {changed}")
-        case BaseImage(reference), LockedImage(digest=digest):
-            try:
-                now = upstream.resolve(source, None, advance)
-                if isinstance(now, LockedImage) and now.digest == digest:
-                    return ""
-                problem = f"the tag names {describe_entry(now)} now"
-            except Absent:
-                problem = "the tag is gone"
-            if upstream.has_image(reference, digest):
-                return f"{problem}; the pinned {digest[:19]} is still there"
-            raise Absent(f"{problem}, and the pinned {digest[:19]} is gone")
-        case ((Archive() | GitRef()), (str() | LockedArchive())):
-            now = upstream.resolve(source, None, advance)
-            if describe_entry(now) != describe_entry(entry):
-                raise CommandError(f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}")
-            if now != entry:
-                update = f"`imagebuild lock --update {source.url}`"
-                raise CommandError(f"same archive, but imagebuild now reads other facts; {update} takes them")
-        case _:
-            raise AssertionError(f"{source_title(source)}: the lock's entry is of another kind")
-    return ""
-
-
-# The commands
-
-
-class LockCheck(Model):
-    """Describe what `imagebuild lock --check --json` writes."""
-
-    lock: str
-    """File of the lock."""
-    sources: int
-    """Entries that the targets need."""
-    upstream: bool
-    """Whether the entries were compared with upstream."""
-    findings: tuple[LockFinding, ...]
-    """What people should know; nothing if all is as locked."""
-
-    @property
-    def unchecked(self) -> int:
-        """Return the number of sources that could not be compared with upstream."""
-        return sum(finding.state == "not checked" for finding in self.findings)
-
-    @property
-    def exit_status(self) -> int:
-        """Return 1 if an entry is wrong, 4 if a source could not be compared with upstream, else 0."""
-        return 1 if any(finding.fails for finding in self.findings) else 4 if self.unchecked else 0
+def failure(source: Source, error: ImagebuildError) -> tuple[Failure, str]:
+    """Return the kind of an error about a source, and its text without the address, which stands before it anyway."""
+    kind: Failure = "gone" if isinstance(error, Absent) else "no answer" if isinstance(error, Unreachable) else "wrong"
+    return kind, str(error).removeprefix(f"{address_of(key_of(source))}: ")
 
 
 @dataclass(frozen=True)
@@ -475,10 +249,13 @@ class LockFile:
     project: Project
     renderer: Renderer
     targets: tuple[Target, ...]
-    path: Path
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
     platforms: tuple[Platform, ...] = ()
     """The only platforms that sources are needed for; all if empty."""
+
+    @property
+    def path(self) -> Path:
+        return self.project.root / LOCK
 
     @property
     def recipes(self) -> Iterator[Recipe]:
@@ -494,259 +271,277 @@ class LockFile:
         return merged_sources(source for recipe in self.recipes for source in recipe.sources())
 
     @cached_property
-    def entries(self) -> Table:
-        """Return the project's entries and those of the extended project that targets need; callers change them."""
-        table, own = lock_table(self.project.lock), lock_table(self.project.own_lock)
-        return {**without_stale(table, self.sources), **{key: table[key] for key in own}}
+    def lock(self) -> Lock:
+        """Return the project's entries, and those of the extended project that targets need; resolving changes them."""
+        used, own = without_unused(self.project.lock, self.sources), self.project.own_lock
+        entries = {kind: {**getattr(used, kind), **getattr(own, kind)} for kind in KINDS}
+        return used.model_copy(update={**entries, "date": used.date or self.today})
 
-    def unpinned(self, sources: Collection[Source]) -> int:
-        """Return how many of the sources have no pin."""
-        return len(incomplete(self.entries, sources))
+    @property
+    def unpinned(self) -> list[Source]:
+        """Return the sources that have no pin."""
+        return [source for source in self.sources if lacks(self.lock, source)]
 
-    def text(self, entries: Table) -> str:
-        """Return the file with these entries. It keeps its date; a lock without one gets today's."""
-        return lock_text(lock_from_table(entries, self.project.lock.date or self.today))
+    def write(self, lock: Lock | None = None) -> None:
+        """Write the file with its entries as they are now, or with those of another lock."""
+        write_text(self.path, lock_text(lock or self.lock))
 
-    def write(self) -> None:
-        """Write the file with its entries as they are now."""
-        write_text(self.path, self.text(self.entries))
+    def redate(self, day: date) -> None:
+        self.write(self.lock.model_copy(update={"date": day}))
 
-    def resolve(self, sources: Iterable[Source], upstream: Upstream, **options: Any) -> Outcome:
-        """Ask upstream for sources as `resolve_sources` does; the outcome says what that changes, too."""
-        before = dict(self.entries)
-        outcome = resolve_sources(self.entries, sources, upstream, keep=self.write, **options)
-        outcome.changes, outcome.adaptations = facts_changes(before, self.entries), list(self.adaptations(before))
-        return outcome
+    def complete(self, upstream: Upstream, *, whole: bool) -> list[Asked]:
+        """Pin what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses."""
+        answers = self.pin(self.unpinned, upstream)
+        # After a failure, what was used before may be wanted again.
+        if whole and not complaint(answers) and next(unused_entries(self.lock, self.sources), None):
+            self.write(without_unused(self.lock, self.sources))
+        return answers
+
+    def update(self, upstream: Upstream, names: Collection[str]) -> list[Asked]:
+        """Pin again what belongs to the names, and nothing else. Raises ConfigError for an unknown name."""
+        keys = keys_of(names, self.recipes)
+        return self.pin([source for source in self.sources if key_of(source) in keys], upstream, anew=True)
+
+    def pin(self, sources: Iterable[Source], upstream: Upstream, *, anew: bool = False) -> list[Asked]:
+        """Ask upstream for sources, and write the lock after each answer; what cannot be had keeps its entry.
+
+        With `anew`, sources are pinned as if the lock did not have them, even if another key signs a repository now.
+        """
+        answers: list[Asked] = []
+        before = dict(self.lock.entries())
+
+        def ask(source: Source, advance: Advance) -> Entry:
+            known = before.get(key_of(source))
+            entry = upstream.resolve(source, None if anew else known, advance)
+            if not (isinstance(source, PackageSource) and isinstance(known, LockedRepository)):
+                return entry
+            assert isinstance(entry, LockedRepository)
+            # Targets that were not chosen want other packages.
+            asked = {repositories.name_of(package) for package in source.packages}
+            packages = {name: version for name, version in known.packages.items() if name not in source.packages}
+            candidates = {name: versions for name, versions in known.candidates.items() if name not in asked}
+            merged = {"packages": packages | entry.packages, "candidates": candidates | entry.candidates}
+            return entry.model_copy(update=merged)
+
+        def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
+            name = source_title(source)
+            if isinstance(answer, ImagebuildError):
+                kind, reason = failure(source, answer)
+                answers.append(Asked(kind, name, reason))
+                return kind, False
+            # Of a repository, a package that is missing costs only what needs it.
+            lacking = ""
+            if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
+                lacking = repositories.lacking_packages(source, answer)
+            reason = f"{lacking}; all else of it is pinned, so pin other versions of these"
+            answers.append(Asked("wrong", name, reason) if lacking else Asked("resolved", name))
+            table, key = getattr(self.lock, key_of(source)[0]), key_of(source)[1]
+            if table.get(key) != answer:
+                table[key] = answer
+                self.write()
+            return describe_entry(answer), not lacking
+
+        ask_each(sources, source_title, ask, upstream, settle)
+        return [*answers, *(Asked("adapted", line) for line in self.adaptations(before))]
 
     def adaptations(self, before: Mapping[Key, Entry]) -> Iterator[str]:
         """Yield a line for each thing that images adapt of sources whose facts are new or changed since `before`."""
-        project = replace(self.project, lock=lock_from_table(self.entries))
+        project = replace(self.project, lock=self.lock)
         now = replace(self, project=project, renderer=Renderer(project, self.renderer.versions))
-        renewed = {k for k, entry in self.entries.items() if getattr(entry, "facts", None) and entry != before.get(k)}
+        renewed = {k for k, entry in self.lock.entries() if getattr(entry, "facts", None) and entry != before.get(k)}
         lines: dict[str, None] = {}
         for recipe in now.recipes if renewed else ():
             if any(key_of(source) in renewed for source in recipe.sources()):
                 lines |= dict.fromkeys(recipe.adaptations())
         yield from lines
 
+    def shown(self, names: Collection[str]) -> Iterator[str]:
+        """Yield lines with all that the lock knows of sources, named as for `update`.
 
-def network_upstream(ca: Path | None) -> Upstream:
-    """Return the upstream that asks over the network and the user's mirrors. Raises ConfigError for wrong settings.
-
-    `ca` is a bundle of certificates to trust; by default the machine's.
-    """
-    configured = settings.load_settings(os.environ)
-    return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
-
-
-def complete_lock(lock: LockFile, upstream: Upstream, *, whole: bool) -> tuple[tuple[Source, ...], Outcome]:
-    """Add what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses.
-
-    Returns the sources that the targets need, and what became of those that were asked for.
-    """
-    outcome = lock.resolve(incomplete(lock.entries, lock.sources), upstream, mark=whole)
-    # After a failure, what was used before may be wanted again.
-    if whole and not outcome.complaint() and (kept := without_stale(lock.entries, lock.sources)) != lock.entries:
-        lock.entries.clear()
-        lock.entries.update(kept)
-        lock.write()
-    return lock.sources, outcome
-
-
-def update_lock(lock: LockFile, upstream: Upstream, names: Collection[str]) -> tuple[tuple[Source, ...], Outcome]:
-    """Pin again what belongs to the names, and nothing else. Raises ConfigError for an unknown name.
-
-    Returns the sources that belong to the names, and what became of them.
-    """
-    anew = keys_of(names, owners(lock.recipes))
-    sources = tuple(source for source in lock.sources if key_of(source) in anew)
-    return sources, lock.resolve(sources, upstream, anew=anew)
+        Of an unpacked archive, they say what images adapt. Raises ConfigError for an unknown name.
+        """
+        chosen = keys_of(names, self.recipes)
+        known = json.loads(lock_text(self.lock))
+        for kind, name in sorted(chosen):
+            entry = known[kind].get(name, "not in the lock")
+            yield describe_key((kind, name))
+            data = {"pin": entry} if isinstance(entry, str) else entry
+            yield from indent(yaml.safe_dump(data, width=1000, sort_keys=False), "  ").splitlines()
+        adapted = {
+            f"  {line}"
+            for recipe in self.recipes
+            if any(key_of(source) in chosen and getattr(source, "tree", None) for source in recipe.sources())
+            for line in recipe.adaptations()
+        }
+        if adapted:
+            yield "adapted in images"
+            yield from sorted(adapted)
 
 
-def shown_sources(lock: LockFile, names: Collection[str]) -> Iterator[str]:
-    """Yield lines with all that the lock knows of sources, named as for `update_lock`.
-
-    Of an unpacked archive, they say what images adapt. Raises ConfigError for an unknown name.
-    """
-    chosen = keys_of(names, owners(lock.recipes))
-    for key in sorted(key_of(source) for source in lock.sources if key_of(source) in chosen):
-        yield describe_key(key)
-        yield from (f"  {name}: {text}" for name, text in flat_entry(lock.entries.get(key, "not in the lock")).items())
-    adapted = {
-        f"  {line}"
-        for recipe in lock.recipes
-        if any(key_of(source) in chosen and getattr(source, "tree", None) for source in recipe.sources())
-        for line in recipe.adaptations()
-    }
-    if adapted:
-        yield "adapted in images"
-        yield from sorted(adapted)
+# Checking
 
 
-def flat_entry(entry: Entry) -> dict[str, str]:
-    """Return an entry as name → text, such as `environment.PATH`; an entry that is one value has no name."""
-    flat: dict[str, str] = {}
-
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for part, inner in value.items():
-                visit(f"{name}.{part}".removeprefix(".facts").removeprefix("."), inner)
-        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-            for item in value:
-                visit(f"{name}.{item.get('name', '')}", item)
-        elif isinstance(value, list | tuple):
-            flat[name] = ", ".join(" ".join(item) if isinstance(item, list | tuple) else str(item) for item in value)
-        else:
-            flat[name or "pin"] = str(value)
-
-    if isinstance(entry, Model):
-        visit("", entry.model_dump(mode="json", by_alias=True, exclude_none=True))
-    else:
-        visit("", [wheel.model_dump() for wheel in entry] if isinstance(entry, tuple) else entry)
-    return flat
-
-
-def facts_changes(before: Mapping[Key, Entry], after: Mapping[Key, Entry]) -> list[str]:
-    """Return how facts differ from those of the same source, or, for a new address, of the one most like it."""
-    lines = []
-    for key, entry in after.items():
-        if entry == before.get(key) or not getattr(entry, "facts", None):
-            continue
-        known = {"".join(other): other for other, old in before.items() if other[0] == key[0] and hasattr(old, "facts")}
-        for like in get_close_matches("".join(key), known, 1, 0.8):
-            old, new = flat_entry(before[known[like]]), flat_entry(entry)
-            changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-            lines += [describe_key(key)] if changed else []
-            lines += [f"  {name}: {old.get(name, 'absent')} → {new.get(name, 'absent')}" for name in changed]
-    return lines
-
-
-def redate_lock(lock: LockFile, day: date) -> None:
-    """Write the lock with another date."""
-    write_text(lock.path, lock_text(lock_from_table(lock.entries, day)))
-
-
-def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool) -> LockCheck:
-    """Return what is wrong with the lock; without `upstream`, nothing is compared with it.
-
-    If the targets are those of the `whole` matrix, entries that nothing uses are wrong too.
-    """
-    own = lock_table(lock.project.own_lock) if whole else None
-    findings = list(check_entries(lock.entries, lock.sources, own))
-    if upstream:
-        findings += compare_entries(lock.entries, lock.sources, upstream)
-    return LockCheck(lock=str(lock.path), sources=len(lock.sources), upstream=bool(upstream), findings=tuple(findings))
-
-
-# Asking before building
+State = Failure | Literal["not locked", "not used", "moved", "as locked"]
 
 
 class SourceReport(Model):
-    """Describe what a server answers about a source, which is not downloaded."""
+    """Describe what the lock has of a source, and what its server answers; nothing is downloaded."""
 
     source: str
-    state: Literal["as locked", "not locked", "changed", "gone", "no answer"]
-    locked: str
+    state: State
+    locked: str = ""
     """What imagebuild.lock has of it, in few words; empty if it has nothing."""
-    found: str
+    found: str = ""
     consequence: str = ""
     """What becomes of a build; empty if all is well."""
 
 
-class UpstreamReport(Model):
-    """Describe what `imagebuild doctor --upstream --json` writes."""
+class LockReport(Model):
+    """Describe what `lock --check --json` and `doctor --upstream --json` write."""
 
     imagebuild: str
     """Version."""
-    asked: datetime
+    asked: datetime | None
+    """When upstream was asked; None if it was not."""
     targets: tuple[str, ...]
     sources: tuple[SourceReport, ...]
 
     @property
     def exit_status(self) -> int:
-        """Return 1 if a build would stop, 4 if a server did not answer, else 0."""
+        """Return 1 if a build would stop or an entry is of no use, 4 if a server did not answer, else 0."""
         states = {report.state for report in self.sources}
-        return 1 if states - {"as locked", "no answer"} else 4 if "no answer" in states else 0
+        return 1 if states - {"as locked", "moved", "no answer"} else 4 if "no answer" in states else 0
 
 
-def examine_upstream(lock: LockFile, upstream: Upstream, version: str) -> UpstreamReport:
-    """Ask every server of the targets whether it has what is wanted, and compare the answer with the lock.
+CONSEQUENCES: Mapping[State, str] = {
+    "wrong": "a build stops where it verifies this; `imagebuild lock --update {address}` takes what is there now",
+    "gone": "a build stops here unless a cache has it; take another version, or a mirror that has it",
+    "not locked": "a build stops before its first step; `{command}` pins it",
+    "not used": "nothing in the matrix uses it; `imagebuild lock` removes it",
+    "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
+    "moved": "builds take what is locked; `imagebuild lock --update {address}` takes what the tag names",
+    "as locked": "",
+}
+"""State of a source → what becomes of a build, the worst first."""
 
-    Archives are not downloaded, images not pulled. `version` is that of imagebuild, for the report.
+
+def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False) -> LockReport:
+    """Compare the lock with what targets need and, with `upstream`, with what every server has.
+
+    Archives are not downloaded, images not pulled. If the targets are those of the `whole` matrix, entries of the
+    project's own file that nothing uses are reported, too.
     """
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
     platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
-    consequences = {  # the worst first
-        "changed": "a build stops where it verifies this; `imagebuild lock --update {address}` takes what is there now",
-        "gone": "a build stops here unless a cache has it; take another version, or a mirror that has it",
-        "not locked": f"a build stops before its first step; `imagebuild lock {' '.join(names[:3])}` pins it",
-        "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
-        "as locked": "",
-    }
+    command = " ".join(["imagebuild lock", *(() if whole else names[:3])])
 
-    def ask(source: Source, advance: Advance) -> str:
-        entry = lock.entries.get(key_of(source))
-        return probe_source(source, None if entry == UNRESOLVED else entry, upstream, advance, platforms)
+    def add(state: State, key: Key, found: str, package: str | None = None) -> None:
+        entry = lock.lock.entry(key)
+        reports.append(
+            SourceReport(
+                source=" ".join(filter(None, (describe_key(key), package))),
+                state=state,
+                locked=describe_entry(entry) if entry else "",
+                found=redacted_text(found),
+                consequence=CONSEQUENCES[state].format(address=address_of(key), command=command),
+            )
+        )
 
-    def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
-        entry = lock.entries.get(key_of(source))
-        lacks = what_entry_lacks(source, entry)
-        state: Any = upstream_state(answer, silent="no answer", as_locked="not locked" if lacks else "as locked")
-        title = source_title(source)
-        found = redacted_text(str(answer).removeprefix(f"{title.split(' ')[1]}: "))
-        if lacks and state != "not locked":
-            found += "; the lock has no pin of it either"
-        consequence = consequences[state].format(address=key_of(source)[1])
-        locked = describe_entry(entry) if entry else ""
-        reports.append(SourceReport(source=title, state=state, locked=locked, found=found, consequence=consequence))
+    def settle(source: Source, answer: tuple[State, str] | ImagebuildError) -> tuple[str, bool]:
+        lacking = lacks(lock.lock, source)
+        state: State
+        if isinstance(answer, ImagebuildError):
+            state, found = failure(source, answer)
+        else:
+            state, found = answer
+            state = "not locked" if lacking else state
+        add(state, key_of(source), "; ".join(filter(None, (found, lacking))))
         return state, state == "as locked"
 
-    ask_each(lock.sources, source_title, ask, upstream, settle)
-    reports.sort(key=lambda report: ([*consequences].index(report.state), report.source))
-    return UpstreamReport(
-        imagebuild=version, asked=datetime.now(UTC).replace(microsecond=0), targets=names, sources=tuple(reports)
-    )
+    def ask(source: Source, advance: Advance) -> tuple[State, str]:
+        assert upstream
+        return probe(source, lock.lock.entry(key_of(source)), upstream, advance, platforms)
+
+    if upstream:
+        ask_each(lock.sources, source_title, ask, upstream, settle)
+    else:
+        for source in lock.sources:
+            settle(source, ("as locked", ""))
+    for key, package in unused_entries(lock.project.own_lock, lock.sources) if whole else ():
+        add("not used", key, "", package)
+    reports.sort(key=lambda row: ([*CONSEQUENCES].index(row.state), row.source))
+    asked = datetime.now(UTC).replace(microsecond=0) if upstream else None
+    return LockReport(imagebuild=__version__, asked=asked, targets=names, sources=tuple(reports))
 
 
-def probe_source(
+def probe(
     source: Source, entry: Entry | None, upstream: Upstream, advance: Advance, platforms: Collection[Platform]
-) -> str:
-    """Return what a server has under the name of a source, in words.
+) -> tuple[State, str]:
+    """Return `as locked`, or `moved` if a tag names another image than the pinned one, and what a server has, in words.
 
-    Raises ImagebuildError if that differs from the lock's entry, or is missing.
+    Raises ImagebuildError if that differs from the lock's entry, is missing, or is not for all platforms.
     """
-    match source:
-        case Archive(url=url):
-            size = upstream.web.length(url)
-            known = getattr(entry, "size", None)
-            if known is not None and size is not None and size != known:
+    match source, entry:
+        case Archive(url=url), _:
+            size, known = upstream.web.length(url), getattr(entry, "size", None)
+            if None not in (known, size) and size != known:
                 raise CommandError(f"{url}: has {size} bytes, but the lock says {known}")
-            return format_size(size) if size is not None else "there, of unknown size"
-        case PackageSource():
-            return there_of_packages(source, entry if isinstance(entry, LockedRepository) else None, upstream)
-    note = compare_entry(source, entry, upstream, advance) if entry is not None else ""
-    # Of an image, what is behind the digest of the lock: a digest of one platform has no others.
-    now = upstream.resolve(source, entry, advance) if entry is None or isinstance(entry, LockedImage) else entry
-    if isinstance(now, LockedImage) and now.platforms and (lacking := set(platforms) - set(now.platforms)):
-        raise CommandError(f"is for {', '.join(now.platforms)}, not for {', '.join(sorted(lacking))}")
-    return note or describe_entry(now)
+            return "as locked", format_size(size) if size is not None else "there, of unknown size"
+        case PackageSource(), _:
+            return "as locked", packages_there(source, entry if isinstance(entry, LockedRepository) else None, upstream)
+        case WheelSet(component=component, version=version), tuple():
+            pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
+            hashes = {wheel.name: wheel.sha256 for wheel in upstream.wheels(WheelSet(component, version, pinned))}
+            if changed := ", ".join(wheel.name for wheel in entry if hashes.get(wheel.name) != wheel.sha256):
+                raise CommandError(f"the index has other files of {changed}")
+            return "as locked", describe_entry(entry)
+    state: State = "as locked"
+    now, found = None, "nothing"
+    try:
+        now = upstream.resolve(source, None, advance)
+        found = describe_entry(now)
+    except Absent:
+        if not isinstance(entry, LockedImage):
+            raise
+    if isinstance(entry, LockedImage) and not (isinstance(now, LockedImage) and now.digest == entry.digest):
+        state, found = "moved", f"the tag names {found} now; the pinned {describe_entry(entry)} is still there"
+        now = upstream.resolve(source, entry, advance)
+    elif isinstance(entry, str) and now != entry:
+        raise CommandError(f"upstream has {found} now, locked is {describe_entry(entry)}")
+    # An image for one platform has no list of them.
+    of = now.platforms if isinstance(now, LockedImage) else {}
+    if of and (lacking := set(platforms) - set(of)):
+        raise CommandError(f"is for {', '.join(of)}, not for {', '.join(sorted(lacking))}")
+    return state, found
 
 
-def there_of_packages(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
+def packages_there(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
     """Return the key that signs a repository, and the versions that it has of what is locked or else wanted.
 
     Raises ConfigError with all that differs.
     """
     index = upstream.index(source, tuple(sorted({*map(repositories.name_of, source.packages)})))
-    locked = {name: version for name, version in (entry.packages if entry else {}).items() if version != UNRESOLVED}
+    locked = entry.packages if entry else {}
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]
     chosen, problems = repositories.choose(index.versions, wanted)
     try:
         repositories.check_key(source.url, index, entry)
     except ConfigError as error:
-        problems.insert(0, str(error).removeprefix(f"{source.url}: "))
+        problems.insert(0, failure(source, error)[1])
     if problems:
         raise ConfigError(f"{source.url}: {'; '.join(problems)}")
     shown = [f"{repositories.name_of(package)} {version}" for package, version in chosen.items()]
     return f"signed by {', '.join(index.fingerprints)}; {', '.join(shown)}"
+
+
+def show_report(report: LockReport, *, every: bool) -> None:
+    """Print every source, or those that are not as locked, and what becomes of a build."""
+    shown = [row for row in report.sources if every or row.state != "as locked"]
+    if shown:
+        rows = [(row.state, escape(row.source), escape(row.found)) for row in shown]
+        print_table(("state", "source", "what is there"), rows)
+    for (state, consequence), number in Counter((row.state, row.consequence) for row in report.sources).items():
+        out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
+    if report.asked is None:
+        out.print("upstream was not asked")

@@ -6,23 +6,25 @@ import json
 import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError, Unreachable
 from imagebuild.core.fields import ARCHS, Arch, Platform
-from imagebuild.core.http import Advance, Downloads
+from imagebuild.core.http import Advance, Downloads, Patience
 from imagebuild.core.run import RunProgram, end_children, os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Mirrors, git_environment, pip_environment
 from imagebuild.lock import repositories
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
-from imagebuild.oci.layout import Manifest, platform_of
-from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import Registry, connect_registry
+from imagebuild.oci.image import image_of
+from imagebuild.oci.layout import Manifest, manifests_of
+from imagebuild.oci.reference import ImageReference, parse_reference
+from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project.lockfile import (
-    UNRESOLVED,
     Archive,
     BaseImage,
     Entry,
@@ -42,6 +44,7 @@ GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300
 GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 """Git and ssh ask for no password: nobody is there to type it."""
+PATIENCE = Patience(10)
 GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
@@ -64,24 +67,20 @@ class Upstream:
     netrc: Path | None = None
     """File with passwords for downloads, git and pip."""
     run: RunProgram = run_program
-    pause_s: float = 1.0
-    """Seconds before a download is tried again."""
-    registry_patience_s: float = 10
-    """How long a registry may fail."""
+    patience: Patience = PATIENCE
+    """How long what fails is tried again."""
 
     def __post_init__(self) -> None:
-        self.web = Downloads(self.mirrors.download, self.ca, self.netrc, pause_s=self.pause_s)
+        self.web = Downloads(self.mirrors.download, self.ca, self.netrc, patience=self.patience)
         self._registries: list[Registry] = []
         self._unpacking = threading.Lock()
 
     @property
     def stopped(self) -> bool:
-        """Return whether requests were told to end."""
-        return self.web.stopped.is_set()
+        return self.web.client.stopped.is_set()
 
     def stop(self) -> None:
-        """End all requests that are under way."""
-        self.web.stopped.set()
+        self.web.client.stopped.set()
         for registry in self._registries:
             registry.stop()
         end_children()
@@ -98,7 +97,7 @@ class Upstream:
             case GitRef(url, tag, _):
                 return self.commit(url, tag)
             case BaseImage(reference, facts):
-                return self.image(reference, facts=facts, known=known if isinstance(known, LockedImage) else None)
+                return self.image(reference, facts=facts, digest=known.digest if isinstance(known, LockedImage) else "")
             case WheelSet():
                 return self.wheels(source)
             case PackageSource():
@@ -108,15 +107,15 @@ class Upstream:
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
         """Return the hash of an archive, with facts if its component asks for them."""
         if source.tree is None:
-            return self.web.sha256(source.url, advance)
+            return self.web.download(source.url, None, advance)
         with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
             folder = Path(name)
             # Where the script runs as nobody, it must find its folder.
             folder.chmod(0o755)
             path = folder / "archive"
-            sha256 = self.web.sha256(source.url, advance, path)
+            sha256 = self.web.download(source.url, path, advance)
             before = known.sha256 if isinstance(known, LockedArchive) else known
-            if before not in (None, UNRESOLVED, sha256):
+            if before not in (None, sha256):
                 raise CommandError(
                     f"{source.url}: has the sha256 {sha256}, but the lock says {before}; if its owner announced the "
                     f"change, `imagebuild lock --update {source.url}` takes it"
@@ -159,79 +158,62 @@ class Upstream:
                 commits[tag] = commit
         return commits
 
-    def image(self, reference: str, *, facts: bool = False, known: LockedImage | None = None) -> LockedImage:
-        """Return the digests and facts of the image that a tag names, or of the known digest.
+    def image(self, reference: str, *, facts: bool = False, digest: str = "") -> LockedImage:
+        """Return the digests and facts of the image that a tag names, or of the pinned digest.
 
         Without `facts`, an image whose configuration sets nothing but PATH has none.
         """
-        reference = self.mirrors.image(reference)
-        manifest = self._manifest(reference, known.digest if known else "")
-        if manifest is None:
-            raise Absent(f"{reference}: the registry does not have {known.digest if known else 'it'}")
-        if known and "config" in manifest.document:
-            raise CommandError(f"{reference}: the pinned {known.digest} is for one platform; `lock --update` takes all")
+        where = parse_reference(self.mirrors.image(reference))
+        where = where.at(digest) if digest else where
+        self._registries.append(connect_registry(where.host, patience=self.patience))
+        place = self._registries[-1].at(where.repository)
+        top = self._manifest(place, where)
         try:
+            single = "config" in top.document
             # Attestations have the platform unknown/unknown.
-            named = {
-                platform_of(entry["platform"]): entry["digest"] for entry in manifest.document.get("manifests", ())
-            }
-            platforms = {p: named[p] for p in get_args(Platform) if p in named}
-            of_platforms: dict[Platform, ImageFacts] = {}
-            single = (manifest.digest,) if "config" in manifest.document else ()
-            for digest in platforms.values() or single:
-                config = self._config(reference, digest)
-                found = image_facts(config)
-                # The image of a distribution sets nothing but PATH: it needs no facts.
-                if facts or found.held or found.environment.keys() - {"PATH"}:
-                    of_platforms[cast(Platform, platform_of(config))] = found
-            return LockedImage(digest=manifest.digest, platforms=platforms, facts=of_platforms or None)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ResultError(f"{reference}: expected a manifest, found {error!r}; is it a registry?") from None
+            named = {item.platform: item.digest for item in manifests_of(top.document)}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ResultError(f"{where}: expected a manifest, found {error!r}; is it a registry?") from None
+        if digest and single:
+            raise CommandError(f"{where}: the pinned digest is for one platform; `imagebuild lock --update` takes all")
+        platforms = {p: named[p] for p in get_args(Platform) if p in named}
+        of_platforms: dict[Platform, ImageFacts] = {}
+        for manifest in [top] if single else [self._manifest(place, where.at(child)) for child in platforms.values()]:
+            with self._answering(where):
+                image = image_of(place, manifest)
+            found = image_facts(image.config)
+            # The image of a distribution sets nothing but PATH: it needs no facts.
+            if facts or found.held or found.environment.keys() - {"PATH"}:
+                of_platforms[cast(Platform, image.platform)] = found
+        return LockedImage(digest=top.digest, platforms=platforms, facts=of_platforms or None)
 
-    def _config(self, reference: str, digest: str) -> dict[str, Any]:
-        """Return the configuration of an image for one platform."""
-        where, manifest = parse_reference(reference), self._manifest(reference, digest)
+    def _manifest(self, place: Repository, where: ImageReference) -> Manifest:
+        with self._answering(where):
+            manifest = place.find(where.wanted)
         if manifest is None:
-            raise Absent(f"{reference}: the registry does not have the {digest} that it names")
+            raise Absent(f"{where}: the registry does not have it")
+        return manifest
+
+    @contextmanager
+    def _answering(self, where: ImageReference) -> Iterator[None]:
+        """Raise Unreachable if a registry fails, or wants a login: elsewhere, or later, there may be one."""
         try:
-            content = self._connection(where.host).blob(where.repository, manifest.document["config"]["digest"])
+            yield
         except CommandError as error:
-            raise Unreachable(f"{reference}: {error}") from None
-        return dict(json.loads(content))
-
-    def has_image(self, reference: str, digest: str) -> bool:
-        """Return whether the registry still has a pinned digest."""
-        return self._manifest(self.mirrors.image(reference), digest) is not None
-
-    def _manifest(self, text: str, digest: str) -> Manifest | None:
-        """Return the manifest of a digest, or if that is empty, of the tag."""
-        reference = parse_reference(text)
-        reference = reference.at(digest) if digest else reference
-        try:
-            return self._connection(reference.host).manifest(reference.repository, reference.wanted)
-        except CommandError as error:  # also when it wants a login: elsewhere, or later, there may be one
-            raise Unreachable(f"{reference}: {error}") from None
-
-    def _connection(self, host: str) -> Registry:
-        self._registries.append(connect_registry(host, patience_s=self.registry_patience_s))
-        return self._registries[-1]
+            raise Unreachable(f"{where}: {error}") from None
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that fit, each in one version for all architectures."""
         answers = {arch: self._fitting_wheels(wanted.requirements, arch) for arch in ARCHS}
-        first, *others = ARCHS
         wheels = []
-        for name, (version, _) in sorted(answers[first].items()):
-            for arch in others:
-                other = answers[arch].get(name)
-                if other is None or other[0] != version:
-                    instead = other[0] if other else "missing"
-                    raise ConfigError(
-                        f"{wanted.component} {wanted.version}: {name} is {version} for {first} "
-                        f"but {instead} for {arch}; pin a version that all have"
-                    )
-            digests = {arch: answers[arch][name][1] for arch in ARCHS}
-            wheels.append(Wheel(name=name, version=version, sha256=digests))
+        for name in sorted({name for found in answers.values() for name in found}):
+            of_archs = {arch: found.get(name, ("missing", "")) for arch, found in answers.items()}
+            if len({version for version, _ in of_archs.values()}) > 1:
+                each = " but ".join(f"{version} for {arch}" for arch, (version, _) in of_archs.items())
+                problem = f"{name} is {each}; pin a version that all have"
+                raise ConfigError(f"{wanted.component} {wanted.version}: {problem}")
+            digests = {arch: sha256 for arch, (_, sha256) in of_archs.items()}
+            wheels.append(Wheel(name=name, version=of_archs[ARCHS[0]][0], sha256=digests))
         return tuple(wheels)
 
     def _fitting_wheels(self, requirements: tuple[str, ...], arch: Arch) -> dict[str, tuple[str, str]]:
@@ -242,16 +224,15 @@ class Upstream:
             failing=f"pip finds no {' '.join(requirements)} for {arch}",
         )  # fmt: skip
         try:
-            report: dict[str, Any] = json.loads(text)
-            return {
-                item["metadata"]["name"]: (
-                    item["metadata"]["version"],
-                    _wheel_sha256(item["download_info"]["archive_info"]),
-                )
-                for item in report["install"]
-            }
+            found = {}
+            for item in json.loads(text)["install"]:
+                archive = item["download_info"]["archive_info"]
+                # Before 23.1, pip wrote one `hash` instead of `hashes`.
+                hashes = archive.get("hashes") or dict([archive["hash"].split("=", 1)])
+                found[item["metadata"]["name"]] = (item["metadata"]["version"], str(hashes["sha256"]))
         except (ValueError, KeyError) as error:
             raise ResultError(f"pip's report cannot be read: {error!r}; is it older than 23.0?") from None
+        return found
 
     def wheel_versions(self, name: str) -> tuple[str, ...]:
         """Return every version of a wheel that is there for all architectures, pre-releases too."""
@@ -261,7 +242,7 @@ class Upstream:
             match = re.search(r"^Available versions: (.+)$", text, re.MULTILINE)
             if not match:
                 raise ResultError(
-                    f"expected pip's list of versions of {name}, found {text[:200]!r}; is it older than 23.0?"
+                    f"pip's list of versions of {name} cannot be read: {text[:200]!r}; is it older than 23.0?"
                 )
             versions.append(match[1].split(", "))
         return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
@@ -281,13 +262,3 @@ class Upstream:
                 raise CommandError(f"{failing}; pin one of {known[1]}") from None
             lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]
             raise CommandError("\n".join([f"{failing}:", *lines[-4:]])) from None
-
-
-def _wheel_sha256(archive: dict[str, Any]) -> str:
-    """Return the sha256 of a wheel in pip's report. Raises KeyError if it has none.
-
-    Before 23.1, pip wrote one `hash` (`sha256=…`) instead of `hashes`.
-    """
-    if "hashes" in archive:
-        return str(archive["hashes"]["sha256"])
-    return str(dict([archive["hash"].split("=", 1)])["sha256"])

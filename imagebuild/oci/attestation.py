@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from imagebuild.core.errors import CommandError, ResultError
-from imagebuild.oci.layout import EMPTY_TYPE, MOST_BYTES, Attachment, Descriptor, digest_of, referrer_descriptor
+from imagebuild.oci.layout import EMPTY_TYPE, Attachment, Descriptor, digest_of
 
 if TYPE_CHECKING:
-    from imagebuild.oci.registry import Registry
+    from imagebuild.oci.registry import Repository
 
 
 KINDS = {
@@ -53,13 +53,11 @@ class Attestation:
     kind: str
     """Name in `KINDS`, `signature`, or else its predicate type or artifact type."""
     digest: str
-    """Digest of its own manifest."""
     content: bytes = b""
     """The predicate as canonical JSON; empty for a kind that is not in `KINDS`."""
     bundle: bytes = b""
     """The bundle that its statement lies in; empty if nobody signed it."""
     size: int = 0
-    """Bytes in the registry."""
     problem: str = ""
     """What is wrong with it; empty if nothing is."""
 
@@ -106,7 +104,7 @@ def kind_of(referrer: Descriptor) -> str:
     return predicate_type or artifact_type
 
 
-def list_attestations(registry: Registry, repository: str, subject: str) -> tuple[Descriptor, ...]:
+def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]:
     """Return what refers to a manifest, the newest first as far as annotations tell.
 
     A bare statement that a bundle repeats is left out.
@@ -114,11 +112,10 @@ def list_attestations(registry: Registry, repository: str, subject: str) -> tupl
     Raises CommandError if the registry cannot list it.
     """
     listed = []
-    for item in registry.referrers(repository, subject):
-        manifest = None
-        if item.artifact_type in (None, EMPTY_TYPE) or not item.annotations:
-            manifest = registry.manifest(repository, item.digest)
-        listed.append(referrer_descriptor(manifest.content) if manifest else item)
+    for item in place.referrers(subject):
+        is_told = item.artifact_type not in (None, EMPTY_TYPE) and item.annotations
+        manifest = None if is_told else place.find(item.digest)
+        listed.append(manifest.as_referrer if manifest else item)
     signed = {item.annotations.get(PREDICATE_DIGEST) for item in listed if item.artifact_type == BUNDLE_MEDIA} - {None}
     kept = [
         i for i in listed if i.artifact_type != STATEMENT_MEDIA or i.annotations.get(PREDICATE_DIGEST) not in signed
@@ -126,19 +123,17 @@ def list_attestations(registry: Registry, repository: str, subject: str) -> tupl
     return tuple(sorted(kept, key=lambda item: (item.annotations.get(CREATED, ""), item.digest), reverse=True))
 
 
-def read_attestations(
-    registry: Registry, repository: str, subject: str, kind: str | None = None
-) -> tuple[Attestation, ...]:
+def read_attestations(place: Repository, subject: str, kind: str | None = None) -> tuple[Attestation, ...]:
     """Read what `list_attestations` returns; with `kind`, only this one. Raises CommandError as that does."""
-    listed = [item for item in list_attestations(registry, repository, subject) if kind in (None, kind_of(item))]
-    return tuple(read_attestation(registry, repository, item, subject) for item in listed)
+    listed = [item for item in list_attestations(place, subject) if kind in (None, kind_of(item))]
+    return tuple(read_attestation(place, item, subject) for item in listed)
 
 
-def read_attestation(registry: Registry, repository: str, item: Descriptor, subject: str) -> Attestation:
+def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attestation:
     """Read something that is listed as referring to a manifest; whatever is wrong with it is its `problem`."""
     kind = kind_of(item)
     try:
-        manifest = registry.manifest(repository, item.digest)
+        manifest = place.find(item.digest)
         if manifest is None:
             raise ResultError("is listed, but the registry does not have it")
         document = manifest.document
@@ -149,17 +144,13 @@ def read_attestation(registry: Registry, repository: str, item: Descriptor, subj
             raise ResultError(f"refers to another image: {named}")
         if kind not in KINDS:
             return Attestation(kind, item.digest, size=size)
-        if size > MOST_BYTES:
-            raise ResultError(f"claims to have {size} bytes; at most {MOST_BYTES} are read")
-        stored = registry.blob(repository, layers[0].digest)
+        stored = place.blob(layers[0].digest)
         is_bundle = layers[0].media_type == BUNDLE_MEDIA
         content = _predicate_of(stored, KINDS[kind], subject, is_bundle=is_bundle)
         return Attestation(kind, item.digest, content, stored if is_bundle else b"", size)
     except (CommandError, ResultError) as error:
         return Attestation(kind, item.digest, problem=str(error))
-    except RecursionError:
-        return Attestation(kind, item.digest, problem="cannot be read: it is nested too deeply")
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         return Attestation(kind, item.digest, problem=f"cannot be read: {type(error).__name__}: {error}")
 
 

@@ -75,7 +75,6 @@ class EnginePaths:
 
     @property
     def host(self) -> str:
-        """Return the value for DOCKER_HOST."""
         return f"unix://{self.socket}"
 
 
@@ -94,13 +93,14 @@ def _reason(error: CommandError) -> str:
     return next((line for line in lines if not line.startswith("WARNING")), lines[0])
 
 
-def engine_flaw(host: str, run: RunProgram = run_program, *, flags: tuple[str, ...] | None = None) -> str | None:
-    """Return why the engine at `host` cannot be used, or None. `flags` lead the CLI there, by default `--host`."""
+def engine_flaw(engine: Endpoint, run: RunProgram = run_program) -> str | None:
+    """Return why an engine cannot be used, or None."""
     with suppress(PermissionError):  # the CLI explains it better
-        if host.startswith("unix://") and not Path(host.removeprefix("unix://")).exists():
+        if engine.host.startswith("unix://") and not Path(engine.host.removeprefix("unix://")).exists():
             return "no socket there"
+    # A context is not named by its host, because it also holds the keys for reaching its engine.
+    flags = () if engine.origin == "context" else ("--host", engine.host)
     try:
-        flags = ("--host", host) if flags is None else flags
         answer = run("docker", *flags, "version", "--format", "{{.Server.Version}}", timeout=20)
     except CommandError as error:
         return f"does not answer: {_reason(error)}"
@@ -115,28 +115,27 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     Raises CommandError with what was tried and what to do, if there is none, or if DOCKER_HOST is set and its engine
     cannot be used: whoever sets it does not want another.
     """
-    private = EnginePaths.of(environ)
     try:
         run("docker", "buildx", "version", timeout=10)
     except CommandError as error:
         raise CommandError(f"`docker buildx` cannot be used ({_reason(error)}); {NO_ENGINE}") from error
-    if explicit := environ.get("DOCKER_HOST"):
-        if why := engine_flaw(explicit, run):
-            raise CommandError(f"DOCKER_HOST={explicit}: {why}; start or upgrade that engine, or unset DOCKER_HOST")
-        return Endpoint(explicit, "DOCKER_HOST")
     tried = []
-    try:
-        current = run("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", timeout=10).strip()
-        # Without --host, because a context also holds the keys for reaching its engine.
-        if not (why := engine_flaw(current, run, flags=())):
-            return Endpoint(current, "context")
-        tried.append(f"docker context ({current}): {why}")
-    except CommandError as error:
-        tried.append(f"docker context: {_reason(error)}")
-    if not (why := engine_flaw(private.host, run)):
-        return Endpoint(private.host, "private")
-    tried.append(f"private engine ({private.host}): {why}")
-    raise CommandError("\n  ".join([f"no usable container engine; {NO_ENGINE}", *tried]))
+    for engine in _candidates(environ, run):
+        if not (why := engine_flaw(engine, run)):
+            return engine
+        tried.append(f"{engine.origin} ({engine.host}): {why}")
+    remedy = "start or upgrade that engine, or unset DOCKER_HOST" if environ.get("DOCKER_HOST") else NO_ENGINE
+    raise CommandError("\n  ".join([f"no usable container engine; {remedy}", *tried]))
+
+
+def _candidates(environ: Mapping[str, str], run: RunProgram) -> Iterator[Endpoint]:
+    if explicit := environ.get("DOCKER_HOST"):
+        yield Endpoint(explicit, "DOCKER_HOST")
+        return
+    with suppress(CommandError):  # a docker without contexts
+        host = run("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", timeout=10)
+        yield Endpoint(host.strip(), "context")
+    yield Endpoint(EnginePaths.of(environ).host, "private")
 
 
 @dataclass(frozen=True)
@@ -274,19 +273,6 @@ def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
     """Yield the image as an archive, in chunks. Raises CommandError if the engine fails."""
     with sdk_errors_explained(image):
         yield from client.images.get(image).save()
-
-
-def compressed_size(engine: Endpoint, image: str) -> int | None:
-    """Return the compressed size of an image; None if the engine only keeps it unpacked, or not at all.
-
-    Raises CommandError if the engine fails.
-    """
-    if not has_containerd_store(engine):
-        return None
-    with suppress(CommandError):  # built by another builder, and not loaded
-        command = ("docker", "image", "inspect", "--format", "{{.Size}}", image)
-        return int(run_program(*command, env=engine.environment, timeout=20))
-    return None
 
 
 @contextmanager

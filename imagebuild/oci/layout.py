@@ -6,19 +6,23 @@ import gzip
 import hashlib
 import json
 import re
+import shutil
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, Protocol
 
 import zstandard
 
-from imagebuild.core.errors import ResultError
-from imagebuild.core.files import temporary_file
+from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.files import file_sha256, temporary_file, write_bytes
+from imagebuild.core.run import os_errors_as_command_errors
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -60,19 +64,17 @@ class Descriptor:
     platform: str | None = None
     """`linux/arm64`, of an image in an index."""
     artifact_type: str | None = None
-    """Type of an attachment."""
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as it stands in manifests and indexes."""
-        document: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
-        if self.platform:
-            document["platform"] = platform_json(self.platform)
-        if self.artifact_type:
-            document["artifactType"] = self.artifact_type
-        if self.annotations:
-            document["annotations"] = dict(sorted(self.annotations.items()))
-        return document
+        more = {
+            "platform": platform_json(self.platform or ""),
+            "artifactType": self.artifact_type,
+            "annotations": dict(sorted(self.annotations.items())),
+        }
+        document = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
+        return document | {name: value for name, value in more.items() if value}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Descriptor:
@@ -93,13 +95,28 @@ class Manifest:
 
     content: bytes
     media_type: str
-    digest: str
-    """Of the content."""
+
+    @cached_property
+    def digest(self) -> str:
+        return digest_of(self.content)
 
     @property
     def document(self) -> dict[str, Any]:
         """Return the parsed content. Raises ValueError if it is not JSON."""
         return dict(json.loads(self.content))
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """Return what names it in an index."""
+        return Descriptor(self.media_type, self.digest, len(self.content))
+
+    @property
+    def as_referrer(self) -> Descriptor:
+        """Return what names it, as the manifest of an attachment, in an index of referrers."""
+        document = self.document
+        artifact_type = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
+        annotations = document.get("annotations") or {}
+        return replace(self.descriptor, artifact_type=artifact_type, annotations=annotations)
 
 
 @dataclass(frozen=True)
@@ -111,6 +128,20 @@ class Attachment:
     """Type of the file, and so of the attachment."""
     content: bytes
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+    def manifest(self, subject: Descriptor) -> Manifest:
+        """Return its manifest, which refers to another. It holds no time but those in annotations."""
+        layer = Descriptor(self.media_type, digest_of(self.content), len(self.content), annotations={TITLE: self.name})
+        document = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "artifactType": self.media_type,
+            "config": Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)).to_json(),
+            "layers": [layer.to_json()],
+            "subject": Descriptor(subject.media_type, subject.digest, subject.size).to_json(),
+        }
+        notes = {"annotations": dict(self.annotations)} if self.annotations else {}
+        return Manifest(encode_json(document | notes), MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -136,7 +167,7 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 
 def platform_json(platform: str) -> dict[str, str]:
     """Return `linux/arm64` or `linux/arm/v7` as OCI spells it."""
-    return dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False))
+    return dict(zip(("os", "architecture", "variant"), filter(None, platform.split("/")), strict=False))
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
@@ -175,33 +206,6 @@ def index_document(manifests: Iterable[Descriptor]) -> bytes:
     return encode_json(index_json(manifests))
 
 
-def attachment_manifest(subject: Descriptor, attachment: Attachment) -> bytes:
-    """Return the manifest of a file that refers to another manifest. It holds no time but those in annotations."""
-    content, notes = attachment.content, attachment.annotations
-    layer = Descriptor(attachment.media_type, digest_of(content), len(content), annotations={TITLE: attachment.name})
-    document = {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "artifactType": attachment.media_type,
-        "config": Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY)).to_json(),
-        "layers": [layer.to_json()],
-        "subject": Descriptor(subject.media_type, subject.digest, subject.size).to_json(),
-    }
-    return encode_json(document | ({"annotations": dict(notes)} if notes else {}))
-
-
-def referrer_descriptor(content: bytes) -> Descriptor:
-    """Return the descriptor under which an index of referrers lists the manifest of an attachment."""
-    document = json.loads(content)
-    return Descriptor(
-        media_type=document.get("mediaType", MANIFEST),
-        digest=digest_of(content),
-        size=len(content),
-        artifact_type=document.get("artifactType") or (document.get("config") or {}).get("mediaType"),
-        annotations=document.get("annotations") or {},
-    )
-
-
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
 """Tags that name no image: lists of what refers to a digest, and what cosign 2 attaches to one."""
 
@@ -220,7 +224,6 @@ class BlobStream:
 
     size: int
     chunks: Callable[[], Iterator[bytes]]
-    """Reads the blob from its start."""
 
     def __len__(self) -> int:
         return self.size
@@ -229,30 +232,11 @@ class BlobStream:
         return self.chunks()
 
 
-class Region(RawIOBase):
-    """Read a part of a file once, from its beginning."""
-
-    def __init__(self, file: BufferedReader, offset: int, size: int) -> None:
-        file.seek(offset)
-        self._file, self._rest = file, size
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer. Return the number of bytes; 0 is the end."""
-        count = self._file.readinto(memoryview(buffer)[: self._rest])
-        self._rest -= count
-        return count
-
-
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Locate bytes in a file: all of it, or a member of a tar, which needs no unpacking."""
+    """Locate a layer in a file, where it is or where it can be fetched to."""
 
     file: Path
-    offset: int
     size: int
     digest: str | None = None
     """`sha256:…` of the bytes as stored; `open` compares them."""
@@ -261,12 +245,10 @@ class Blob:
     def open(self) -> Iterator[BufferedReader]:
         """Open the bytes for reading. Raises ResultError if they cannot be read, or are not what the digest says."""
         try:
+            if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
+                raise ResultError(f"{self.file}: {self.digest}: is damaged: its digest is {digest}")
             with self.file.open("rb") as file:
-                if self.digest and self.digest.startswith("sha256:"):
-                    whole = BufferedReader(Region(file, self.offset, self.size), CHUNK)
-                    if (digest := f"sha256:{hashlib.file_digest(whole, 'sha256').hexdigest()}") != self.digest:
-                        raise ResultError(f"{self.file}: {self.digest}: is damaged: its digest is {digest}")
-                yield BufferedReader(Region(file, self.offset, self.size), CHUNK)
+                yield file
         except UNREADABLE as error:
             raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {error}") from None
 
@@ -279,20 +261,20 @@ class Blob:
     def compression(self) -> Compression:
         """Return how the bytes are compressed as a whole; nothing if they are not."""
         with self.file.open("rb") as file:
-            start = Region(file, self.offset, self.size).read(len(ZSTD))
+            start = file.read(len(ZSTD))
         return "gzip" if start.startswith(GZIP) else "zstd" if start == ZSTD else ""
 
 
-def decompressed(file: BufferedReader) -> IO[bytes]:
+def decompressed(file: BufferedReader) -> Any:
     """Return what is in a file that may be compressed as a whole.
 
     Reading raises errors of zlib and zstandard, OSError or EOFError. Truncated zstd data end without an error.
     """
     head = file.peek(len(ZSTD))
     if head.startswith(GZIP):
-        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+        return gzip.GzipFile(fileobj=file)
     if head.startswith(ZSTD):
-        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     return file
 
 
@@ -327,112 +309,184 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfil
 
 # Layouts
 
-
+INDEX_FILE, MARK_FILE = "index.json", "oci-layout"
 BLOBS = "blobs/sha256"
+MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})")
+"""Names of members of an archive that are of an image."""
+NO_IMAGE = "neither an OCI image layout nor an archive of one, as `docker save` writes it since Docker 25"
 
 
-def blob_name(digest: str) -> str:
-    """Return the name of a blob in a layout: `blobs/sha256/…`."""
-    return "blobs/" + digest.replace(":", "/", 1)
+class BlobSource(Protocol):
+    """Have blobs: a repository of a registry, or another layout."""
+
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Write a blob to a file, if it is not there yet; it appears under its name when it is whole."""
 
 
-def blob_path(layout: Path, digest: str) -> Path:
-    """Return where a layout keeps a blob."""
-    return layout / blob_name(digest)
+@dataclass(frozen=True)
+class Layout:
+    """Read and write the images of an OCI layout in a folder."""
+
+    folder: Path
+
+    def path(self, digest: str) -> Path:
+        """Return where a blob is kept."""
+        return self.folder / "blobs" / digest.replace(":", "/", 1)
+
+    def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
+        """Yield digest and size of a manifest or an index and of everything below it, as far as it is here."""
+        yield digest, size
+        if not self._is_whole(digest, size):
+            return
+        document = json.loads(self.path(digest).read_bytes())
+        for item in manifests_of(document):
+            yield from self.named(item.digest, item.size)
+        yield from ((item.digest, item.size) for item in blobs_of(document))
+
+    def has(self, digest: str, size: int | None = None) -> bool:
+        """Return whether an image, or an index with all its images, is here in full length."""
+        return (self.folder / MARK_FILE).is_file() and all(self._is_whole(*part) for part in self.named(digest, size))
+
+    def _is_whole(self, digest: str, size: int | None) -> bool:
+        path = self.path(digest)
+        return path.is_file() and size in (None, path.stat().st_size)
+
+    def manifest(self, digest: str) -> Manifest:
+        """Return a manifest or an index. Raises ResultError if it is missing or damaged."""
+        content = self.blob(digest)
+        return Manifest(content, media_type_of(json.loads(content)))
+
+    def blob(self, digest: str) -> bytes:
+        """Return a document. Raises ResultError if it is missing or damaged."""
+        path = self.path(digest)
+        if not path.is_file():
+            raise ResultError(f"{self.folder}: {digest} is missing")
+        return Blob(path, path.stat().st_size, digest).read()
+
+    def content(self, blob: Descriptor) -> BlobStream:
+        """Return a blob, to be read when it is needed. Raises ResultError if not all of it is here."""
+        path = self.path(blob.digest)
+        if not self._is_whole(blob.digest, blob.size):
+            raise ResultError(f"{self.folder}: does not have all of blob {blob.digest}; build it again")
+
+        def chunks() -> Iterator[bytes]:
+            # An OSError that ends an upload would be taken for one of the connection.
+            with os_errors_as_command_errors(), path.open("rb") as file:
+                while chunk := file.read(CHUNK):
+                    yield chunk
+
+        return BlobStream(blob.size, chunks)
+
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Copy a blob to a file, if that is not there yet; it appears under its name when it is whole."""
+        if not path.exists():
+            with temporary_file(path.parent) as temporary:
+                shutil.copyfile(self.path(blob.digest), temporary)
+                temporary.rename(path)
+
+    def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
+        """Get a blob from another place, if it is not here yet. Return how many `blobs` and `bytes` that are."""
+        if self.path(blob.digest).is_file():
+            return Counter()
+        source.fetch(blob, self.path(blob.digest))
+        return Counter(blobs=1, bytes=blob.size)
+
+    def put_manifest(self, manifest: Manifest) -> str:
+        """Store a manifest whose parts are here, and return its digest."""
+        write_bytes(self.path(manifest.digest), manifest.content)
+        return manifest.digest
+
+    # Writing
+
+    def start(self) -> None:
+        """Make an empty layout, if there is none. Its index stays empty: BuildKit is given digests."""
+        if not (self.folder / MARK_FILE).exists():
+            self.write_list([])
+
+    def write_list(self, manifests: Iterable[Descriptor]) -> None:
+        """Write the list of the images in it."""
+        (self.folder / BLOBS).mkdir(parents=True, exist_ok=True)
+        write_bytes(self.folder / INDEX_FILE, json.dumps(index_json(manifests)).encode())
+        write_bytes(self.folder / MARK_FILE, b'{"imageLayoutVersion": "1.0.0"}')
+
+    def write_index(self, manifests: Iterable[Descriptor]) -> str:
+        """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
+        index = self._add_document(INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
+        self.write_list([index])
+        return index.digest
+
+    def add_image(self, tar: Path, platform: str, settings: ImageSettings) -> Descriptor:
+        """Add `tar` as an image of one layer. Return its descriptor, for `write_index`."""
+        return self._add_manifest(*self._add_layer(tar), platform, settings)
+
+    def _add_layer(self, tar: Path) -> tuple[Descriptor, str]:
+        """Compress a tar into a layer. Return its descriptor, and the digest of the tar itself."""
+        with temporary_file(self.folder / BLOBS) as path:
+            # Without a name and a time, the digest depends on content alone.
+            with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
+                shutil.copyfileobj(source, packed, CHUNK)
+            layer = Descriptor(LAYER, f"sha256:{file_sha256(path)}", path.stat().st_size)
+            path.replace(self.path(layer.digest))
+        return layer, f"sha256:{file_sha256(tar)}"
+
+    def _add_manifest(self, layer: Descriptor, diff_id: str, platform: str, settings: ImageSettings) -> Descriptor:
+        """Add configuration and manifest of an image of one layer; `diff_id` is the digest of the uncompressed tar."""
+        labels = dict(sorted(settings.labels.items()))
+        config = {
+            "created": settings.created,
+            **platform_json(platform),
+            "config": {"Env": list(settings.env), "Cmd": list(settings.cmd), "Labels": labels},
+            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+            "history": [{"created": settings.created, "created_by": settings.history}],
+        }
+        stored = self._add_document(CONFIG, config)
+        layers = [layer.to_json()]
+        document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": stored.to_json(), "layers": layers}
+        return replace(self._add_document(MANIFEST, document), platform=platform)
+
+    def _add_document(self, media_type: str, document: Mapping[str, Any]) -> Descriptor:
+        data = json.dumps(document, indent=2).encode()
+        write_bytes(self.path(digest_of(data)), data)
+        return Descriptor(media_type, digest_of(data), len(data))
 
 
-def blobs_named(layout: Path, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
-    """Yield digest and size of a manifest or an index and of everything below it, as far as the layout has it."""
-    yield digest, size
-    path = blob_path(layout, digest)
-    if not path.is_file() or size not in (None, path.stat().st_size):
-        return
-    document = json.loads(path.read_bytes())
-    for item in manifests_of(document):
-        yield from blobs_named(layout, item.digest, item.size)
-    yield from ((item.digest, item.size) for item in blobs_of(document))
+class ChunkReader(RawIOBase):
+    """Read what comes in chunks as a file."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer. Return the number of bytes; 0 is the end."""
+        self._rest = self._rest or next(filter(None, self._chunks), b"")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
 
 
-def has_image(layout: Path, digest: str, size: int | None = None) -> bool:
-    """Return whether an image, or an index with all its images, is there in full length."""
-    paths = ((blob_path(layout, name), size) for name, size in blobs_named(layout, digest, size))
-    return (layout / "oci-layout").is_file() and all(
-        path.is_file() and size in (None, path.stat().st_size) for path, size in paths
-    )
+def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
+    """Unpack an archive of a layout, or a stream of one that an engine saves: what is of images, and nothing else.
 
-
-def check_image(layout: Path, digest: str) -> None:
-    """Raise ResultError if anything that an image names is missing or has changed."""
-    for name, size in blobs_named(layout, digest):
-        path = blob_path(layout, name)
-        if not path.is_file() or size not in (None, path.stat().st_size):
-            raise ResultError(f"{path}: is missing or cut off; make the bundle again")
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != path.name:
-                raise ResultError(f"{path}: has changed; make the bundle again")
-
-
-# Writing
-
-
-def start_layout(layout: Path) -> None:
-    """Make an empty layout, if there is none. Its index stays empty: BuildKit is given digests."""
-    (layout / BLOBS).mkdir(parents=True, exist_ok=True)
-    if not (layout / "oci-layout").exists():
-        (layout / "index.json").write_text(json.dumps(index_json([])))
-        (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
-
-
-def add_image(layout: Path, tar: Path, platform: str, settings: ImageSettings) -> Descriptor:
-    """Add `tar` as an image of one layer. Return its descriptor, for `write_index`."""
-    return _add_manifest(layout, *_add_layer(layout, tar), platform, settings)
-
-
-def write_index(layout: Path, manifests: Sequence[Descriptor]) -> str:
-    """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
-    index = _add_document(layout, INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
-    for path, document in {"oci-layout": {"imageLayoutVersion": "1.0.0"}, "index.json": index_json([index])}.items():
-        with temporary_file(layout / BLOBS) as temporary:
-            temporary.write_text(json.dumps(document, indent=2))
-            temporary.replace(layout / path)
-    return index.digest
-
-
-def _add_layer(layout: Path, tar: Path) -> tuple[Descriptor, str]:
-    """Compress a tar into a layer. Return its descriptor, and the digest of the tar itself."""
-    with temporary_file(layout / BLOBS) as path:
-        content = hashlib.sha256()
-        # Without a name and a time, the digest depends on content alone.
-        with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
-            while chunk := source.read(CHUNK):
-                content.update(chunk)
-                packed.write(chunk)
-        with path.open("rb") as file:
-            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        layer = Descriptor(LAYER, digest, path.stat().st_size)
-        path.replace(blob_path(layout, digest))
-    return layer, f"sha256:{content.hexdigest()}"
-
-
-def _add_manifest(layout: Path, layer: Descriptor, diff_id: str, platform: str, settings: ImageSettings) -> Descriptor:
-    """Add configuration and manifest of an image of one layer; `diff_id` is the digest of the uncompressed tar."""
-    labels = dict(sorted(settings.labels.items()))
-    config = {
-        "created": settings.created,
-        **platform_json(platform),
-        "config": {"Env": list(settings.env), "Cmd": list(settings.cmd), "Labels": labels},
-        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-        "history": [{"created": settings.created, "created_by": settings.history}],
-    }
-    stored = _add_document(layout, CONFIG, config)
-    layers = [layer.to_json()]
-    document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": stored.to_json(), "layers": layers}
-    return replace(_add_document(layout, MANIFEST, document), platform=platform)
-
-
-def _add_document(layout: Path, media_type: str, document: Mapping[str, Any]) -> Descriptor:
-    data = json.dumps(document, indent=2).encode()
-    with temporary_file(layout / BLOBS) as temporary:
-        temporary.write_bytes(data)
-        temporary.replace(blob_path(layout, digest_of(data)))
-    return Descriptor(media_type, digest_of(data), len(data))
+    Raises ConfigError if it is no archive of a layout, ResultError if it cannot be read or stored.
+    """
+    try:
+        file: Any = archive.open("rb") if isinstance(archive, Path) else BufferedReader(ChunkReader(archive), CHUNK)
+        with file, tarfile.open(fileobj=decompressed(file), mode="r|", bufsize=CHUNK) as members:
+            for member in members:
+                name = MEMBER.fullmatch(member.name)
+                if name and (content := members.extractfile(member)):
+                    path = folder / name[1]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with path.open("wb") as target:
+                        shutil.copyfileobj(content, target, CHUNK)
+    except tarfile.TarError as error:
+        raise ConfigError(f"{archive}: {NO_IMAGE}: {error}") from None
+    except UNREADABLE as error:
+        raise ResultError(f"{archive}: cannot be read: {error}; TMPDIR may name another folder") from None
+    return Layout(folder)

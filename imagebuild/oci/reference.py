@@ -21,18 +21,15 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True)
 class ImageReference:
-    """Identify an image, or a repository of images."""
+    """Identify an image, or a repository of images. The host has its port, the repository is without the host."""
 
     host: str
-    """Registry, with its port if it has one."""
     repository: str
-    """Without the registry."""
     tag: str | None = None
     digest: str | None = None
 
     @property
     def name(self) -> str:
-        """Return registry and repository."""
         return f"{self.host}/{self.repository}"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,40 +18,27 @@ from imagebuild.project.lockfile import Lock, layered_lock
 from imagebuild.project.matrix import GitProject, Matrix
 from imagebuild.project.plan import Project
 
+MATRIX, LOCK = "matrix.yaml", "imagebuild.lock"
 SHIPPED = "imagebuild"
 """Name by which a matrix extends the project that comes with imagebuild."""
 
 
-@dataclass(frozen=True)
-class ProjectPaths:
-    """Describe where a project's files are."""
+def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
+    """Read a folder's matrix, components and lock; a missing lock is empty. Raises ConfigError with every mistake.
 
-    matrix: Path
-    dockerfiles: Path
-    lock: Path
-
-    @classmethod
-    def beside(cls, matrix: Path) -> ProjectPaths:
-        """Return where the files of a project are by default: beside its matrix."""
-        return cls(matrix, matrix.parent / "dockerfiles", matrix.parent / "imagebuild.lock")
-
-
-def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[Path, ...] = ()) -> Project:
-    """Read the matrix, all components and the lock; a missing lock is empty. Raises ConfigError with every mistake.
-
-    `extending` are the matrices that lead to this one by `extends`.
+    `extending` are the folders that lead to this one by `extends`.
     """
     mistakes = Mistakes()
+    matrix, dockerfiles, lock = folder / MATRIX, folder / "dockerfiles", folder / LOCK
     document = load_yaml(matrix, Matrix, mistakes)
     base = None
-    if document and (folder := base_folder(document.model.extends, matrix.parent)):
-        if matrix.resolve() in extending:
+    if document and (extended := base_folder(document.model.extends, folder)):
+        if folder.resolve() in extending:
             raise ConfigError(f"{document.at('extends')}: extends: goes in a circle; name another project")
-        if not (folder / "matrix.yaml").is_file():
-            problem = f"{folder} has no matrix.yaml; write {SHIPPED}, the folder of a project, or git: and commit:"
+        if not (extended / MATRIX).is_file():
+            problem = f"{extended} has no {MATRIX}; write {SHIPPED}, the folder of a project, or git: and commit:"
             raise ConfigError(f"{document.at('extends')}: extends: {problem}")
-        paths = ProjectPaths.beside(folder / "matrix.yaml")
-        base = load_project(paths.matrix, paths.dockerfiles, paths.lock, (*extending, matrix.resolve()))
+        base = load_project(extended, (*extending, folder.resolve()))
     files = sorted(dockerfiles.glob("components/*/component.yaml"))
     if document and not base and not (files and document.model.bases):
         lacking = "no bases" if files else f"no {dockerfiles}/components/*/component.yaml"
@@ -64,7 +51,6 @@ def load_project(matrix: Path, dockerfiles: Path, lock: Path, extending: tuple[P
     assert document
     known = {name: file for name, file in components.items() if file}
     own_lock = locked.model if locked else Lock()
-    own_lock._place = f"{lock}:1" if locked else f"{lock} (not there yet)"
     own = Project(document, known, own_lock, (dockerfiles,), own_lock)
     project = layered(own, base) if base else own
     for name, file in own.components.items():
@@ -113,14 +99,12 @@ def layered(own: Project, base: Project) -> Project:
             **{name: getattr(under, name) for name in whole},
         }
     )
-    requirements = under.publish.require if "publish" in whole else ()
     return Project(
         replace(own.matrix, model=model),
         {**base.components, **own.components},
         layered_lock(own.own_lock, base.lock),
         (*own.roots, *base.roots),
         own.own_lock,
-        (*rules, *requirements, *(("versions", name) for name in under.versions if name not in over.versions)),
     )
 
 
@@ -163,20 +147,21 @@ def layers(folder: Path, kind: str) -> tuple[Path, ...]:
     What comes with imagebuild is always there. Raises ConfigError if a matrix cannot be read.
     """
     chain = [folder]
-    while (base := extended_folder(chain[-1] / "matrix.yaml")) and base.resolve() not in map(Path.resolve, chain):
+    while (base := extended_folder(chain[-1])) and base.resolve() not in map(Path.resolve, chain):
         chain.append(base)
     folders = [path for layer in (shipped_folder(), *reversed(chain)) if (path := layer / kind).is_dir()]
     return tuple({path.resolve(): path for path in folders}.values())
 
 
-def extended_folder(matrix: Path) -> Path | None:
-    """Return the folder that a matrix extends, without reading one that does not mention it.
+def extended_folder(folder: Path) -> Path | None:
+    """Return the folder that a project extends, without reading a matrix that does not mention it.
 
     Raises ConfigError with the mistakes of the matrix.
     """
+    matrix = folder / MATRIX
     if not matrix.is_file() or b"extends:" not in matrix.read_bytes():
         return None
-    return base_folder(read_yaml(matrix, Matrix).model.extends, matrix.parent)
+    return base_folder(read_yaml(matrix, Matrix).model.extends, folder)
 
 
 def script_of(project: Project, component: str, check: Check) -> str:

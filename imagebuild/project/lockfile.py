@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Commit, Digest, Model, Name, Platform
+from imagebuild.core.fields import Arch, Commit, Digest, Form, Model, Platform
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Fingerprint = Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")]
-Unresolved = Literal["unresolved"]
-UNRESOLVED: Unresolved = "unresolved"
-"""A pin that is needed and that upstream could not be asked for yet. It is rendered as it is, and stops a build."""
+Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
+Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
+UNRESOLVED = "unresolved"
+"""Stands in a Dockerfile for a pin that the lock does not have: every builder refuses it."""
 UNREAD = "its hash is known, what it says of itself is not"
-"""What is wrong with an entry without facts where facts are needed; it stops a build, too."""
+"""What the lock lacks of an entry without facts where facts are needed."""
 
 
 class Wheel(Model):
@@ -91,52 +89,47 @@ class LockedRepository(Model):
     packages: dict[str, str] = Field(default_factory=dict)
     """Package → exact version, of the packages that are used. A package that is asked for with its version
     (`name=version`) stands here as it is asked for: it was there, and another target may ask for another version."""
-    candidates: dict[str, tuple[str, ...]] | None = None
+    candidates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Package → all versions that the repository had of it, oldest first."""
 
 
 class Lock(Model):
     """Describe the file `imagebuild.lock`: sources pinned by content."""
 
-    archives: dict[str, LockedArchive | Sha256 | Unresolved] = Field(default_factory=dict)
+    archives: dict[str, LockedArchive | Sha256] = Field(default_factory=dict)
     """Address → sha256, with facts if the component asks for them."""
-    git: dict[str, dict[str, Commit | Unresolved]] = Field(default_factory=dict)
-    """Address → tag → commit."""
-    images: dict[str, LockedImage | Unresolved] = Field(default_factory=dict)
+    git: dict[str, Commit] = Field(default_factory=dict)
+    """Address and tag, with a blank between → commit."""
+    images: dict[str, LockedImage] = Field(default_factory=dict)
     """Image with tag → digests."""
-    repositories: dict[str, LockedRepository | Unresolved] = Field(default_factory=dict)
+    repositories: dict[str, LockedRepository] = Field(default_factory=dict)
     """Address of a repository of packages → key and versions."""
-    wheels: dict[Name, dict[str, tuple[Wheel, ...] | Unresolved]] = Field(default_factory=dict)
-    """Component → version → wheels."""
+    wheels: dict[str, tuple[Wheel, ...]] = Field(default_factory=dict)
+    """Component and version, with a blank between → wheels."""
     date: Day | None = None
     """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
     to, because the layers of all images change with it."""
-    _place: str = PrivateAttr("imagebuild.lock:1")  # as `load_project` says
 
-    @property
-    def place(self) -> str:
-        """Return `file:line` for messages about what the lock lacks, or that there is no such file."""
-        return self._place
+    def entry(self, key: Key) -> Entry | None:
+        """Return what is pinned under a key; None if nothing is."""
+        return cast("Entry | None", getattr(self, key[0]).get(key[1]))
+
+    def entries(self) -> Iterator[tuple[Key, Entry]]:
+        """Yield every key with its entry."""
+        for kind in KINDS:
+            yield from (((kind, name), entry) for name, entry in getattr(self, kind).items())
 
 
-TABLES = ("archives", "git", "images", "repositories", "wheels")
-"""Fields of a lock that have entries."""
+KINDS: Mapping[str, str] = {
+    "archives": "archive", "git": "git", "images": "image", "repositories": "packages", "wheels": "wheels",
+}  # fmt: skip
+"""Fields of a lock that have entries → what messages call these."""
 
 
 def layered_lock(own: Lock, base: Lock) -> Lock:
-    """Return the entries of a lock and, where it has none or an unresolved one, those of the project it extends."""
-
-    def layered(over: Mapping[str, Any], under: Mapping[str, Any]) -> dict[str, Any]:
-        result = dict(under)
-        for key, entry in over.items():
-            if isinstance(entry, dict):
-                result[key] = layered(entry, under.get(key, {}))
-            elif entry != UNRESOLVED or key not in under:
-                result[key] = entry
-        return result
-
-    update: dict[str, Any] = {name: layered(getattr(own, name), getattr(base, name)) for name in TABLES}
-    return own.model_copy(update=update | {"date": own.date or base.date})
+    """Return the entries of a lock and, where it has none, those of the project that it extends."""
+    layered = {kind: {**getattr(base, kind), **getattr(own, kind)} for kind in KINDS}
+    return own.model_copy(update={**layered, "date": own.date or base.date})
 
 
 class ArchiveTree(Model):
@@ -205,61 +198,95 @@ class PackageSource:
 Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
 
 
+Key = tuple[str, str]
+"""Place of an entry in the lock: a field, and the name in it, such as `("git", "https://example.org/x.git v1")`."""
+Entry = str | LockedArchive | LockedImage | LockedRepository | tuple[Wheel, ...]
+"""What the lock has for a source: a hash, a commit, an image, …"""
+
+
+def key_of(source: Source) -> Key:
+    """Return the key of a source's entry in the lock."""
+    match source:
+        case Archive(url=url):
+            return ("archives", url)
+        case GitRef(url, tag, _):
+            return ("git", f"{url} {tag}")
+        case BaseImage(reference):
+            return ("images", reference)
+        case WheelSet(component, version, _):
+            return ("wheels", f"{component} {version}")
+        case PackageSource(url):
+            return ("repositories", url)
+
+
+def describe_key(key: Key) -> str:
+    return f"{KINDS[key[0]]} {key[1]}"
+
+
 def source_title(source: Source) -> str:
-    """Return a source in one line."""
     return describe_key(key_of(source))
 
 
-def entry_of(lock: Lock, source: Source) -> Any:
-    """Return what the lock has for a source. Raises ConfigError if it has nothing; so do the functions below."""
-    if isinstance(source, GitRef) and source.commit:
-        return source.commit
-    table, *keys = key_of(source)
-    entry: Any = getattr(lock, table)
-    for key in keys:
-        entry = entry.get(key) if entry else None
-    if entry is None:
-        known = getattr(lock, table) if table == "images" else getattr(lock, table).get(keys[0], ())
-        cutoff = 0.6 if table == "images" else 0.0
-        near = get_close_matches(keys[-1], known if table in ("git", "images", "wheels") else (), n=5, cutoff=cutoff)
-        instead = f", but {', '.join(near)}" if near else ""
+def lacks(lock: Lock, source: Source) -> str:
+    """Return what the lock lacks of a source, as a phrase; empty if it is pinned.
+
+    Raises ConfigError for a requirement of a wheel that cannot be read.
+    """
+    entry = lock.entry(key_of(source))
+    match source, entry:
+        case GitRef(commit=str()), _:
+            return ""
+        case _, None:
+            return "not in the lock"
+        case (Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None)) | (
+            BaseImage(facts=True),
+            LockedImage(facts=None),
+        ):
+            return UNREAD
+        case PackageSource(packages=packages), LockedRepository():
+            absent = [package for package in packages if package not in entry.packages]
+            return f"no version of {', '.join(absent)}" if absent else ""
+        case WheelSet(requirements=requirements), tuple():
+            versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
+            try:
+                wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
+            except InvalidRequirement as error:
+                raise ConfigError(f"wheels: {error}") from None
+            if wanted.keys() != versions.keys() or not all(
+                specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()
+            ):
+                return f"other wheels than {', '.join(requirements)}"
+    return ""
+
+
+def check_pinned(lock: Lock, sources: Iterable[Source], command: str = "imagebuild lock") -> None:
+    """Raise ConfigError that lists the sources without a pin, if there are any: nothing is built from them.
+
+    `command` pins them.
+    """
+    found = [(source_title(source), lacks(lock, source)) for source in sources]
+    if lacking := {title: what for title, what in found if what}:
+        listed = "\n".join(f"  {title}: {what}" for title, what in lacking.items())
         raise ConfigError(
-            f"{lock.place}: has no {source_title(source)}{instead}; add it with `imagebuild lock` "
-            "(and the same --set, --with)"
+            f"imagebuild.lock: {len(lacking)} of {len(dict(found))} sources have no pin, so nothing would verify them; "
+            f"run `{command}` where they can be reached:\n{listed}"
         )
-    return entry
-
-
-def absent_sources(lock: Lock, sources: Iterable[Source]) -> list[str]:
-    """Return a line for each source that the lock does not have at all."""
-    lines = []
-    for source in sources:
-        try:
-            entry_of(lock, source)
-        except ConfigError as error:
-            lines.append(str(error))
-    return list(dict.fromkeys(lines))
-
-
-def locked_image(lock: Lock, reference: str) -> LockedImage | Unresolved:
-    """Return what the lock has for an image."""
-    return cast(LockedImage | Unresolved, entry_of(lock, BaseImage(reference)))
 
 
 def digest_of(lock: Lock, reference: str) -> str:
-    """Return `image:tag@digest`; an unresolved digest is `sha256:unresolved`, which any builder refuses.
+    """Return `image:tag@digest`; without a pin, `@sha256:unresolved`.
 
     Only an image of the command line may have no digest.
     """
-    image = locked_image(lock, reference)
-    digest = image.digest if isinstance(image, LockedImage) else f"sha256:{UNRESOLVED}"
+    image = lock.images.get(reference)
+    digest = image.digest if image else f"sha256:{UNRESOLVED}"
     return f"{reference}@{digest}" if digest else reference
 
 
-def hash_of(lock: Lock, component: str, url: str) -> str:
-    """Return the sha256 of an archive, or `unresolved`, which any builder refuses."""
-    entry = entry_of(lock, Archive(component, url))
-    return entry.sha256 if isinstance(entry, LockedArchive) else str(entry)
+def hash_of(lock: Lock, url: str) -> str:
+    """Return the sha256 of an archive; without a pin, `unresolved`."""
+    entry = lock.archives.get(url, UNRESOLVED)
+    return entry.sha256 if isinstance(entry, LockedArchive) else entry
 
 
 def facts_of(lock: Lock, url: str) -> TreeFacts | None:
@@ -270,139 +297,32 @@ def facts_of(lock: Lock, url: str) -> TreeFacts | None:
 
 def image_facts_of(lock: Lock, reference: str) -> Mapping[Platform, ImageFacts]:
     """Return platform → what the lock knows of an image; nothing if it is without facts."""
-    entry = lock.images.get(reference)
-    return (isinstance(entry, LockedImage) and entry.facts) or {}
+    image = lock.images.get(reference)
+    return (image and image.facts) or {}
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:
-    """Return the commit of a source in git, or `unresolved`."""
-    return str(entry_of(lock, git))
+    """Return the commit of a source in git; without a pin, `unresolved`."""
+    return git.commit or lock.git.get(key_of(git)[1], UNRESOLVED)
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
-    """Return wheels with their hashes; none if they are unresolved, which pip refuses."""
-    entry = entry_of(lock, wheels)
-    return entry if isinstance(entry, tuple) else ()
-
-
-def repository_of(lock: Lock, url: str) -> LockedRepository | Unresolved:
-    """Return the key and the versions of a repository of packages."""
-    return cast(LockedRepository | Unresolved, entry_of(lock, PackageSource(url, "", "", ())))
+    """Return wheels with their hashes; without a pin none, which pip refuses."""
+    return lock.wheels.get(key_of(wheels)[1], ())
 
 
 def pinned_text(lock: Lock, source: Source) -> str:
-    """Return a source and its pin as text. Raises ConfigError if the lock lacks the source."""
-    pin = entry_of(lock, source)
-    if isinstance(source, BaseImage):
-        pin = digest_of(lock, source.reference)
-    elif isinstance(source, WheelSet):
-        pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
-    elif isinstance(pin, LockedArchive):
-        pin = (pin.sha256, pin.facts and sorted(pin.facts.environment.items()))
-    elif isinstance(pin, LockedRepository):
-        pin = (pin.fingerprint, sorted(pin.packages.items()))
+    """Return a source and its pin as text."""
+    pin: object = lock.entry(key_of(source)) or UNRESOLVED
+    match source, pin:
+        case GitRef(), _:
+            pin = commit_of(lock, source)
+        case BaseImage(reference), _:
+            pin = digest_of(lock, reference)
+        case WheelSet(), _:
+            pin = [sorted(wheel.sha256.values()) for wheel in wheels_of(lock, source)]
+        case _, LockedArchive(sha256=sha256, facts=facts):
+            pin = (sha256, facts and sorted(facts.environment.items()))
+        case _, LockedRepository(fingerprint=fingerprint, packages=packages):
+            pin = (fingerprint, sorted(packages.items()))
     return f"{source_title(source)} {pin}"
-
-
-def what_entry_lacks(source: Source, entry: Entry | None) -> str:
-    """Return what an entry lacks for its source: UNRESOLVED, UNREAD or another phrase; empty if it lacks nothing.
-
-    Raises ConfigError for a requirement of a wheel that cannot be read.
-    """
-    if entry is None:
-        return "not in the lock"
-    if entry == UNRESOLVED:
-        return UNRESOLVED
-    match source, entry:
-        case (Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None)) | (
-            BaseImage(facts=True),
-            LockedImage(facts=None),
-        ):
-            return UNREAD
-        case PackageSource(packages=packages), LockedRepository():
-            absent = [package for package in packages if package not in entry.packages]
-            problem = UNRESOLVED if UNRESOLVED in map(entry.packages.get, packages) else ""
-            return f"the lock has no version of {', '.join(absent)}" if absent else problem
-        case WheelSet(requirements=requirements), tuple():
-            versions = {canonicalize_name(wheel.name): wheel.version for wheel in entry}
-            try:
-                wanted = {canonicalize_name(r.name): r.specifier for r in map(Requirement, requirements)}
-            except InvalidRequirement as error:
-                raise ConfigError(f"wheels: {error}") from None
-            if wanted.keys() != versions.keys() or not all(
-                specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()
-            ):
-                return f"the lock has other wheels than {', '.join(requirements)}"
-    return ""
-
-
-def is_unresolved(lock: Lock, source: Source) -> bool:
-    """Return whether a source has no pin yet, or a package of it has none, or facts that are needed are missing.
-
-    Raises ConfigError if the lock lacks it.
-    """
-    return what_entry_lacks(source, entry_of(lock, source)) in (UNRESOLVED, UNREAD)
-
-
-def with_unresolved(lock: Lock, sources: Iterable[Source]) -> Lock:
-    """Return the lock with `unresolved` for every source that it lacks: enough to render, not to build."""
-    entries: dict[str, Any] = {
-        name: {key: dict(entry) if isinstance(entry, dict) else entry for key, entry in getattr(lock, name).items()}
-        for name in TABLES
-    }
-    for source in sources:
-        if isinstance(source, GitRef) and source.commit:
-            continue
-        *folders, name = key_of(source)
-        table = entries
-        for folder in folders:
-            table = table.setdefault(folder, {})
-        table.setdefault(name, UNRESOLVED)
-    return lock.model_copy(update=entries)
-
-
-def check_resolved(lock: Lock, sources: Iterable[Source], command: str = "imagebuild lock") -> None:
-    """Raise ConfigError that lists the sources without a pin, which `command` pins: nothing is built from them."""
-    needed = list(sources)
-    missing = {key_of(source): source for source in needed if is_unresolved(lock, source)}
-    if missing:
-        archives = sum(isinstance(source, Archive) for source in missing.values())
-        number = len({*map(key_of, needed)})
-        downloads = f"; it downloads {archives} of them, to hash and read" if archives else ""
-        problems = {key: what_entry_lacks(source, entry_of(lock, source)) for key, source in missing.items()}
-        listed = "\n".join(
-            f"  {describe_key(k)}{f' ({what})' if what == UNREAD else ''}" for k, what in problems.items()
-        )
-        raise ConfigError(
-            f"{lock.place}: {len(missing)} of {number} sources have no pin, so nothing would verify them; run "
-            f"`{command}` where they can be reached{downloads}:\n{listed}"
-        )
-
-
-Key = tuple[str, ...]
-"""Place of an entry in the lock, for example `("git", address, tag)`."""
-Entry = str | LockedArchive | LockedImage | LockedRepository | tuple[Wheel, ...]
-"""What the lock has for a source: a hash, a commit, an image, … or `unresolved`."""
-Table = dict[Key, Entry]
-
-
-def key_of(source: Source) -> Key:
-    """Return the key of a source's entry in the lock."""
-    match source:
-        case Archive(url=url):
-            return ("archives", url)
-        case GitRef(url, tag, _):
-            return ("git", url, tag)
-        case BaseImage(reference):
-            return ("images", reference)
-        case WheelSet(component, version, _):
-            return ("wheels", component, version)
-        case PackageSource(url):
-            return ("repositories", url)
-
-
-def describe_key(key: Key) -> str:
-    """Return an entry's key in one line."""
-    kind, *names = key
-    words = {"archives": "archive", "images": "image", "repositories": "packages"}
-    return " ".join((words.get(kind, kind), *names))

@@ -12,6 +12,7 @@ from imagebuild.core.fields import (
     Commit,
     Condition,
     EnvironmentValue,
+    Form,
     Line,
     Model,
     Name,
@@ -23,8 +24,19 @@ from imagebuild.core.fields import (
     distinct,
 )
 
-REPOSITORY = r"^(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*$"
-IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/{}@-]*$"
+REPOSITORY = Form(
+    r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*", "lower case as ghcr.io/acme, without a tag"
+)
+IMAGE = Form("[A-Za-z0-9][A-Za-z0-9._:/{}@-]*", "an image such as debian:13-slim")
+PlainPackage = Annotated[
+    str,
+    Form(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?", "a package in lower case: name or name=version"),
+]
+LabelName = Annotated[
+    str, Form(r"[a-z0-9]+([._-][a-z0-9]+)*", "the name of a label: lower case, with dots, such as com.acme.team")
+]
+User = Annotated[str, Form("[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?", "user or user:group, names or numbers")]
+GpuCapability = Annotated[str, Form("[0-9]{2,3}[a-z]?", "a compute capability without its dot, such as 90")]
 Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
@@ -69,7 +81,7 @@ class Pin(Model):
 class Base(Model):
     """Describe a distribution release: a value of the axis `os`."""
 
-    image: Annotated[str, Field(pattern=IMAGE)]
+    image: Annotated[str, IMAGE]
     """Official image of the release in a registry, with a tag; the lock has its digest."""
     release: Name | None = None
     """Code name in the Debian archive, from which the base can be bootstrapped instead."""
@@ -132,7 +144,7 @@ class Alias(Model):
 class ImagePackages(Model):
     """Name packages that an image has besides those of its components."""
 
-    apt: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?$")], ...] = ()
+    apt: tuple[PlainPackage, ...] = ()
     """Of the distribution: `name` or `name=version`; its signed index verifies them."""
 
 
@@ -140,7 +152,7 @@ class Image(Model):
     """Describe an image: its axes, components, platforms and tags."""
 
     description: Line
-    base: Annotated[str, Field(pattern=IMAGE)] | None = None
+    base: Annotated[str, IMAGE] | None = None
     """Image it starts from, with axes filled in; by default the one of the axis `os`."""
     axes: dict[Name, Annotated[tuple[VersionText, ...], Field(min_length=1)]]
     """Axis → its values; each combination is a target. `os` names a base; `variant` is runtime or devel."""
@@ -165,9 +177,9 @@ class Image(Model):
     """Packages that need no component."""
     env: dict[Variable, EnvironmentValue] = Field(default_factory=dict)
     """Variables; they win over those of components. Lists of folders (`PATH`, …) are prepended to."""
-    labels: dict[Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")], Line] = Field(default_factory=dict)
+    labels: dict[LabelName, Line] = Field(default_factory=dict)
     """Labels of its own, such as `com.acme.team`; they win over those that every image has."""
-    user: Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$")] | None = None
+    user: User | None = None
     """User that containers run as; by default root."""
     cmd: Annotated[tuple[Line, ...], Field(min_length=1)] = ("bash",)
     """Command of containers, and its arguments."""
@@ -178,7 +190,7 @@ class Image(Model):
 class GitProject(Model):
     """Name a project in a git repository, at a commit."""
 
-    git: Annotated[str, Field(pattern=r"^([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+$")]
+    git: Annotated[str, Form(r"([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+", "the address of a git repository, or a path")]
     """Address of the repository."""
     commit: Commit
     folder: str = "."
@@ -192,15 +204,13 @@ class Matrix(Model):
     """A project whose bases, versions, rules, components, profiles and facts of jobs this one has too: `imagebuild` for
     the one that comes with it, a folder, relative to this file, or a commit of a git repository. What this project has
     of the same name counts instead. Only its own images are built."""
-    repository: Annotated[str, Field(pattern=REPOSITORY)]
+    repository: Annotated[str, REPOSITORY]
     """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
     bases: dict[Release, Base] = Field(default_factory=dict)
     """Value of the axis `os` → where such images start from."""
     versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]] = Field(default_factory=dict)
     """Pin → version, or rows of versions with conditions on axes."""
-    gpu_architectures: dict[Annotated[str, Field(pattern=r"^[0-9]{2,3}[a-z]?$")], GpuArchitecture] = Field(
-        default_factory=dict
-    )
+    gpu_architectures: dict[GpuCapability, GpuArchitecture] = Field(default_factory=dict)
     """Compute capability → what it is for, in ascending order."""
     images: dict[Name, Image]
     """Name → what it is made of; `imagebuild plan` lists the targets."""
@@ -264,7 +274,6 @@ class Excluded(Model):
 
     @property
     def id(self) -> str:
-        """Return the id that the target would have."""
         return combination_id(self.image, self.axes)
 
 

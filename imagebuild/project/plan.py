@@ -11,17 +11,17 @@ from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, nearest, suggestion
 from imagebuild.core.fields import (
     OPERATORS,
-    PATTERN_WORDS,
     TAG,
     VERSION,
     Arch,
     Condition,
     Loc,
+    Model,
     YamlFile,
     axis_facts,
     major,
@@ -56,9 +56,14 @@ class Project:
     """Folders of templates and components: its own, then those of what it extends."""
     own_lock: Lock
     """What the project's own file has."""
-    inherited: tuple[object, ...] = ()
-    """What comes from the matrix that it extends: rules and requirements, which need not fit any of its images, and
-    pins, as `("versions", name)`, which are not written in this one."""
+
+    @property
+    def root(self) -> Path:
+        return self.matrix.path.parent
+
+    def is_own(self, *place: str | int) -> bool:
+        """Return whether the project's own matrix has a value, not one that it extends. Of a JSON file, it has all."""
+        return not self.matrix.lines or place in self.matrix.lines
 
     def changed(self, changes: Changes) -> Project:
         """Return the project with the repository, base image and appended instructions of these changes, if any."""
@@ -167,7 +172,7 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
         return
     for target in targets:
         name = repository_name(project, target.image)
-        if not re.fullmatch(REPOSITORY, name):
+        if not REPOSITORY.fits(name):
             mistakes.add(where, f"publish.staging: {name!r} is not a valid name of a repository")
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
@@ -175,15 +180,6 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
 
 Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
 """File, place in it, what an unknown name is there, the name, and the names that there are."""
-
-
-def _known_values(matrix: Matrix) -> Mapping[str, tuple[str, Collection[str]]]:
-    """Return axis → what an unknown value is, and the values that there are."""
-    return {
-        "os": ("no base", matrix.bases),
-        "variant": ("no variant", get_args(Variant)),
-        "gpu": ("no compute capability", matrix.gpu_architectures),
-    }
 
 
 def _references(project: Project) -> Iterator[Reference]:
@@ -203,24 +199,30 @@ def _references(project: Project) -> Iterator[Reference]:
             yield file, ("images", name, "build-on"), "no base", image.build_on, matrix.bases
         for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
             yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
-        for axis, (problem, offered) in _known_values(matrix).items():
-            for i, value in enumerate(image.axes.get(axis, ())):
-                yield file, ("images", name, "axes", axis, i), problem, value, offered
     pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
     for pin in matrix.versions:
         yield file, ("versions", pin), "unknown component", pin, pins
     for name, base in matrix.bases.items():
         if base.build_on:
             yield file, ("bases", name, "build-on"), "no base", base.build_on, matrix.bases
-    for document, place, condition, names in _conditions(project, roles):
-        for axis, alternatives in condition.items():
-            yield document, (*place, "when", axis), "unknown axis", axis, names
-            values = names.get(axis)
-            for value in alternatives if values else ():
-                if not value.startswith(OPERATORS):
-                    is_major = value in names.get(f"{axis}-major", ())
-                    problem = f"only {axis}-major is" if is_major else "no target has"
-                    yield document, (*place, "when", axis), problem, value, values or ()
+    axes, others = _names_in_conditions(matrix, known, roles)
+    documents: list[YamlFile[Any]] = [file, *known.values()]
+    for document in documents:
+        is_components = document.path.is_relative_to(project.roots[0])
+        for place, condition in _conditions(document.model):
+            if not (project.is_own(*place[:2]) if document is file else is_components):
+                continue  # what is extended need not fit
+            kind = [part for part in place[:-1] if isinstance(part, str)][-1]
+            more = others if kind == "facts" else {name: others[name] for name in MORE_NAMES.get(kind, ())}
+            names = {**axes, **more}
+            for axis, alternatives in condition.items():
+                yield document, (*place, axis), "unknown axis", axis, names
+                values = names.get(axis)
+                for value in alternatives if values else ():
+                    if not value.startswith(OPERATORS):
+                        is_major = value in names.get(f"{axis}-major", ())
+                        problem = f"only {axis}-major is" if is_major else "no target has"
+                        yield document, (*place, axis), problem, value, values or ()
     fulfilled = {*known, *(name for document in known.values() for name in document.model.provides)}
     for document in known.values():
         for i, wanted in enumerate(document.model.requires):
@@ -229,55 +231,52 @@ def _references(project: Project) -> Iterator[Reference]:
             yield document, ("build-requires", i), "unknown component", wanted, fulfilled
 
 
-Names = Mapping[str, Collection[str]]
-"""What a condition may name → its values; nothing where they are not known beforehand."""
+MORE_NAMES: Mapping[str, Sequence[str]] = {
+    "rules": ("image",),
+    "aliases": ("image",),
+    "require": ("image", "arch"),
+    "waivers": ("image", "arch"),
+    "supports": ("version",),
+    "excludes": ("version",),
+    "env": ("version",),
+}
+"""Key of rows with conditions → what these may name besides axes. Those of `facts` may name all, and what components
+build with; a condition on what is not known there would never hold."""
 
 
-def _conditions(project: Project, roles: Collection[str]) -> Iterator[tuple[YamlFile[Any], Loc, Condition, Names]]:
-    """Yield the conditions of a project's own files. `roles` is what components build with."""
-    matrix, file = project.matrix.model, project.matrix
+def _names_in_conditions(
+    matrix: Matrix, components: Collection[str], roles: Collection[str]
+) -> tuple[dict[str, Collection[str]], dict[str, Collection[str]]]:
+    """Return axis → its values, and what else conditions may name → its values; none where they are not known yet.
 
-    def axes_of(*images: str) -> dict[str, Collection[str]]:
-        values: dict[str, Collection[str]] = {"os": [*matrix.bases], "variant": get_args(Variant)}
-        for name in images:
-            for axis, listed in matrix.images[name].axes.items():
-                values[axis] = {*values.get(axis, ()), *listed}
-        majors = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
-        return {**majors, **values}
+    `roles` is what components build with.
+    """
+    values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
+    for image in matrix.images.values():
+        for axis, listed in image.axes.items():
+            values.setdefault(axis, set()).update(listed)
+    majors = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
+    built_with = {role: {*values.get(role, ()), *components} for role in roles}
+    others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
+    return {**majors, **values}, {**others, **built_with}
 
-    axes = axes_of(*matrix.images)
-    versioned = {**axes, "version": ()}
-    imaged = {**axes, "image": [*matrix.images]}
-    placed = {**imaged, "arch": get_args(Arch)}
-    for i, rule in enumerate(matrix.rules):
-        if rule not in project.inherited:
-            yield file, ("rules", i), rule.when, imaged
-    for i, requirement in enumerate(matrix.publish.require):
-        if requirement not in project.inherited:
-            yield file, ("publish", "require", i), requirement.when, placed
-    for pin, rows in matrix.versions.items():
-        for i, row in enumerate(rows if ("versions", pin) not in project.inherited else ()):
-            yield file, ("versions", pin, i), row.when, axes
-    for name, image in matrix.images.items():
-        own = {**axes_of(name), "image": [name]}
-        for i, alias in enumerate(image.aliases):
-            yield file, ("images", name, "aliases", i), alias.when, own
-        for i, waiver in enumerate(image.waivers):
-            yield file, ("images", name, "waivers", i), waiver.when, {**own, "arch": get_args(Arch)}
-    for document in project.components.values():
-        if not document.path.is_relative_to(project.roots[0]):
-            continue
-        built_with = {**placed, **versioned, **{role: [*project.components] for role in roles}}
-        for key, names in {
-            "supports": versioned,
-            "excludes": versioned,
-            "facts": built_with,
-            "env": versioned,
-            "checks": axes,
-            "waivers": placed,
-        }.items():
-            for i, entry in enumerate(getattr(document.model, key)):
-                yield document, (key, i), entry.when, names
+
+def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition]]:
+    """Yield the conditions in a model, each with its place in the file."""
+    match value:
+        case Model():
+            items: Iterable[tuple[str | int, object]] = ((name.replace("_", "-"), inner) for name, inner in value)
+        case Mapping():
+            items = value.items()
+        case tuple():
+            items = enumerate(value)
+        case _:
+            return
+    for key, inner in items:
+        if key == "when" and isinstance(value, Model):
+            yield (*place, key), cast(Condition, inner)
+        else:
+            yield from _conditions(inner, (*place, key))
 
 
 def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
@@ -305,26 +304,22 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, choices)}")
             elif name in changes.with_ and name in changes.without:
                 mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
-    for name in changes.with_:
-        if name in project.components and project.components[name].model.build_only:
-            mistakes.add(f"--with {name}", "is a tool of build stages, and cannot be in an image")
+    tools = {name for name, document in project.components.items() if document.model.build_only}
+    for name in tools.intersection(changes.with_):
+        mistakes.add(f"--with {name}", "is a tool of build stages, and cannot be in an image")
     for name, image in matrix.images.items():
+        axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
         for i, component in enumerate(image.components):
-            if component in project.components and project.components[component].model.build_only:
+            if component in tools:
                 where = at("images", name, "components", i)
                 mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
-        for needed, example in (("os", next(iter(matrix.bases), "debian13")), ("variant", "runtime")):
-            if needed not in image.axes:
-                problem = f"the axis {needed!r} is missing; add `{needed}: [{example}]`"
-                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
-        for component in image.components:
-            document = project.components.get(component)
-            axis = document and document.model.version_axis
-            if document and axis and axis not in image.axes:
-                problem = f"no axis {axis!r}, from which {document.at('version-axis')} takes the version of {component}"
+            elif component in project.components and (axis := project.components[component].model.version_axis):
+                axes.setdefault(axis, f"VERSION of {component}")
+        for axis, example in axes.items():
+            if axis not in image.axes:
                 near = nearest(axis, image.axes)
-                remedy = f"correct {near!r}" if near else f'add `{axis}: ["VERSION"]`'
-                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}; {remedy}")
+                remedy = f"correct {near!r}" if near else f"add `{axis}: [{example}]`"
+                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis {axis!r} is missing; {remedy}")
         # Another base is for the targets that were asked for, and compared with those alone.
         for release in image.axes.get("os", ()) if not changes.base_image else ():
             if image.base and (problem := base_mismatch(image.base, release)):
@@ -408,8 +403,8 @@ class Changes:
 
 def check_repository(option: str, name: str | None) -> None:
     """Raise ConfigError if an option has a text that cannot be a repository."""
-    if name is not None and not re.fullmatch(REPOSITORY, name):
-        raise ConfigError(f"{option} {name}: must be {PATTERN_WORDS[REPOSITORY]}")
+    if name is not None and not REPOSITORY.fits(name):
+        raise ConfigError(f"{option} {name}: must be {REPOSITORY.words}")
 
 
 def parse_changes(
@@ -437,7 +432,7 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     mistakes = Mistakes()
     changes = changes or Changes()
     matrix = project.matrix.model
-    versions = versions_with(project, changes, mistakes)
+    versions = versions_with(project, changes)
     check_names(project, changes, mistakes)
     if not matrix.images:
         mistakes.add(project.matrix.at("images"), "images: there is none; add one, such as `imagebuild init` writes")
@@ -448,7 +443,9 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     for name, image in matrix.images.items():
         wanted = [c for c in (*image.components, *changes.with_) if c not in changes.without]
         components = with_requirements(project, name, wanted, mistakes)
-        _check_left_out(project, name, components, changes, mistakes)
+        for back in set(changes.without).intersection(image.components, components):
+            needs = next(c for c in components if back in project.components[c].model.requires)
+            mistakes.add(f"--without {back}", f"{needs} in {name} requires it; leave that out, too")
         choices = _axis_values(project, name, changes, mistakes)
         if mistakes.texts:
             continue
@@ -456,30 +453,23 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
             axes = dict(zip(image.axes, values, strict=True))
             facts = axis_facts(axes)
             chosen = {c: version_of(project, versions, c, facts) for c in components}
-            if objections := list(_objections(project, name, facts, chosen)):
-                used.update(rule for rule, _ in objections)
-                rule, reason = objections[0]
+            against = list(_objections(project, name, facts, chosen))
+            used.update(rule for rule, _ in against)
+            of_variant = [c for c in components if axes["variant"] in project.components[c].model.variants]
+            lacking = [project.components[c].model.pin or c for c in of_variant if chosen[c] is None]
+            problem = f"no version is for {combination_id(name, axes)}"
+            if not changes.values.keys().isdisjoint(axes):
+                # The axis is for the image that was asked for; others need not have versions for it.
+                against += [(f"versions.{pin}", problem) for pin in lacking]
+            if against:
+                rule, reason = against[0]
                 excluded.append(Excluded(image=name, axes=axes, rule=rule, reason=reason))
                 continue
-            present: dict[str, str] = {}
-            unversioned: dict[str, str] = {}
-            for component, version in chosen.items():
-                if axes["variant"] not in project.components[component].model.variants:
-                    continue
-                if version is not None:
-                    present[component] = version
-                    continue
-                pin = project.components[component].model.pin or component
-                hint = f"add `{pin}: VERSION`, or a rule that excludes it"
-                unversioned[pin] = f"no version is for {combination_id(name, axes)}; {hint}"
-            if unversioned and not changes.values.keys().isdisjoint(axes):
-                # The axis is for the image that was asked for; others need not have versions for it.
-                pin, reason = next(iter(unversioned.items()))
-                excluded.append(Excluded(image=name, axes=axes, rule=f"versions.{pin}", reason=reason))
-                continue
-            for pin, reason in unversioned.items():
-                mistakes.add_once(f"{project.matrix.at('versions', pin)}: versions.{pin}", reason)
+            for pin in lacking:
+                where = f"{project.matrix.at('versions', pin)}: versions.{pin}"
+                mistakes.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes it")
             if not mistakes.texts:
+                present = {c: str(chosen[c]) for c in of_variant}
                 targets.append(make_target(project, name, axes, present, mistakes))
     if not (changes.values or changes.with_ or mistakes.texts):
         _check_use(project, targets, excluded, used, mistakes)
@@ -489,15 +479,6 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     return Plan(targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
-
-
-def _check_left_out(
-    project: Project, image: str, components: Collection[str], changes: Changes, mistakes: Mistakes
-) -> None:
-    """Note components that `--without` leaves out and others of the image bring back."""
-    for name in set(changes.without).intersection(project.matrix.model.images[image].components, components):
-        needs = next(c for c in components if name in project.components[c].model.requires)
-        mistakes.add(f"--without {name}", f"{needs} in {image} requires it; leave that out, too")
 
 
 def _check_use(
@@ -510,7 +491,7 @@ def _check_use(
     """Note rules that exclude nothing, and images of which nothing is left."""
     matrix, at = project.matrix.model, project.matrix.at
     for i, row in enumerate(matrix.rules):
-        if row.name not in used and row not in project.inherited:
+        if row.name not in used and project.is_own("rules", i):
             mistakes.add(at("rules", i), f"rules.{row.name}: matches no combination; remove it, or correct its 'when'")
     for name in matrix.images.keys() - {target.image for target in targets}:
         item = next(item for item in excluded if item.image == name)
@@ -519,23 +500,25 @@ def _check_use(
 
 
 def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistakes) -> list[Sequence[str]]:
-    """Return the values of each axis of an image, those of `--set` where there are any."""
+    """Return the values of each axis of an image, those of `--set` where there are any; note what cannot be one."""
     matrix = project.matrix.model
-    image = matrix.images[name]
-    choices: list[Sequence[str]] = [
-        changes.values[a].split(",") if a in changes.values else v for a, v in image.axes.items()
-    ]
-    for axis, values in zip(image.axes, choices, strict=True):
-        where = f"{project.matrix.at('images', name, 'axes', axis)}: images.{name}.axes.{axis}"
-        where = f"--set {axis}" if axis in changes.values else where
-        for value in sorted({value for value in values if values.count(value) > 1}):
-            mistakes.add(where, f"{value} is there twice; remove one")
-        for value in values:
+    known_values: Mapping[str, tuple[str, Collection[str]]] = {
+        "os": ("no base", matrix.bases),
+        "variant": ("no variant", get_args(Variant)),
+        "gpu": ("no compute capability", matrix.gpu_architectures),
+    }
+    choices: list[Sequence[str]] = []
+    for axis, listed in matrix.images[name].axes.items():
+        choices.append(changes.values[axis].split(",") if axis in changes.values else listed)
+        problem, known = known_values.get(axis, ("", ()))
+        for i, value in enumerate(choices[-1]):
+            where = f"{project.matrix.at('images', name, 'axes', axis, i)}: images.{name}.axes.{axis}"
+            where = f"--set {axis}" if axis in changes.values else where
+            if value in choices[-1][:i]:
+                mistakes.add(where, f"{value} is there twice; remove one")
             if axis == "cuda" and (unusable := no_version(value, CUDA_VERSION)):
                 mistakes.add(where, unusable)
-        problem, known = _known_values(matrix).get(axis, ("", ()))
-        for value in values if known and axis in changes.values else ():
-            if value not in known:
+            if known and value not in known:
                 mistakes.add(where, f"{problem} {value!r}{suggestion(value, set(known))}")
     return choices
 
@@ -549,26 +532,21 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
         return chosen
     problem = f"no target fits {' '.join(selectors)}" if selectors else "the matrix has no target"
-    excluded = {item.id: item for item in plan.excluded}
-    names = {name for target in plan.targets for name in (target.id, target.image)}
-    like = [nearest(selector, [*names, *excluded]) for selector in selectors if not _parts(selector)[1]]
-    unbuilt = select_excluded(plan, selectors) or tuple(excluded[name] for name in like if name in excluded)
-    if unbuilt:
-        item = unbuilt[0]
-        hint = "`imagebuild plan` lists what is built"
-        raise NothingSelected(f"{problem}: {item.rule} excludes {item.id}: {item.reason}; {hint}")
-    axes: dict[str, set[str]] = {"image": {target.image for target in plan.targets}}
+    for item in select_excluded(plan, selectors):
+        reason = f"{item.rule} excludes {item.id}: {item.reason}"
+        raise NothingSelected(f"{problem}: {reason}; `imagebuild plan` lists what is built")
+    known = {"image": {target.image for target in plan.targets}}
     for target in plan.targets:
         for axis, value in target.axes.items():
-            axes.setdefault(axis, set()).add(value)
-    for selector in selectors:
-        axis, operator, value = _parts(selector)
-        if operator and axis not in axes:
-            raise NothingSelected(f"{problem}: no axis {axis!r}{suggestion(axis, axes)}")
-        if operator and not any(_holds(known, operator, value) for known in axes[axis]):
-            raise NothingSelected(f"{problem}: no target has it{suggestion(value, axes[axis])}")
-    known = f"known images: {', '.join(sorted(axes['image']))}"
-    raise NothingSelected(f"{problem}; " + next((f"did you mean {name!r}?" for name in like if name), known))
+            known.setdefault(axis, set()).add(value)
+    for axis, operator, value in map(_parts, selectors):
+        if operator and axis not in known:
+            raise NothingSelected(f"{problem}: no axis {axis!r}{suggestion(axis, known)}")
+        if operator and not any(_holds(value_of_target, operator, value) for value_of_target in known[axis]):
+            raise NothingSelected(f"{problem}: no target has it{suggestion(value, known[axis])}")
+    near = [nearest(name, [*known["image"], *(t.id for t in plan.targets)]) for name in selectors]
+    images = f"known images: {', '.join(sorted(known['image']))}"
+    raise NothingSelected(f"{problem}; " + next((f"did you mean {name!r}?" for name in near if name), images))
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
@@ -614,11 +592,12 @@ def _holds(known: str, operator: str, value: str) -> bool:
     try:
         return satisfies(known, operator + value)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{operator}{value}: {error}") from None
 
 
 def with_requirements(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
     """Return the components of an image and what they require, requirements first; note what nothing fulfils."""
+    where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
     listed = tuple(dict.fromkeys(names))
     graph: dict[str, tuple[str, ...]] = {}
     todo = list(listed)
@@ -631,27 +610,20 @@ def with_requirements(project: Project, image: str, names: Iterable[str], mistak
         for wanted, provider in providers.items():
             if provider is None:
                 offers = [c for c, d in project.components.items() if wanted in d.model.provides]
-                mistakes.add(
-                    project.matrix.at("images", image, "components"),
-                    f"images.{image}.components: {name} needs {wanted!r}; add one of: {', '.join(offers)}",
-                )
+                mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
     for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
         offers = [name for name in graph if name == wanted or wanted in project.components[name].model.provides]
         if len(offers) > 1:
-            where = project.matrix.at("images", image, "components")
             both = " and ".join(sorted(offers))
-            mistakes.add(where, f"images.{image}.components: {both} provide {wanted!r}; leave one out, or --without")
+            mistakes.add(where, f"{what}: {both} provide {wanted!r}; leave one out, or --without")
     try:
-        order = TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order()
-        return tuple(order)
+        return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
     except CycleError as error:
-        cycle = " → ".join(reversed(error.args[1]))
-        mistakes.add(
-            project.components[error.args[1][0]].at("requires"),
-            f"requires: goes in a circle: {cycle}; remove one of them",
-        )
+        circle = error.args[1]
+        problem = f"requires: goes in a circle: {' → '.join(reversed(circle))}; remove one of them"
+        mistakes.add(project.components[circle[0]].at("requires"), problem)
         return ()
 
 
@@ -677,33 +649,29 @@ def version_of(project: Project, versions: Pins, name: str, facts: Mapping[str, 
     return pin.version if pin else None
 
 
-def versions_with(project: Project, changes: Changes, mistakes: Mistakes | None = None) -> dict[str, tuple[Pin, ...]]:
+def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ...]]:
     """Return the pins of the matrix with the changes of the command line.
 
-    Names that are neither an axis nor a pin are added to `mistakes`, or else raised as ConfigError.
+    Raises ConfigError for names that are neither an axis nor a pin, and for what is no version.
     """
-    found = mistakes or Mistakes()
+    mistakes = Mistakes()
     versions = dict(project.matrix.model.versions)
     axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
     for name, value in changes.values.items():
+        version, at, commit = value.partition("@")
+        problem = "" if commit else no_version(version)
         if name in axes:
             continue
         if name not in {*versions, *project.components}:
-            found.add(f"--set {name}={value}", f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}")
-            continue
-        version, at, commit = value.partition("@")
-        if not re.match(VERSION, version):
-            found.add(f"--set {name}={value}", f"must be {PATTERN_WORDS[VERSION]}")
-            continue
-        if not commit and (problem := no_version(version)):
-            found.add(f"--set {name}={value}", problem)
-            continue
-        if at and not re.fullmatch("[0-9a-f]{40}", commit):
-            found.add(f"--set {name}={value}", f"write it as {name}=<tag> or {name}={version}@<40-digit commit>")
-            continue
-        versions[name] = (Pin(version=version, commit=commit or None),)
-    if mistakes is None:
-        found.stop_if_any()
+            problem = f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
+        elif not VERSION.fits(version):
+            problem = f"must be {VERSION.words}"
+        elif at and not re.fullmatch("[0-9a-f]{40}", commit):
+            problem = f"write it as {name}=<tag> or {name}={version}@<40-digit commit>"
+        if problem:
+            mistakes.add(f"--set {name}={value}", problem)
+        versions[name] = (Pin.model_construct(version=version, commit=commit or None),)
+    mistakes.stop_if_any()
     return versions
 
 

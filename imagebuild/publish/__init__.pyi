@@ -1,11 +1,8 @@
 from .attest import DEFAULT_KINDS as DEFAULT_KINDS
 from .attest import AttestFinding as AttestFinding
 from .attest import AttestResult as AttestResult
-from .attest import Cosign as Cosign
-from .attest import Signer as Signer
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
-from .attest import job_workflow as job_workflow
 from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
 from .attest import with_signers as with_signers
@@ -50,6 +47,9 @@ from .scan import print_scan as print_scan
 from .scan import published_images as published_images
 from .scan import scan_result as scan_result
 from .scan import with_updates as with_updates
+from .signatures import Cosign as Cosign
+from .signatures import Signer as Signer
+from .signatures import job_workflow as job_workflow
 from .site import catalog_page as catalog_page
 from .site import checks_badge as checks_badge
 from .site import format_day as format_day

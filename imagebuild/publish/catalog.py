@@ -17,10 +17,10 @@ from imagebuild.core.fields import full_reference
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, read_attestations
-from imagebuild.oci.image import PlatformImage, image_at, is_image
+from imagebuild.oci.image import PlatformImage, image_of, is_image
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, connect_registry
+from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project.matrix import Plan, axes_of, components_of
 from imagebuild.project.plan import REVISION_DIGITS, Project
 from imagebuild.project.records import (
@@ -69,7 +69,7 @@ def catalog_from_registry(
     registries = {host: connect(host) for host in {parse_reference(name).host for name in repositories}}
     for name, image in repositories.items():
         reference = parse_reference(name)
-        reader = _Reader(project, plan, registries[reference.host].at(reference.repository), image)
+        reader = _ImageReader(project, plan, registries[reference.host].at(reference.repository), image)
         results = for_each(reader.read, reader.tags_by_digest().items(), reader.place.registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
@@ -93,19 +93,18 @@ def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ImageReader:
     """Read the published images of one name."""
 
     project: Project
     plan: Plan
-    place: RepositoryAt
+    place: Repository
     image: str
 
     def tags_by_digest(self) -> dict[str, list[str]]:
         """Return digest → the tags that name it."""
-        registry, repository = self.place.registry, self.place.repository
-        tags = [tag for tag in registry.tags(repository) if not REFERRERS_TAG.fullmatch(tag)]
-        digests = for_each(lambda tag: registry.digest(repository, tag), tags, registry, jobs=WORKERS)
+        tags = [tag for tag in self.place.tags() if not REFERRERS_TAG.fullmatch(tag)]
+        digests = for_each(self.place.digest, tags, self.place.registry, jobs=WORKERS)
         by_digest: dict[str, list[str]] = {}
         for tag, digest in zip(tags, digests, strict=True):
             if digest:  # a tag may have been deleted meanwhile
@@ -120,7 +119,7 @@ class _Reader:
             top = place.manifest(digest)
             children = [child for child in manifests_of(top.document) if is_image(child)]
             manifests = [place.manifest(child.digest) for child in children] or [top]
-            platforms = tuple(_read_platform(place, image_at(place, m), digest, problems) for m in manifests)
+            platforms = tuple(_read_platform(place, image_of(place, m), digest, problems) for m in manifests)
             revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
             fixed, aliases = split_tags(tags, revision)
             labels = platforms[0].labels  # all platforms are of one target
@@ -139,11 +138,11 @@ class _Reader:
         return image, [f"{place}@{digest}: {problem}" for problem in problems]
 
 
-def _read_platform(place: RepositoryAt, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
+def _read_platform(place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
     labels = {str(name): str(value) for name, value in image.labels.items()}
     packages, scans, checks = None, list[Scan](), list[Checks]()
     # The newest first, as far as annotations tell.
-    attached = read_attestations(place.registry, place.repository, image.digest)
+    attached = read_attestations(place, image.digest)
     for item in attached:
         try:
             value = read_predicate(item)
@@ -216,7 +215,7 @@ def checks_summary(result: VerifyResult) -> Checks:
     return Checks(
         passed=counts["passed"], failed=counts["failed"], skipped=counts["skipped"],
         started=result.started, runner=place.runner, gpus=place.gpus, nodes=place.nodes,
-        device=next((run.device for run in runs if run.device), ""),
+        device=next((name for run in runs for name in run.devices), ""),
         failures=tuple(check.name for check in result.checks if check.outcome == "failed"),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
-from imagebuild.oci.registry import RepositoryAt
+from imagebuild.oci.registry import Repository
 from imagebuild.project.records import BuildResult, ScanResult, VerifyResult
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
@@ -58,13 +58,13 @@ def read_predicate(attestation: Attestation) -> BaseModel | None:
     return read_written(PREDICATES[attestation.kind].model, attestation.content, name)
 
 
-def attached_packages(place: RepositoryAt, digest: str) -> tuple[tuple[Package, ...], str]:
+def attached_packages(place: Repository, digest: str) -> tuple[tuple[Package, ...], str]:
     """Return the distribution's packages by the SBOM that is attached to an image, and why there are none.
 
     Who signed it is not checked. Raises CommandError if the registry fails.
     """
     problem = "has no SBOM that can be read"
-    for item in read_attestations(place.registry, place.repository, digest, "sbom"):
+    for item in read_attestations(place, digest, "sbom"):
         try:
             document = read_predicate(item)
         except ResultError as error:  # anybody may have written it

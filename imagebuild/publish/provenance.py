@@ -20,17 +20,13 @@ from imagebuild.project.lockfile import (
     BaseImage,
     GitRef,
     Lock,
-    LockedImage,
-    LockedRepository,
     PackageSource,
     Source,
     WheelSet,
-    check_resolved,
+    check_pinned,
     commit_of,
     digest_of,
     hash_of,
-    locked_image,
-    repository_of,
     wheels_of,
 )
 from imagebuild.project.records import BuildResult
@@ -59,11 +55,11 @@ def resolved_dependencies(
 ) -> tuple[Resource, ...]:
     """Return the sources of a target for one platform, each once, in a fixed order.
 
-    `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if the lock lacks a
-    source or could not resolve it.
+    `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if a source has
+    no pin.
     """
     owned = tuple(recipe.for_platform(platform).owned_sources())
-    check_resolved(lock, (source for _, source in owned))
+    check_pinned(lock, (source for _, source in owned))
     resources = (r for owner, source in owned for r in _resources(lock, owner, source, platform, replaced or {}))
     return tuple({resource.uri: resource for resource in resources}.values())
 
@@ -76,8 +72,8 @@ def _resources(
     match source:
         case BaseImage(reference):
             yield _base_image(lock, owner, reference, replaced.get(digest_of(lock, reference)))
-        case Archive(component, url):
-            yield Resource(name=url.rpartition("/")[2], uri=url, digest={"sha256": hash_of(lock, component, url)})
+        case Archive(url=url):
+            yield Resource(name=url.rpartition("/")[2], uri=url, digest={"sha256": hash_of(lock, url)})
         case GitRef(url, tag, _):
             commit = commit_of(lock, source)
             uri = f"git+{url}@{commit}"
@@ -92,8 +88,7 @@ def _resources(
                     uri = PackageURL("pypi", None, canonicalize_name(wheel.name), wheel.version).to_string()
                     yield Resource(name=wheel.name, uri=uri, digest={"sha256": sha256})
         case PackageSource(url, suite, key, _):
-            repository = repository_of(lock, url)
-            assert isinstance(repository, LockedRepository), "check_resolved has raised otherwise"
+            repository = lock.repositories[url]
             notes = {"suite": suite, "key": key, "fingerprint": repository.fingerprint}
             notes |= {f"package:{name}": version for name, version in sorted(repository.packages.items())}
             yield Resource(name=url, uri=url, annotations=notes)
@@ -101,8 +96,7 @@ def _resources(
 
 def _base_image(lock: Lock, owner: str, reference: str, replacement: str | None) -> Resource:
     """Return a base image; `replacement` is the digest of a bootstrapped one, or the name of a folder."""
-    image = locked_image(lock, reference)
-    assert isinstance(image, LockedImage), "check_resolved has raised otherwise"
+    image = lock.images[reference]
     uri = f"docker://{full_reference(reference)}@{image.digest}"
     if replacement in (None, image.digest):
         return Resource(name=reference, uri=uri, digest=_digest_set(image.digest))
@@ -155,7 +149,7 @@ def provenance_of(
 
     `dockerfile` is the text that this checkout renders for the target; `workflow` is the address of the workflow that
     signs this and built the image, which others may have called. Raises ResultError if the build was of another text,
-    as the provenance would then name other sources than the build had. Raises ConfigError if the lock lacks a source.
+    as the provenance would then name other sources than the build had. Raises ConfigError if a source has no pin.
     """
     if result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
         raise ResultError(

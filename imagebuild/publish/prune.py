@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from imagebuild.core.errors import CommandError
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
-from imagebuild.oci.registry import DeletionDisabled, RepositoryAt
+from imagebuild.oci.registry import DeletionDisabled, Repository
 
 STAGED = re.compile(r"staged-(\d{8}T\d{6}Z)-([0-9a-f]{12})")
 """The tag that a push leaves: its time, and the first digits of the digest that it pushed."""
@@ -31,19 +31,18 @@ class PruneVerdict:
     """Digests of the manifests below it that go with it."""
 
 
-def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
+def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
     """Judge what was pushed to a staging repository, the oldest first.
 
     It goes if all of its pushes are older than the limit, no other tag there names it or a manifest below it, and
     nothing there refers to one of them. Manifests below it go with it unless something that stays has them, too.
     Published repositories are not looked at: what they have is a copy. Raises CommandError if the registry fails.
     """
-    registry, repository = staging.registry, staging.repository
-    tags = registry.tags(repository)
+    registry, tags = staging.registry, staging.tags()
     # By a tag `sha256-…`, registries and cosign list what refers to a manifest.
     kept = {f"sha256:{match[1]}": f"has {match[0]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
     names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
-    read = for_each(lambda tag: registry.manifest(repository, tag), names, registry, jobs=JOBS)
+    read = for_each(staging.find, names, registry, jobs=JOBS)
     named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
     below = {m.digest: tuple(child.digest for child in manifests_of(m.document)) for m in named.values()}
     pushes: dict[str, datetime] = {}
@@ -56,7 +55,7 @@ def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tupl
 
     old = [digest for digest, pushed in pushes.items() if now - pushed >= limit]
     asked = list(dict.fromkeys(part for digest in old for part in (digest, *below[digest]) if part not in kept))
-    referrers = for_each(lambda digest: registry.referrers(repository, digest), asked, registry, jobs=JOBS)
+    referrers = for_each(staging.referrers, asked, registry, jobs=JOBS)
     kept |= {digest: "has attachments" for digest, listed in zip(asked, referrers, strict=True) if listed}
 
     def reason(digest: str) -> str:
@@ -76,7 +75,7 @@ def judge_staged(staging: RepositoryAt, now: datetime, limit: timedelta) -> tupl
     )  # fmt: skip
 
 
-def delete_staged(staging: RepositoryAt, verdicts: Iterable[PruneVerdict]) -> int:
+def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
     """Delete what the verdicts do not keep, and return the number of manifests.
 
     Raises DeletionDisabled if the registry does not allow deletion, CommandError if it fails.
@@ -87,7 +86,7 @@ def delete_staged(staging: RepositoryAt, verdicts: Iterable[PruneVerdict]) -> in
         refused = []
         for digest in verdict.parts:
             try:
-                staging.registry.delete(staging.repository, digest)
+                staging.delete(digest)
             except DeletionDisabled:
                 raise
             except CommandError:
@@ -95,7 +94,7 @@ def delete_staged(staging: RepositoryAt, verdicts: Iterable[PruneVerdict]) -> in
                 refused.append(digest)
         # Its own manifest is the last: until then its tag tells the next run what is left to do.
         for digest in (verdict.digest, *refused):
-            staging.registry.delete(staging.repository, digest)
+            staging.delete(digest)
         deleted |= {verdict.digest, *verdict.parts}
     return len(deleted)
 

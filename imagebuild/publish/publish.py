@@ -16,25 +16,25 @@ from imagebuild.core.console import err, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import SIGNATURE, encode_predicate
-from imagebuild.oci.image import image_at
+from imagebuild.oci.image import image_of
 from imagebuild.oci.layout import (
     INDEX,
     Descriptor,
     Manifest,
     blobs_of,
-    digest_of,
     encode_json,
     manifests_of,
 )
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, RepositoryAt, copy_image
+from imagebuild.oci.registry import Registry, Repository, copy_image
 from imagebuild.project.matrix import Plan, Publish, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
 from imagebuild.project.records import Published, PublishResult
-from imagebuild.publish.attest import Signer, attach, missing_attachments, verify_attachments
+from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
 from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, key_of_target, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
+from imagebuild.publish.signatures import Signer
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
@@ -99,6 +99,11 @@ Connect = Callable[[str], Registry]
 """Returns the registry of a host, always the same one for a host."""
 
 
+def repository_of(name: ImageReference, connect: Connect) -> Repository:
+    """Return the repository of an image."""
+    return connect(name.host).at(name.repository)
+
+
 def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, connect: Connect) -> PublishResult:
     """Publish targets; a target that is refused or fails does not stop the others.
 
@@ -132,7 +137,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
-                now = connect(name.host).digest(name.repository, name.wanted)
+                now = repository_of(name, connect).digest(name.wanted)
                 if now != published.digest:
                     raise _overtaken(name, str(published.digest), now)
         except CommandError as error:
@@ -187,7 +192,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
     current: dict[ImageReference, str | None] = {}
     if index and not reasons:
-        current = {name: connect(name.host).digest(name.repository, name.wanted) for name in (*tags, *aliases)}
+        current = {name: repository_of(name, connect).digest(name.wanted) for name in (*tags, *aliases)}
         reasons += [
             f"{tag} names {current[tag]} and never moves; this is {index.digest}; build from a new commit for a new tag"
             for tag in tags
@@ -200,7 +205,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
         )  # fmt: skip
     # A tag names the index, so the index gets the same statements as its platforms.
     every = {(new.kind, new.content): new for _, attachments in wanted for new in attachments}
-    wanted.append((Descriptor(index.media_type, index.digest, len(index.content)), list(every.values())))
+    wanted.append((index.descriptor, list(every.values())))
     return Draft(target, choices, index, tags, aliases, current, wanted)
 
 
@@ -208,10 +213,10 @@ def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
     """Find a chosen image where it was pushed to or, if it is not there any more, where the target is published."""
     places = (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)) if choice.digest else ()
     for name in map(parse_reference, places):
-        place = connect(name.host).at(name.repository)
-        manifest = place.registry.manifest(place.repository, choice.digest)
+        place = repository_of(name, connect)
+        manifest = place.find(choice.digest)
         if manifest and manifest.document.get("config"):
-            return replace(choice, image=image_at(place, manifest))
+            return replace(choice, image=image_of(place, manifest))
     return choice
 
 
@@ -281,8 +286,7 @@ def make_index(choices: Sequence[Choice], key: str) -> Manifest:
     origin["created"] = max(str(image.config.get("created") or "") for image in images.values())
     annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in origin.items() if value} | {KEY: key}
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
-    content = encode_json(document)
-    return Manifest(content, INDEX, digest_of(content))
+    return Manifest(encode_json(document), INDEX)
 
 
 KEY = "imagebuild.key"
@@ -302,7 +306,7 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 
     def is_published(target: Target) -> bool:
         for name in map(parse_reference, target.aliases):
-            manifest = connect(name.host).manifest(name.repository, name.wanted)
+            manifest = repository_of(name, connect).find(name.wanted)
             if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
                 return False
             if not {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms):
@@ -320,7 +324,7 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 class _Missing(NamedTuple):
     """List the attachments and signatures that a repository lacks."""
 
-    place: RepositoryAt
+    place: Repository
     attach: Sequence[tuple[Descriptor, NewAttachment]]
     sign: Sequence[ImageReference]
 
@@ -332,7 +336,7 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
     CommandError if a registry fails before anything is stored.
     """
     signer = None if request.dry_run else request.signer
-    repositories = {name.name: connect(name.host).at(name.repository) for name in (*draft.tags, *draft.aliases)}
+    repositories = {name.name: repository_of(name, connect) for name in (*draft.tags, *draft.aliases)}
     missing = [_find_missing(draft, place, signer) for place in repositories.values()]
     attached = Counter(attachment.kind for parts in missing for _, attachment in parts.attach)
     signed = sum(len(parts.sign) for parts in missing)
@@ -377,8 +381,8 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
     }
 
 
-def _find_missing(draft: Draft, place: RepositoryAt, signer: Signer | None) -> _Missing:
-    name = ImageReference(place.registry.host, place.repository)
+def _find_missing(draft: Draft, place: Repository, signer: Signer | None) -> _Missing:
+    name = ImageReference(place.registry.host, place.name)
     images = [name.at(subject.digest) for subject, _ in draft.wanted]
     unsigned = [image for image in images if signer and signer.image_problem(image)]
     return _Missing(place, missing_attachments(place, draft.wanted, signer), unsigned)
@@ -389,8 +393,7 @@ def _store(draft: Draft, missing: _Missing, signer: Signer | None, connect: Conn
     place = missing.place
     if not place.has(draft.index.digest):
         for choice in draft.choices:
-            source = parse_reference(choice.repository)
-            copy_image(choice.digest, connect(source.host).at(source.repository), place)
+            copy_image(choice.digest, repository_of(parse_reference(choice.repository), connect), place)
         place.put_manifest(draft.index)
     for subject, new in missing.attach:
         attach(place, subject, new, signer)
@@ -399,23 +402,22 @@ def _store(draft: Draft, missing: _Missing, signer: Signer | None, connect: Conn
         signer.sign(missing.sign)
 
 
-def _check_stored(place: RepositoryAt, index: Manifest) -> None:
+def _check_stored(place: Repository, index: Manifest) -> None:
     """Raise CommandError unless the registry has the index, its images and their blobs."""
-    registry, repository = place.registry, place.repository
     digests = (index.digest, *(child.digest for child in manifests_of(index.document)))
-    manifests = [registry.manifest(repository, digest) for digest in digests]
+    manifests = [place.find(digest) for digest in digests]
     if lost := [digest for digest, manifest in zip(digests, manifests, strict=True) if not manifest]:
         raise CommandError(f"{place}: accepted {lost[0]}, but does not have it; no tag was given; publish again")
     blobs = {blob.digest for manifest in manifests if manifest for blob in blobs_of(manifest.document)}
-    present = for_each(lambda digest: registry.has_blob(repository, digest), blobs, registry)
+    present = for_each(place.has_blob, blobs, place.registry)
     if lost := [digest for digest, has in zip(blobs, present, strict=True) if not has]:
         raise CommandError(f"{place}: does not have blob {lost[0]}; no tag was given; push the image again and publish")
 
 
-def _judge_stored(draft: Draft, place: RepositoryAt, trust: Signer | None) -> None:
+def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None:
     """Judge what the registry has as `attest verify` would. Raises CommandError if it would not trust the image."""
     kinds = {new.kind for _, attachments in draft.wanted for new in attachments} | ({SIGNATURE} if trust else set())
-    image = ImageReference(place.registry.host, place.repository, digest=draft.index.digest)
+    image = ImageReference(place.registry.host, place.name, digest=draft.index.digest)
     for finding in verify_attachments(image, place.registry, sorted(kinds), trust).findings:
         if finding.is_wrong:
             attachment = f" {finding.attachment}" if finding.attachment else ""
@@ -427,12 +429,12 @@ def _judge_stored(draft: Draft, place: RepositoryAt, trust: Signer | None) -> No
 
 def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
     """Make a tag or an alias name the index. Raises CommandError if another publisher's digest is there."""
-    registry = connect(name.host)
-    before = registry.digest(name.repository, name.wanted)
+    place = repository_of(name, connect)
+    before = place.digest(name.wanted)
     expected = None if name in draft.tags else draft.current[name]
     if before not in (expected, draft.index.digest):
         raise _overtaken(name, draft.index.digest, before)
-    after = registry.put_manifest(name.repository, name.wanted, draft.index.content, draft.index.media_type)
+    after = place.put_manifest(draft.index, name.wanted)
     if after != draft.index.digest:
         raise _overtaken(name, draft.index.digest, after)
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from packageurl import PackageURL
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from imagebuild import __version__
 from imagebuild.core import debian
 from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.fields import Form
 from imagebuild.core.run import INSTALL_SYFT, RunProgram, run_program, syft_program
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
@@ -41,7 +42,7 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
     time cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
-        document = run_syft(image.as_layout(Path(name, "layout")), Path(name))
+        document = run_syft(image.as_layout(Path(name, "layout")).folder, Path(name))
     return complete_document(document, image, components)
 
 
@@ -180,7 +181,7 @@ class SpdxDocument(BaseModel):
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
-    spdxVersion: Annotated[str, Field(pattern=r"^SPDX-2\.")]  # noqa: N815 - names of SPDX
+    spdxVersion: Annotated[str, Form(r"SPDX-2\..*", "a version of SPDX 2")]  # noqa: N815 - names of SPDX
     packages: tuple[SpdxPackage, ...]
     relationships: tuple[dict[str, Any], ...] = ()
     documentDescribes: frozenset[str] = frozenset()  # noqa: N815

@@ -19,7 +19,7 @@ from imagebuild.core import console, files
 from imagebuild.core.console import out
 from imagebuild.core.debian import Package, version_key
 from imagebuild.core.errors import ConfigError, Mistakes, ResultError
-from imagebuild.core.fields import DIGEST, Model, YamlFile
+from imagebuild.core.fields import DIGEST, Form, Model, YamlFile
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import load_yaml
 from imagebuild.oci.image import PlatformImage
@@ -198,7 +198,7 @@ class Fail(Model):
 class Ignore(Model):
     """Accept a vulnerability until a date."""
 
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.:-]+$")]
+    id: Annotated[str, Form(r"[A-Za-z0-9][\w.:-]+", "the id of a vulnerability such as CVE-2026-1234")]
     """As the scanner prints it: `CVE-2025-1234`, `GHSA-…`."""
     package: str | None = None
     """Name of the package, or a shell pattern of names; by default all packages that have the vulnerability."""
@@ -321,7 +321,7 @@ def published_images(targets: Sequence[Target], connect: Callable[[str], Registr
         if not target.aliases:
             return [NewestImage(target=target.id, problem="has no alias that says which image is the newest")]
         name = parse_reference(target.aliases[0])
-        index = connect(name.host).manifest(name.repository, name.wanted)
+        index = connect(name.host).at(name.repository).find(name.wanted)
         if index is None:
             return [NewestImage(target=target.id, problem=f"{name}: is not published")]
         return [

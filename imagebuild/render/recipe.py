@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, update_wrapper
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform, axis_facts
@@ -28,27 +27,10 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
 """Platform tags of wheels that run with the images' glibc; `fetch-wheels` accepts the same."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 def pip_platforms(arch: Arch) -> tuple[str, ...]:
     """Return the options that make pip choose wheels for an image of an architecture."""
     return ("--only-binary", ":all:", *(word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}")))
-
-
-def once(method: Callable[Concatenate[Recipe, str, P], T]) -> Callable[Concatenate[Recipe, str, P], T]:
-    """Cache what a method returns for a component, for all targets in which the component has the same `identity`."""
-
-    def remembered(recipe: Recipe, name: str, /, *args: P.args, **options: P.kwargs) -> T:
-        place = (method.__name__, recipe.identity(name), args, *options.items())
-        if place not in recipe.known:
-            recipe.known[place] = method(recipe, name, *args, **options)
-        result: T = recipe.known[place]
-        return result
-
-    update_wrapper(remembered, method)
-    return remembered
 
 
 class Recipe:
@@ -60,7 +42,6 @@ class Recipe:
         versions: Mapping[str, tuple[Pin, ...]],
         target: Target,
         stages: frozenset[str],
-        known: dict[object, Any] | None = None,
     ) -> None:
         self.project = project
         self.target = target
@@ -69,36 +50,28 @@ class Recipe:
         self._stages = stages
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
-        self._identities: dict[str, int] = {}
         self._providers: dict[str, str] = {}
-        self.known: dict[object, Any] = {} if known is None else known
-        """What recipes of one project remember together, see `once`."""
 
-    def identity(self, name: str) -> int:
-        """Return a number that is equal for targets in which a component has the same sources and the same stage.
+    def stage_key(self, name: str) -> tuple[object, ...]:
+        """Return what is equal for targets in which a component has the same stage.
 
-        It depends on what its `key` and the conditions of its facts name, on those of the component that it takes
-        packages from, and on what every component may know.
+        It has what its `key` and the conditions of its facts name, those of the component that it takes packages from,
+        and what every component may know.
         """
-        if name not in self._identities:
-            component, pin, owner = self.component(name), self.pin(name), self.component(name).packages_from or name
-            if name not in self.known:
-                used = {*component.key}
-                used |= {axis for user in (name, owner) for row in self.component(user).facts for axis in row.when}
-                self.known[name] = sorted(used)
-            what = (
-                (name, self.target.image, self.target.platforms, self.version(name), pin and pin.commit),
-                (self.target.axes["os"], self.version(owner)),
-                tuple(map(self.provider, component.build_requires)),
-                tuple(self.target.components.get(entry, self._axes.get(entry)) for entry in self.known[name]),
-            )
-            self._identities[name] = self.known.setdefault(what, len(self.known))
-        return self._identities[name]
+        component, pin, owner = self.component(name), self.pin(name), self.component(name).packages_from or name
+        conditions = (row.when for user in (name, owner) for row in self.component(user).facts)
+        used = sorted({*component.key}.union(*conditions))
+        return (
+            *(name, self.target.image, self.target.platforms, self.version(name), pin and pin.commit),
+            *(self.target.axes["os"], self.version(owner)),
+            *map(self.provider, component.build_requires),
+            *(self.target.components.get(entry, self._axes.get(entry)) for entry in used),
+        )
 
     def for_platform(self, platform: Platform) -> Recipe:
         """Return the recipe of the target for one of its platforms alone."""
         narrow = self.target.model_copy(update={"platforms": (platform,)})
-        return Recipe(self.project, self._versions, narrow, self._stages, self.known)
+        return Recipe(self.project, self._versions, narrow, self._stages)
 
     def component(self, name: str) -> Component:
         return self.project.components[name].model
@@ -172,7 +145,6 @@ class Recipe:
         """Return the distribution release that a component's stage is built on."""
         return self.project.matrix.model.bases[self.os(name)]
 
-    @once
     def key(self, name: str) -> Mapping[str, str]:
         """Return what a component's stage may know of the target, besides its own version.
 
@@ -188,7 +160,6 @@ class Recipe:
                 raise ConfigError(f"{where}: key: {problem}{suggestion(entry, available)}")
         return {k: available[k] for k in wanted}
 
-    @once
     def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> Mapping[str, str]:
         """Return what templates of a component's sources and packages may use; of facts, the first row that fits.
 
@@ -196,13 +167,15 @@ class Recipe:
         """
         own_axes = {**self.target.axes, "os": self.os(name)} if stage else self.target.axes
         version = self.version(name)
-        providers = {wanted: self.provider(wanted) for wanted in self.component(name).build_requires}
-        axes = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
         result = {"version": version, "os": own_axes["os"], **self.key(name)}
         if arch:
-            axes["arch"] = arch
             result |= {"arch": arch, "cpu": CPUS[arch]}
-        for fact, text in first_values(self.component(name).facts, axes).items():
+        facts = self.component(name).facts
+        if not facts:
+            return result
+        providers = {wanted: self.provider(wanted) for wanted in self.component(name).build_requires}
+        axes = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
+        for fact, text in first_values(facts, axes | ({"arch": arch} if arch else {})).items():
             result.setdefault(fact, self.fill(name, text, result, "facts"))
         return result
 
@@ -245,7 +218,6 @@ class Recipe:
             return {}
         return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in self.archs}
 
-    @once
     def git(self, name: str) -> GitRef | None:
         """Return the git source of a component, or None if it has none."""
         component, pin = self.component(name), self.pin(name)
@@ -254,7 +226,6 @@ class Recipe:
         tag = self.fill(name, component.tag, {"version": pin.version.partition("+")[0]}, "tag")
         return GitRef(component.git, tag, pin.commit)
 
-    @once
     def wheels(self, name: str) -> WheelSet | None:
         """Return the wheels of a component, or None if it has none."""
         owner = self.component(name).wheels_from or name
@@ -272,13 +243,9 @@ class Recipe:
 
         `every`: the packages of all variants.
         """
-        return self.packages_of(name, devel=every or self.target.axes["variant"] == "devel")
-
-    @once
-    def packages_of(self, name: str, *, devel: bool) -> tuple[str, ...]:
-        """Return the packages that a component brings into an image, with those of `devel` or without."""
-        packages, values = self.component(name).packages, self.values(name)
+        packages, devel = self.component(name).packages, every or self.target.axes["variant"] == "devel"
         wanted = (*packages.runtime, *(packages.devel if devel else ()))
+        values = self.values(name) if wanted else {}
         return tuple(self.fill(name, text, values, "packages") for text in wanted)
 
     def env(self, name: str) -> dict[str, str]:
@@ -293,9 +260,10 @@ class Recipe:
 
     def base_env(self, name: str) -> dict[str, str]:
         """Return what a component takes of the environment of the image's base; nothing without facts."""
-        wanted, known = self.component(name).env_of_base, image_facts_of(self.project.lock, self.image_base())
+        wanted = self.component(name).env_of_base
+        known = image_facts_of(self.project.lock, self.image_base()) if wanted else {}
         by_arch: dict[Arch, dict[str, str]] = {}
-        for arch in self.archs if wanted and known else ():
+        for arch in self.archs if known else ():
             env = next((facts.environment for platform, facts in known.items() if platform == f"linux/{arch}"), {})
             by_arch[arch] = {variable: env[variable] for variable in wanted if variable in env}
             parts = by_arch[arch].get("PATH", "").split(":")
@@ -323,7 +291,6 @@ class Recipe:
         devel = self.target.axes["variant"] == "devel"
         return {variable: value for variable, value in environment.items() if devel or variable not in unpacked.devel}
 
-    @once
     def archive_facts(self, name: str) -> dict[Arch, TreeFacts]:
         """Return architecture → what the lock knows of a component's archive; nothing is built for the others."""
         known = {arch: facts_of(self.project.lock, url) for arch, url in self.archives(name).items()}
@@ -335,9 +302,12 @@ class Recipe:
         return self.component(name).libraries + (unpacked.libraries(self.unpacked_env(name)) if unpacked else ())
 
     def labels(self, name: str) -> dict[str, str]:
+        templates = self.component(name).labels
+        if not templates:
+            return {}
         plugins = [facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins]
         values = {**self.values(name), "plugin": plugins[0] if plugins else ""}
-        return {label: self.fill(name, text, values, "labels") for label, text in self.component(name).labels.items()}
+        return {label: self.fill(name, text, values, "labels") for label, text in templates.items()}
 
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
         """Return the repository of a component's packages for one architecture, or None if it has none."""
@@ -358,24 +328,21 @@ class Recipe:
         facts = any(self.component(name).env_of_base for name in self.target.components)
         yield self.target.image if self.image.base else self.target.axes["os"], BaseImage(self.image_base(), facts)
         for name in dict.fromkeys((*self.target.components, *self.stages)):
+            component, stage = self.component(name), name in self.stages
+            if stage:
+                yield self.os(name), BaseImage(self.base(name).image)
+                yield from ((name, BaseImage(reference)) for reference in self.images(name).values())
+                unpacked = component.unpacked
+                tree = unpacked and ArchiveTree(prefix=unpacked.prefix, script=unpacked.script, needs=unpacked.needs)
+                yield from ((name, Archive(name, url, tree)) for url in self.archives(name).values())
+                yield from ((name, source) for source in (self.git(name), self.wheels(name)) if source)
+            if not self.component(component.packages_from or name).repository:
+                continue
+            # The repository for the image's release, and for that of the build stage.
             installed = self.packages(name) if name in self.target.components else None
-            yield from self._sources_of(name, name in self.stages, installed)
-
-    @once
-    def _sources_of(self, name: str, stage: bool, installed: tuple[str, ...] | None) -> list[tuple[str, Source]]:
-        found: list[tuple[str, Source]] = []
-        if stage:
-            found.append((self.os(name), BaseImage(self.base(name).image)))
-            found += [(name, BaseImage(reference)) for reference in self.images(name).values()]
-            unpacked = self.component(name).unpacked
-            tree = unpacked and ArchiveTree(prefix=unpacked.prefix, script=unpacked.script, needs=unpacked.needs)
-            found += [(name, Archive(name, url, tree)) for url in self.archives(name).values()]
-            found += [(name, source) for source in (self.git(name), self.wheels(name)) if source]
-        # The repository for the image's release, and for that of the build stage.
-        used = {False: installed, True: self.packages(name, every=True) if stage else None}
-        for arch in self.archs:
-            for of_stage, wanted in used.items():
-                repository = self.repository(name, arch, stage=of_stage)
-                if repository and wanted is not None:
-                    found.append((name, PackageSource(repository.url, repository.suite, repository.key, wanted)))
-        return found
+            used = {False: installed, True: self.packages(name, every=True) if stage else None}
+            for arch in self.archs:
+                for of_stage, wanted in used.items():
+                    repository = self.repository(name, arch, stage=of_stage)
+                    if repository and wanted is not None:
+                        yield name, PackageSource(repository.url, repository.suite, repository.key, wanted)

@@ -7,9 +7,9 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from traceback import extract_tb
 from typing import Any, get_args
@@ -20,22 +20,21 @@ import jinja2.sandbox
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, Mistakes, nearest
 from imagebuild.core.fields import ARCHS, Arch, Condition, Platform, axis_facts, matches, satisfies
-from imagebuild.core.files import cache_folder, read_text, trimmed
+from imagebuild.core.files import cache_folder, read_text
 from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.lockfile import (
     UNRESOLVED,
+    Key,
     Lock,
-    LockedRepository,
     Source,
-    absent_sources,
     commit_of,
     digest_of,
     hash_of,
+    key_of,
+    lacks,
     pinned_text,
-    repository_of,
     wheels_of,
-    with_unresolved,
 )
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Pins, Project
@@ -86,7 +85,7 @@ def hash_of_lock(recipe: Recipe, lock: Lock, pins: dict[Source, str] | None = No
 
 
 def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
-    """Return the packages to install, as apt-get takes them. Raises ConfigError if the lock lacks a version."""
+    """Return the packages to install, as apt-get takes them."""
     chosen: set[str] = set()
     for name in recipe.target.components:
         own_repository = recipe.component(name).packages_from or recipe.component(name).repository
@@ -112,7 +111,7 @@ def package_repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = F
     result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": urls, "stage": name}
     if first.configured:
         return result
-    entries = [entry for url in urls.values() if isinstance(entry := repository_of(lock, url), LockedRepository)]
+    entries = [lock.repositories[url] for url in urls.values() if url in lock.repositories]
     packages = recipe.packages(name, every=stage)
     result["fingerprint"] = entries[0].fingerprint if entries else UNRESOLVED
     result["packages"] = [f"{p}={locked_version(recipe, name, p, lock, stage=stage)}" for p in packages]
@@ -122,19 +121,18 @@ def package_repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = F
 def locked_version(recipe: Recipe, name: str, package: str, lock: Lock, *, stage: bool) -> str:
     """Return the version of a package of a component's repository, by the lock.
 
-    An architecture that is unresolved does not count: nothing is built for it. Raises ConfigError if two others differ,
+    An architecture without a pin does not count: nothing is built for it. Raises ConfigError if two others differ,
     as one Dockerfile is for all of them.
     """
     urls = repository_urls(recipe, name, stage=stage)
-    entries = [repository_of(lock, url) for url in urls.values()]
-    versions = {UNRESOLVED if isinstance(entry, str) else entry.packages.get(package, "none") for entry in entries}
-    known = versions - {UNRESOLVED} or versions
-    if len(known) > 1 or "none" in known:
+    entries = [lock.repositories[url] for url in urls.values() if url in lock.repositories]
+    known = {entry.packages[package] for entry in entries if package in entry.packages}
+    if len(known) > 1:
         raise ConfigError(
-            f"{lock.place}: {package} has the versions {', '.join(sorted(known))} in {', '.join(urls.values())}; "
+            f"imagebuild.lock: {package} has the versions {', '.join(sorted(known))} in {', '.join(urls.values())}; "
             f"`imagebuild lock --update {name}` reads them anew"
         )
-    return str(known.pop())
+    return known.pop() if known else UNRESOLVED
 
 
 def repository_urls(recipe: Recipe, name: str, *, stage: bool) -> dict[Arch, str]:
@@ -157,8 +155,7 @@ def image_environment(recipe: Recipe) -> dict[str, str]:
         listed = variable in FOLDER_LISTS and variable in env
         env[variable] = f"{value}:{env[variable]}" if listed else value
     for name in recipe.target.components:
-        if unpacked := recipe.component(name).unpacked:
-            unpacked.check_order(env)
+        if recipe.component(name).unpacked:
             for variable, value in recipe.env(name).items():
                 if variable not in FOLDER_LISTS and env[variable] != value:
                     where = recipe.project.matrix.at("images", recipe.target.image, "env", variable)
@@ -202,36 +199,34 @@ class Renderer:
         self.versions = versions
         self.options = options
         """Options of the command line that changed the project, for the command in the header."""
-        self._known: dict[object, Any] = {}
-        """What recipes remember together."""
-        self._stages: dict[int, str] = {}
-        """Identity of a component in a recipe → text of its build stage."""
+        self._stages: dict[tuple[object, ...], str] = {}
+        """`Recipe.stage_key` → text of a component's build stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Component, version, variant → steps of the final stage."""
         self._pins: dict[Source, str] = {}
         """Source → what the lock has for it, as text."""
 
     def recipe(self, target: Target) -> Recipe:
-        return Recipe(self.project, self.versions, target, self._with_stage, self._known)
+        return Recipe(self.project, self.versions, target, self._with_stage)
 
-    def with_unresolved(self, targets: Iterable[Target]) -> Renderer:
-        """Return a renderer whose lock has `unresolved` for what it lacks of the targets: that is only to be read."""
-        lock = with_unresolved(self.project.lock, (s for target in targets for s in self.recipe(target).sources()))
-        return Renderer(replace(self.project, lock=lock), self.versions, self.options)
-
-    def check(self, targets: Collection[Target]) -> list[str]:
-        """Render targets to find what is wrong in templates; return a line for each source that the lock lacks.
+    def check(self, targets: Iterable[Target]) -> dict[str, tuple[Key, ...]]:
+        """Render targets to find what is wrong in templates; return image → its sources that have no pin.
 
         Raises ConfigError with the mistakes of all targets.
         """
-        renderer, mistakes = self.with_unresolved(targets), Mistakes()
+        mistakes = Mistakes()
+        unpinned: dict[str, dict[Key, None]] = {}
         for target in targets:
             try:
-                renderer.dockerfile(target)
+                self.dockerfile(target)
             except ConfigError as error:
                 mistakes.texts.append(str(error))
+                continue
+            for source in self.recipe(target).sources():
+                if lacks(self.project.lock, source):
+                    unpinned.setdefault(target.image, {})[key_of(source)] = None
         mistakes.stop_if_any()
-        return absent_sources(self.project.lock, (s for target in targets for s in self.recipe(target).sources()))
+        return {image: tuple(keys) for image, keys in unpinned.items()}
 
     def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that programs of the target are compiled for, or must run on."""
@@ -244,9 +239,8 @@ class Renderer:
     def dockerfile(self, target: Target, options: Sequence[str] = ()) -> Dockerfile:
         """Render the self-contained Dockerfile of a target.
 
-        `options` are further options for the command in the header. Raises ConfigError if a template is wrong or the
-        lock lacks a source. A source that the lock has as unresolved is rendered as that word, which every builder
-        refuses.
+        `options` are further options for the command in the header. A source without a pin is rendered as
+        `unresolved`, which every builder refuses. Raises ConfigError if a template is wrong.
         """
         recipe, lock = self.recipe(target), self.project.lock
         lock_hash = hash_of_lock(recipe, lock, self._pins)
@@ -318,8 +312,8 @@ class Renderer:
 
     def _stage(self, recipe: Recipe, name: str) -> str:
         """Render the build stage of a component."""
-        if recipe.identity(name) in self._stages:
-            return self._stages[recipe.identity(name)]
+        if (stage_key := recipe.stage_key(name)) in self._stages:
+            return self._stages[stage_key]
         lock, component = self.project.lock, recipe.component(name)
         git, wheels = recipe.git(name), recipe.wheels(name)
         values = recipe.values(name, stage=True)
@@ -330,7 +324,7 @@ class Renderer:
             "os": recipe.os(name),
             "git": component.git,
             "commit": commit_of(lock, git) if git else None,
-            "archives": {a: {"url": u, "sha256": hash_of(lock, name, u)} for a, u in recipe.archives(name).items()},
+            "archives": {a: {"url": u, "sha256": hash_of(lock, u)} for a, u in recipe.archives(name).items()},
             "images": {label: digest_of(lock, reference) for label, reference in recipe.images(name).items()},
             "wheels": wheels_of(lock, wheels) if wheels else (),
             "key": {k.replace("-", "_"): value for k, value in recipe.key(name).items()},
@@ -355,8 +349,8 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        self._stages[recipe.identity(name)] = f"{rule}\n{text}"
-        return self._stages[recipe.identity(name)]
+        self._stages[stage_key] = f"{rule}\n{text}"
+        return self._stages[stage_key]
 
     def _capabilities(self, toolkit: str, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that a CUDA toolkit can compile for, of those that are wanted."""
@@ -399,7 +393,7 @@ class Renderer:
     def _environment(self) -> jinja2.Environment:
         compiled = None
         with suppress(OSError, ConfigError):  # without a folder to write to, templates are compiled each time
-            folder = trimmed(cache_folder("sandboxed-templates"))
+            folder = cache_folder("sandboxed-templates")
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
         # A job that may sign renders templates of a project, and must run nothing of the project.

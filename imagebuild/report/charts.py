@@ -78,7 +78,7 @@ def line_chart(id_: str, title: str, unit: str, lines: Sequence[Line], tables: S
             if limit:
                 style = {"dash": "dot", "width": 3, "color": trace["line"]["color"]}
                 style = {"dash": "dash", "width": 1.5, "color": CEILING_COLOUR} if kind == "ceiling" else style
-                limits.setdefault(f"{kind} {limit.value:.4g} {limit.unit}", (limit, style))
+                limits.setdefault(f"{kind} {limit.value:.4g} GB/s", (limit, style))
     for name, (limit, style) in limits.items():
         # Labels of references would lie over those of ceilings; the legend has them.
         label = name if style["dash"] == "dash" else ""
@@ -155,7 +155,6 @@ def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequenc
 
 
 def bar_chart(names: Sequence[str], values: Sequence[float], unit: str, median: float, limit: float) -> Figure:
-    """Return a bar for each value, in red below the limit, and a line for their median."""
     labels = [_plotly_text(name) for name in names]
     bars = {
         "type": "bar",

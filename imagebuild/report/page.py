@@ -217,7 +217,7 @@ def lay_out(report: Report) -> Page:
 def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:
     matrix = test.matrix or ()
     columns = ("", *map(str, range(max(map(len, matrix)))))
-    rows = [(str(i), *(format_number(cell, 1) for cell in row)) for i, row in enumerate(matrix)]
+    rows = [(str(i), *(format_number(cell) for cell in row)) for i, row in enumerate(matrix)]
     numbers = NumberTable(f"{test.subject}, {test.unit or 'unit unknown'}", columns, rows)
     notes = ["" if test.verdict == "ok" else test.verdict, best_value(test), f"sum {format_number(test.sum)}"]
     picture = heat_map(matrix, test.unit or "")
@@ -324,8 +324,8 @@ def versions_of(report: Report) -> Iterator[tuple[str, str, str]]:
     results: list[Run | BandwidthTest] = [*report.runs, *report.tests]
     for result in results:
         sources[result.tool, result.tool_version or "version not printed"].append(result.source)
-        if isinstance(result, Run) and result.device:
-            sources["GPU", result.device].append(result.source)
+        for device in dict.fromkeys(result.devices):
+            sources["GPU", device].append(result.source)
     for verification in report.verifications:
         digest = verification.digest or "digest unknown"
         facts = [("image", f"{verification.image}, {verification.platform}, {digest}")]

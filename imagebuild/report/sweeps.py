@@ -17,9 +17,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import median
+from typing import Literal
 
 from imagebuild.bench.judge import best_row
-from imagebuild.bench.models import Run, describe_run
+from imagebuild.bench.models import Run, State, describe_run
 from imagebuild.core.fields import Model
 
 LEAST = 0.10
@@ -35,9 +36,7 @@ class GroupSpeed(Model):
 
     hosts: tuple[str, ...]
     gb_s: float
-    """Its fastest run."""
     least_gb_s: float
-    """Its slowest run."""
     runs: int
     """Number of runs that it took part in."""
     slow_runs: int
@@ -55,8 +54,7 @@ class Sweep(Model):
     collective: str | None
     ranks: int | None
     nodes: int
-    """Number of hosts in each run."""
-    device: str | None
+    devices: tuple[str, ...]
     dtype: str
     size_bytes: int
     """The largest message, the same in all runs."""
@@ -70,7 +68,6 @@ class Sweep(Model):
 
     @property
     def subject(self) -> str:
-        """Return what ran on each group: `sendrecv, 2 ranks, 2 nodes`."""
         return describe_run(self.collective, self.ranks, self.nodes)
 
     @property
@@ -90,16 +87,18 @@ class Sweep(Model):
         return f"{self.centre_gb_s:.4g} GB/s, {slowest:.4g} to {fastest:.4g}"
 
     @property
-    def is_even(self) -> bool:
-        """Return whether no run is slow, and all are about equally fast."""
+    def word(self) -> Literal["slow", "even", "uneven"]:
         slowest, fastest = self.extremes
-        return not self.outliers and slowest >= (1 - EVEN) * fastest
+        return "slow" if self.outliers else "even" if slowest >= (1 - EVEN) * fastest else "uneven"
+
+    @property
+    def state(self) -> State:
+        states: dict[str, State] = {"slow": "failed", "even": "passed", "uneven": "open"}
+        return states[self.word]
 
     def holds(self, result: object) -> bool:
         """Return whether a result is one of its runs, right or not."""
-        return isinstance(result, Run) and sweep_key(result) == (
-            self.collective, self.ranks, self.nodes, self.device, self.dtype, self.size_bytes
-        )  # fmt: skip
+        return isinstance(result, Run) and sweep_key(result) == tuple(getattr(self, name) for name in KEY_FIELDS)
 
     def shortfall(self, outlier: GroupSpeed) -> float:
         """Return how far an outlier is below the centre, as a fraction of that: its best run if that is slow."""
@@ -123,15 +122,18 @@ def host_label(hosts: tuple[str, ...]) -> str:
 
 
 def host_order(host: str) -> list[tuple[int, str]]:
-    """Return what names of hosts are sorted by: node9 comes before node10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", host)]
 
 
+KEY_FIELDS = ("collective", "ranks", "nodes", "devices", "dtype", "size_bytes")
+"""What the runs of a sweep have in common."""
+
+
 def sweep_key(run: Run) -> tuple[object, ...] | None:
-    """Return what the runs of a sweep have in common, None if a run cannot be part of one."""
+    """Return the values of `KEY_FIELDS`, None if the run cannot be part of a sweep."""
     if not run.hosts or not run.rows:
         return None
-    return run.collective, run.ranks, len(run.hosts), run.device, run.rows[-1].dtype, run.rows[-1].size_bytes
+    return run.collective, run.ranks, len(run.hosts), run.devices, run.rows[-1].dtype, run.rows[-1].size_bytes
 
 
 def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
@@ -168,14 +170,8 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
     several = Counter(host for group in by_group for host in group if len(group) > 1)
     slow_hosts = [host for host in hosts if host.gb_s < limit and several[host.label] > 1]
     named = {host.label for host in slow_hosts}
-    first = runs[0]
     return Sweep(
-        collective=first.collective,
-        ranks=first.ranks,
-        nodes=len(first.hosts),
-        device=first.device,
-        dtype=first.rows[-1].dtype,
-        size_bytes=first.rows[-1].size_bytes,
+        **dict(zip(KEY_FIELDS, sweep_key(runs[0]) or (), strict=True)),
         centre_gb_s=round(centre, 3),
         limit_gb_s=round(limit, 3),
         groups=tuple(groups),

@@ -4,7 +4,6 @@ from .checks import correctness_problem as correctness_problem
 from .checks import judge_check as judge_check
 from .checks import judged_speed as judged_speed
 from .checks import plan_checks as plan_checks
-from .checks import read_results as read_results
 from .checks import run_check as run_check
 from .checks import select_checks as select_checks
 from .docker import CDI as CDI
@@ -25,10 +24,6 @@ from .files import Layer as Layer
 from .files import Tree as Tree
 from .layers import scan as scan
 from .layers import scan_all as scan_all
-from .prefix import ExecRunner as ExecRunner
-from .prefix import ExecSession as ExecSession
-from .prefix import command_line as command_line
-from .prefix import with_ranks as with_ranks
 from .rules import IMAGE_CHECKS as IMAGE_CHECKS
 from .rules import Inspection as Inspection
 from .rules import describe_code as describe_code
@@ -36,8 +31,12 @@ from .rules import judge_images as judge_images
 from .rules import read_images as read_images
 from .rules import runs as runs
 from .runner import Command as Command
+from .runner import ExecSession as ExecSession
 from .runner import Execution as Execution
 from .runner import Session as Session
+from .runner import command_line as command_line
+from .runner import read_prefix as read_prefix
 from .runner import read_probe as read_probe
 from .runner import surroundings_of as surroundings_of
+from .runner import with_ranks as with_ranks
 from .subject import ImageFinder as ImageFinder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 import shlex
 from collections import defaultdict
@@ -47,7 +46,7 @@ class ImageCheck:
     component: str
     name: str
     description: str
-    check: Check | None
+    check: Check | None = None
     """None for a check that starts nothing in the image."""
     script: str = ""
     version: str | None = None
@@ -71,7 +70,7 @@ def select_checks(
     component alone as a glob means all of its checks. Raises ConfigError for a glob that fits no check of any image,
     NothingSelected if none fits this one's.
     """
-    listed = [ImageCheck(IMAGE, name, text, None) for name, text in image_checks.items()]
+    listed = [ImageCheck(IMAGE, name, text) for name, text in image_checks.items()]
     for component, document in project.components.items():
         listed += [ImageCheck(component, check.name, check.description, check) for check in document.model.checks]
     owners = {IMAGE, *(project.components if components is None else components)}
@@ -105,10 +104,9 @@ def plan_checks(
     planned = []
     for entry in chosen:
         if check := entry.check:
-            fits = not axes or matches(check.when, axis_facts(axes))
-            conditions = ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
-            script, version = script_of(project, entry.component, check), components[entry.component]
-            unfit = "" if fits else f"only for {conditions}"
+            script, version, unfit = script_of(project, entry.component, check), components[entry.component], ""
+            if axes and not matches(check.when, axis_facts(axes)):
+                unfit = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
             planned.append(replace(entry, script=script, version=version, unfit=unfit))
     return planned
 
@@ -149,10 +147,10 @@ def run_check(
         reason = execution.output.strip().splitlines()[-1]
     else:
         reason = judge_check(check, planned.version, execution, log)
-        if tool := check.results:
+        if check.results:
             results = read_results(log, str(planned))
             if execution.status is not None:
-                reason = "; ".join(filter(None, (reason, correctness_problem(results, tool))))
+                reason = "; ".join(filter(None, (reason, correctness_problem(results, check.results))))
         outcome = "failed" if reason else "passed"
         if not reason and planned.version is None and "{version}" in (check.expect or ""):
             reason = UNCOMPARED
@@ -171,7 +169,6 @@ def run_check(
 
 COMPARED = 96
 """Files that are compared, beside the package database: some of every layer."""
-MOST_NAMED = 3
 COMPARE_S = 300
 """Seconds for the comparison; the files may lie behind a network."""
 
@@ -192,9 +189,8 @@ def recognisable_files(tree: Tree) -> dict[str, str]:
 
 def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
     """Return whether the image of this tree and digest runs where a session leads, by the hashes of files there."""
-    result = CheckResult(
-        component=IMAGE, check=SAME_FILES, outcome="skipped", reason="the image has no files to compare"
-    )
+    nothing = "the image has no files to compare"
+    result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=nothing)
     expected = recognisable_files(tree)
     if not expected:
         return result
@@ -208,11 +204,8 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
     if execution.status not in (0, 1):
         outcome, reason = "skipped", "sha256sum could not be run there"
     elif differing:
-        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
-        reason = (
-            f"{len(differing)} of {len(expected)} files differ: {', '.join(differing[:MOST_NAMED])}{more}; "
-            f"another image than {digest} runs there; start this one"
-        )
+        differ = f"{len(differing)} of {len(expected)} files differ, such as {differing[0]}"
+        reason = f"{differ}; another image than {digest} runs there; start this one"
     return result.model_copy(
         update={
             "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
@@ -233,17 +226,14 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
     if check.expect is None:
         return ""
     pattern = check.expect.replace("{version}", re.escape(version) if version is not None else ANY_VERSION)
-    as_expected = re.search(pattern, execution.output, re.MULTILINE) is not None
-    # What is in memory is only the end of the output.
-    if not as_expected and log is not None and log.exists() and log.stat().st_size:
-        with log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-            as_expected = re.search(pattern.encode(), whole, re.MULTILINE) is not None
-    return "" if as_expected else f"the output has nothing that matches '{pattern}'"
+    # The output in memory is only the end of it.
+    text = log.read_text(errors="replace") if log else execution.output
+    return "" if re.search(pattern, text, re.MULTILINE) else f"the output has nothing that matches '{pattern}'"
 
 
 def read_results(log: Path, name: str) -> Results:
     """Read what a benchmark printed, as far as it can be read; results have the check's `name` as their source."""
-    results = read.read_text(name, log.read_text(errors="replace")) if log.exists() else Results()
+    results = read.read_text(name, log.read_text(errors="replace"))
     return results if any(source.tools for source in results.sources) else Results()
 
 
@@ -270,29 +260,27 @@ def judged_speed(
     """
     if not check.results or result.outcome == "skipped":
         return
-    name = f"{result.check}{SPEED}"
-    speed = CheckResult(component=result.component, check=name, outcome="skipped", sha256=result.sha256)
+    name, nodes, reason = f"{result.check}{SPEED}", nodes_needed(check.needs), ""
     if result.outcome == "failed" or result.results is None:
-        yield speed.model_copy(update={"reason": "its data are not right, so its speed is not judged"})
-        return
-    nodes = nodes_needed(check.needs)
-    if one_host and nodes > 1:
-        yield speed.model_copy(update={"reason": "its nodes are containers of one host"})
+        reason = "its data are not right, so its speed is not judged"
+    elif one_host and nodes > 1:
+        reason = "its nodes are containers of one host"
+    speed = CheckResult(component=result.component, check=name, outcome="skipped", reason=reason, sha256=result.sha256)
+    if reason or not result.results:
+        yield speed
         return
     settings = {**environment, **check.environment}
     judged = judge.judge_results(result.results, profile, Expected(nodes=nodes, algorithms=forced_classes(settings)))
     # Which GPUs take part is the runner's choice, so fewer than the profile's node has are no failure.
     allowed = ("partial",)
     worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
-    failures = [(subject, claim) for subject, claim in worst if claim.standing(allowed) == "failed"]
+    failures = [f"{s}: {c.state}: {c.reason}" for s, c in worst if c.standing(allowed) == "failed"]
     passed = [judgement.speed for judgement in judged if judgement.speed.state == "fast enough"]
     outcome: Outcome = "failed" if failures else "passed" if passed else "skipped"
     reason = "the results have no speed that can be judged"
     if failures:
-        reason = "{0}: {1.state}: {1.reason}".format(*failures[0])
+        reason = failures[0]
     elif speeds := passed or [judgement.speed for judgement in judged if judgement.speed.reason]:
         reason = speeds[0].reason
     output = "\n".join(f"{j.subject}: {claim.state}: {claim.reason}" for j in judged for claim in j.claims)
-    yield speed.model_copy(
-        update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged},
-    )
+    yield speed.model_copy(update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged})

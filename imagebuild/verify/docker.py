@@ -6,12 +6,9 @@ import json
 import re
 import tarfile
 import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,12 +20,11 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
 from imagebuild.core.errors import CommandError
-from imagebuild.core.run import OutputSink
+from imagebuild.core.run import Finished, OutputReader
 from imagebuild.oci import engine
 from imagebuild.oci.image import FoundImage
-from imagebuild.oci.layout import blob_name, digest_of, index_json
 from imagebuild.verify import runner
-from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Runner, Session
+from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Session
 from imagebuild.verify.subject import room_explained
 
 ENGINE_S = 20
@@ -36,36 +32,31 @@ ENGINE_S = 20
 
 
 def execute(
-    container: Container, argv: Sequence[str], sink: OutputSink, timeout_s: float, *, user: str = "root",
+    container: Container, argv: Sequence[str], timeout_s: float, log: Path | None = None,
     environment: Mapping[str, str] | None = None,
-) -> int | None:  # fmt: skip
-    """Run a program in a container. Return its status, or None if it exceeded its time limit or printed too much.
+) -> Finished:  # fmt: skip
+    """Run a program in a container, as root, and return how it ended. One that takes too long is left running.
 
-    Raises CommandError if the engine fails.
+    Raises CommandError if the engine fails, or the log cannot be written.
     """
     assert container.client, "a container that was started has the client that started it"
     api = container.client.api
-    problems: list[BaseException] = []
-    status: list[int | None] = []
+    status: list[int] = []
 
-    def read_output() -> None:
-        try:
-            options: dict[str, Any] = {"user": user, "workdir": "/", "environment": dict(environment or {})}
-            process = api.exec_create(container.id, list(argv), **options)
-            sink.drain(engine.exec_output(api, process["Id"]))
-            status.append(api.exec_inspect(process["Id"])["ExitCode"])
-        except (DockerException, OSError) as error:
-            problems.append(error)
+    def output() -> Generator[bytes]:
+        options: dict[str, Any] = {"user": "root", "workdir": "/", "environment": dict(environment or {})}
+        process = api.exec_create(container.id, list(argv), **options)
+        yield from engine.exec_output(api, process["Id"])
+        status.append(api.exec_inspect(process["Id"])["ExitCode"])
 
-    reader = threading.Thread(target=read_output, daemon=True)
-    reader.start()
-    deadline = time.monotonic() + timeout_s + ENGINE_S
-    while reader.is_alive() and time.monotonic() < deadline and not sink.full.is_set():
-        reader.join(min(0.5, max(0.0, deadline - time.monotonic())))
-    if problems:
+    # An engine that stops cannot keep us: all that asks it is done by the thread.
+    chunks = output()
+    reader = OutputReader(chunks, chunks.close, log)
+    reader.join(timeout_s + ENGINE_S)
+    if reader.error:
         with engine.sdk_errors_explained(str(container.name)):
-            raise problems[0]
-    return None if reader.is_alive() or sink.full.is_set() else status[0]
+            raise reader.error
+    return Finished(status[0] if status else None, reader.text, problem=reader.problem)
 
 
 # Several nodes
@@ -160,11 +151,10 @@ def cluster(
 def _run(node: Container, script: str, **environment: str) -> str:
     """Return what a script prints in a node. Raises NodesUnreachable if it fails."""
     argv = ("bash", "-euo", "pipefail", "-c", script)
-    with OutputSink(None) as sink:
-        status = execute(node, argv, sink, 2 * NODES_TIMEOUT_S, environment=environment)
-    if status != 0:
-        raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {sink.text.strip()}")
-    return sink.text.strip()
+    done = execute(node, argv, 2 * NODES_TIMEOUT_S, environment=environment)
+    if done.status != 0:
+        raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {done.output.strip()}")
+    return done.output.strip()
 
 
 # Images that were not in the engine's store
@@ -205,23 +195,16 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
         image = found.image(native if native in found.platforms else found.platforms[0])
         layout = image.as_layout(Path(folder, "layout"))
-        names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": "1"}
-        documents: dict[str, Any] = {
-            "index.json": index_json([replace(image.descriptor, annotations=names)]),
-            # Engines that keep images unpacked read this, and no index.
-            "manifest.json": [
-                {
-                    "Config": blob_name(digest_of(image.documents[1])),
-                    "RepoTags": [name],
-                    "Layers": [blob_name(layer.digest or "") for layer in image.layers],
-                }
-            ],
-        }
-        for file_name, document in documents.items():
-            (layout / file_name).write_text(json.dumps(document))
+        digests = [image.manifest.document["config"]["digest"], *(layer.digest or "" for layer in image.layers)]
+        config, *layers = [layout.path(digest).relative_to(layout.folder).as_posix() for digest in digests]
+        # All engines read this, as `docker save` wrote it before it wrote layouts; not all read an index.
+        (layout.folder / "manifest.json").write_text(
+            json.dumps([{"Config": config, "RepoTags": [name], "Layers": layers}])
+        )
         # Layers are symbolic links in there.
         with room_explained(found.name), tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
-            archive.add(layout, "")
+            for part in ("manifest.json", "blobs"):
+                archive.add(layout.folder / part, part)
         file.seek(0)
         try:
             with engine.sdk_errors_explained(f"docker load {found.name}"):
@@ -235,7 +218,7 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
                 client.images.remove(name, force=True)
 
 
-# The runner
+# Sessions
 
 MAX_NODES = 8
 """Nodes that a check may ask for."""
@@ -281,47 +264,6 @@ def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> 
     else:
         request = DeviceRequest(device_ids=[str(gpu) for gpu in own], capabilities=[["gpu"]])
     return {**options, "device_requests": [request]}
-
-
-class DockerRunner(Runner):
-    """Run commands in containers on an engine."""
-
-    name = "docker"
-    one_host = True
-
-    def __init__(self, connect: Callable[[], DockerClient]) -> None:
-        self.connect = connect
-
-    @contextmanager
-    def session(self, reference: str | None, found: FoundImage | None) -> Iterator[DockerSession]:
-        """Start a container of the image. Raises CannotRun without an engine, or if the image lacks what that needs."""
-        try:
-            client = self.connect()
-        except CommandError as error:
-            raise CannotRun(str(error)) from None
-        with ExitStack() as stack:
-            if reference is None:
-                assert found, "an image is in the engine's store, or its files are found"
-                reference = stack.enter_context(loaded(client, found))
-            with engine.sdk_errors_explained("docker info"):
-                info = client.info()
-            problem = ""
-            for options in container_options(info):
-                try:
-                    container = stack.enter_context(engine.sleeping_container(client, reference, **options))
-                    break
-                except CommandError as error:
-                    problem = str(error)
-                    if not REFUSED.search(problem):
-                        raise CannotRun(problem) from None
-            else:
-                raise CannotRun(problem)
-
-            try:
-                probe = runner.run_probe(partial(execute, container), reference)
-            except CommandError as error:  # such as: the container has ended, because it has no `sleep`
-                raise CannotRun(f"checks need a shell and `sleep` in the image: {error}") from None
-            yield DockerSession(reference, container, options, probe, stack)
 
 
 class DockerSession(Session):
@@ -371,3 +313,36 @@ class DockerSession(Session):
             own = self._stack.enter_context(ExitStack())
             self._clusters[nodes] = (own, own.enter_context(cluster(client, self.image, nodes, options)))
         return self._clusters[nodes][1]
+
+
+@contextmanager
+def docker_session(
+    connect: Callable[[], DockerClient], reference: str | None, found: FoundImage | None
+) -> Iterator[DockerSession]:
+    """Start a container of the image with this reference, or of the image that was found in files.
+
+    What was started for it ends with the context. Raises CannotRun without an engine, or if the image lacks what a
+    container needs, CommandError if the engine fails.
+    """
+    try:
+        client = connect()
+    except CommandError as error:
+        raise CannotRun(str(error)) from None
+    with ExitStack() as stack:
+        if reference is None:
+            assert found, "an image is in the engine's store, or its files are found"
+            reference = stack.enter_context(loaded(client, found))
+        with engine.sdk_errors_explained("docker info"):
+            possible = container_options(client.info())
+        for options in possible:
+            try:
+                container = stack.enter_context(engine.sleeping_container(client, reference, **options))
+                break
+            except CommandError as error:
+                if not REFUSED.search(str(error)) or options is possible[-1]:
+                    raise CannotRun(str(error)) from None
+        try:
+            probe = runner.run_probe(partial(execute, container), reference)
+        except CommandError as error:  # such as: the container has ended, because it has no `sleep`
+            raise CannotRun(f"checks need a shell and `sleep` in the image: {error}") from None
+        yield DockerSession(reference, container, options, probe, stack)

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import IO, Any
 
 from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
 from elftools.elf.segments import InterpSegment
@@ -62,7 +63,8 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
 MAGIC = b"\x7fELF"
 VERSION_IS_WEAK = 2
 """Flag of a version that may be absent."""
-LISTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+TAGS = {"DT_SONAME": "soname", "DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+"""Tag of the dynamic segment → name of its value."""
 
 
 class NotElf(Exception):
@@ -83,47 +85,30 @@ def _read(file: IO[bytes]) -> Elf:
     loadable = elf["e_type"] in ("ET_EXEC", "ET_DYN")
     file.seek(18)
     (machine,) = struct.unpack("<H" if elf.little_endian else ">H", file.read(2))
+    lists: dict[str, list[str]] = {name: [] for name in TAGS.values()}
     values: dict[str, Any] = {}
     for segment in elf.iter_segments():
         if isinstance(segment, InterpSegment):
             values["interpreter"] = segment.get_interp_name()
-        elif segment["p_type"] == "PT_DYNAMIC":
-            values |= _dynamic(segment)
-    # Images are for machines of 64 bits that are little-endian; of other files nothing is asked.
-    if loadable and elf.elfclass == 64 and elf.little_endian:
-        values |= _sections(elf, file)
-    return Elf(machine, loadable, **values)
-
-
-def _dynamic(segment: Any) -> dict[str, Any]:
-    lists: dict[str, list[str]] = {name: [] for name in LISTS.values()}
-    result: dict[str, Any] = {}
-    for tag in segment.iter_tags():
-        if tag.entry.d_tag == "DT_NEEDED":
-            lists["needed"].append(tag.needed)
-        elif tag.entry.d_tag in LISTS:
-            name = LISTS[tag.entry.d_tag]
-            lists[name] += getattr(tag, name).split(":")
-        elif tag.entry.d_tag == "DT_SONAME":
-            result["soname"] = tag.soname
-    return result | {name: tuple(value) for name, value in lists.items()}
-
-
-def _sections(elf: ELFFile, file: IO[bytes]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
+        for tag in segment.iter_tags() if isinstance(segment, DynamicSegment) else ():
+            if name := TAGS.get(tag.entry.d_tag):
+                text = getattr(tag, name)
+                lists[name] += text.split(":") if name.endswith("path") else [text]
     gpu: set[GpuCode] = set()
-    for section in elf.iter_sections():
+    # Images are for machines of 64 bits that are little-endian; of other files nothing more is asked.
+    for section in elf.iter_sections() if loadable and elf.elfclass == 64 and elf.little_endian else ():
         if isinstance(section, GNUVerNeedSection):
-            result["wants"] = tuple(
+            values["wants"] = tuple(
                 (str(library.name), tuple(v.name for v in versions if not v.entry.vna_flags & VERSION_IS_WEAK))
                 for library, versions in section.iter_versions()
             )
         elif isinstance(section, GNUVerDefSection):
             # The first version names the file itself.
-            result["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
+            values["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
         elif section.name in SECTIONS and section["sh_type"] != "SHT_NOBITS":
             gpu |= gpu_code(file, section["sh_offset"], section["sh_size"])
-    return result | {"gpu": tuple(sorted(gpu, key=lambda part: (part.kind, part.capability)))}
+    values |= {"soname": next(iter(lists.pop("soname")), None)} | {name: tuple(texts) for name, texts in lists.items()}
+    return Elf(machine, loadable, **values, gpu=tuple(sorted(gpu, key=lambda part: (part.kind, part.capability))))
 
 
 DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(\.|$)")

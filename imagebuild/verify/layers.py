@@ -9,10 +9,9 @@ import re
 import signal
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from itertools import chain, count
 from typing import IO, Any, cast
 
@@ -27,87 +26,67 @@ FEWEST_DIFFERENT = 8
 """Least number of different characters in a random token; tokens in examples mostly repeat a letter."""
 
 
-@dataclass(frozen=True)
-class SecretPattern:
-    """Describe a kind of secret."""
-
-    name: str
-    literals: tuple[bytes, ...]
-    """Every match contains one of these texts, which are found much faster than the expression."""
-    expression: re.Pattern[bytes]
-    """Its group `body` is the random part."""
-    binary: bool = False
-    """Whether files that are not text are searched for it, too."""
-
-
-def _pattern(name: str, literals: str, expression: str) -> SecretPattern:
-    return SecretPattern(name, tuple(literals.encode().split()), re.compile(expression.encode()))
-
-
 _B, _E = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9_-])"
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
-PATTERNS = (
-    SecretPattern(
-        "private key",
-        (b"PRIVATE KEY",),
-        re.compile(
-            rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\\r|\\n|\s)+"
-            rb"(?:[A-Za-z-]+: [^\n]*\n)*\s*(?P<body>[A-Za-z0-9+/=]{32})"
-        ),
-        binary=True,
-    ),
-    _pattern("PuTTY private key", "Private-Lines:", r"Private-Lines: \d+\s+(?P<body>[A-Za-z0-9+/=]{32})"),
-    _pattern("AWS access key", "AKIA ASIA", rf"{_B}(?:AKIA|ASIA)(?P<body>[A-Z2-7]{{16}}){_E}"),
-    _pattern("AWS secret key", "aws_secret_access_key", r"aws_secret_access_key\s*[=:]\s*[\"']?(?P<body>[\w/+]{40})\b"),
-    _pattern("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_", rf"{_B}gh[pousr]_(?P<body>[A-Za-z0-9]{{36,}}){_E}"),
-    _pattern("GitHub token", "github_pat_", rf"{_B}github_pat_(?P<body>\w{{70,}}){_E}"),
-    _pattern("GitLab token", "glpat- gldt- glrt-", rf"{_B}gl(?:pat|dt|rt)-(?P<body>[\w-]{{20,}}){_E}"),
-    _pattern("Hugging Face token", "hf_", rf"{_B}hf_(?P<body>[A-Za-z]{{34}}){_E}"),
-    _pattern("Slack token", "xoxb- xoxp- xoxa- xoxr- xoxs-", rf"{_B}xox[abprs]-(?P<body>\d{{8,}}-[\w-]{{20,}})"),
-    _pattern("npm token", "npm_", rf"{_B}npm_(?P<body>[A-Za-z0-9]{{36}}){_E}"),
-    _pattern("Python index token", "pypi-AgE", rf"{_B}pypi-AgE(?P<body>[\w-]{{50,}})"),
-    _pattern("Google API key", "AIza", rf"{_B}AIza(?P<body>[\w-]{{35}}){_E}"),
-    _pattern("NVIDIA API key", "nvapi-", rf"{_B}nvapi-(?P<body>[\w-]{{60,}})"),
-    _pattern("OpenAI or Anthropic key", "sk-proj- sk-ant-", rf"{_B}sk-(?:proj|ant)-(?P<body>[\w-]{{40,}})"),
+PRIVATE_KEY = "private key"
+_PEM_KEY = (
+    r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\\r|\\n|\s)+"
+    r"(?:[A-Za-z-]+: [^\n]*\n)*\s*(?P<body>[A-Za-z0-9+/=]{32})"
 )
+PATTERNS = (
+    (PRIVATE_KEY, ["PRIVATE KEY"], _PEM_KEY),
+    ("PuTTY private key", ["Private-Lines:"], r"Private-Lines: \d+\s+(?P<body>[A-Za-z0-9+/=]{32})"),
+    ("AWS access key", ["AKIA", "ASIA"], rf"{_B}(?:AKIA|ASIA)(?P<body>[A-Z2-7]{{16}}){_E}"),
+    ("AWS secret key", ["aws_secret_access_key"], r"aws_secret_access_key\s*[=:]\s*[\"']?(?P<body>[\w/+]{40})\b"),
+    ("GitHub token", ["ghp_", "gho_", "ghu_", "ghs_", "ghr_"], rf"{_B}gh[pousr]_(?P<body>[A-Za-z0-9]{{36,}}){_E}"),
+    ("GitHub token", ["github_pat_"], rf"{_B}github_pat_(?P<body>\w{{70,}}){_E}"),
+    ("GitLab token", ["glpat-", "gldt-", "glrt-"], rf"{_B}gl(?:pat|dt|rt)-(?P<body>[\w-]{{20,}}){_E}"),
+    ("Hugging Face token", ["hf_"], rf"{_B}hf_(?P<body>[A-Za-z]{{34}}){_E}"),
+    ("Slack token", ["xoxb-", "xoxp-", "xoxa-", "xoxr-", "xoxs-"], rf"{_B}xox[abprs]-(?P<body>\d{{8,}}-[\w-]{{20,}})"),
+    ("npm token", ["npm_"], rf"{_B}npm_(?P<body>[A-Za-z0-9]{{36}}){_E}"),
+    ("Python index token", ["pypi-AgE"], rf"{_B}pypi-AgE(?P<body>[\w-]{{50,}})"),
+    ("Google API key", ["AIza"], rf"{_B}AIza(?P<body>[\w-]{{35}}){_E}"),
+    ("NVIDIA API key", ["nvapi-"], rf"{_B}nvapi-(?P<body>[\w-]{{60,}})"),
+    ("OpenAI or Anthropic key", ["sk-proj-", "sk-ant-"], rf"{_B}sk-(?:proj|ant)-(?P<body>[\w-]{{40,}})"),
+)
+"""Kind of a secret, texts one of which every match contains, as they are found much faster, and the expression.
+
+Its group `body` is the random part."""
+_SECRETS = [(kind, [text.encode() for text in texts], re.compile(expr.encode())) for kind, texts, expr in PATTERNS]
 CREDENTIALS = re.compile(rb"(?<![\w.])https?://[^\s/:@\"'<>$]+:(?P<body>[^\s/:@\"'<>${}]+)@[\w.-]+")
 """An address with a password; only settings are searched for it, as documentation is full of examples."""
 
 
 def secrets_in(data: bytes, *, binary: bool = False) -> set[str]:
-    """Return the kinds of secrets in a text, or in data that are not text."""
+    """Return the kinds of secrets in a text; in data that are not text, private keys alone are looked for."""
     return {
-        pattern.name
-        for pattern in PATTERNS
-        if (pattern.binary or not binary) and any(literal in data for literal in pattern.literals)
-        for match in pattern.expression.finditer(data)
+        kind
+        for kind, texts, expression in _SECRETS
+        if (kind == PRIVATE_KEY or not binary) and any(text in data for text in texts)
+        for match in expression.finditer(data)
         if len(set(match["body"])) >= FEWEST_DIFFERENT and not match["body"].upper().endswith(b"EXAMPLE")
     }
 
 
-class SecretScanner:
-    """Search a file for secrets and certificates, piece by piece."""
+def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[str]]:
+    """Return the kinds of secrets in a file, and digests of its certificates.
 
-    def __init__(self, *, settings: bool) -> None:
-        self.secrets: set[str] = set()
-        self.certificates: set[str] = set()
-        self._settings = settings
-        self._tail = b""
-        self._binary: bool | None = None
-
-    def feed(self, piece: bytes) -> None:
-        """Search the next piece, together with the end of the one before."""
-        if self._binary is None:
-            self._binary = b"\0" in piece[:4096]
-        data = self._tail + piece
-        self.secrets |= secrets_in(data, binary=self._binary)
-        if not self._binary:
-            if self._settings and CREDENTIALS.search(data):
-                self.secrets.add("address with a password")
-            if b"BEGIN CERTIFICATE" in data:
-                bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
-                self.certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
-        self._tail = data[-OVERLAP:]
+    Each piece is searched together with the end of the one before.
+    """
+    secrets: set[str] = set()
+    certificates: set[str] = set()
+    tail, binary = b"", None
+    for piece in pieces:
+        binary = b"\0" in piece[:4096] if binary is None else binary
+        data = tail + piece
+        secrets |= secrets_in(data, binary=binary)
+        if settings and not binary and CREDENTIALS.search(data):
+            secrets.add("address with a password")
+        if not binary and b"BEGIN CERTIFICATE" in data:
+            bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
+            certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
+        tail = data[-OVERLAP:]
+    return secrets, certificates
 
 
 KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
@@ -122,6 +101,12 @@ IN_MEMORY = 32 << 20
 """Bytes of an ELF file above which it is copied to a temporary file: it is not read from front to back."""
 WORTH_A_PROCESS = 16 << 20
 """Bytes of all layers below which starting processes takes longer than reading."""
+
+
+KINDS: Mapping[bytes, FileKind] = {
+    tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "hardlink",
+    tarfile.CHRTYPE: "device", tarfile.BLKTYPE: "device",
+}  # fmt: skip
 
 
 def scan(blob: Blob, number: int) -> Layer:
@@ -158,11 +143,7 @@ def _end_at_once() -> None:
 
 
 def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int) -> FileEntry:
-    kinds: list[tuple[bool, FileKind]] = [
-        (member.isreg() or member.isfifo(), "file"), (member.isdir(), "folder"),
-        (member.issym(), "symlink"), (member.islnk(), "hardlink"),
-    ]  # fmt: skip
-    kind: FileKind = next((kind for is_kind, kind in kinds if is_kind), "device")
+    kind = KINDS.get(member.type, "file")
     values: dict[str, Any] = {}
     if kind == "hardlink":
         values["target"] = member_path(member.linkname) or ""
@@ -193,15 +174,10 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
                 return {"elf": elf.read(cast(IO[bytes], copy)), "sha256": sha256}
             except elf.NotElf as error:
                 return {"broken": str(error), "sha256": sha256}
-    scanner = SecretScanner(settings=bool(SETTINGS.search(path)))
-    text = bytearray() if KEPT.search(path) and size <= KEPT_SIZE else None
-    for piece in pieces:
-        scanner.feed(piece)
-        if text is not None:
-            text += piece
+    text = None
+    if KEPT.search(path) and size <= KEPT_SIZE:
+        pieces = iter([text := b"".join(pieces)])
+    secrets, certificates = search(pieces, settings=bool(SETTINGS.search(path)))
     return {
-        "text": None if text is None else bytes(text),
-        "sha256": sha256,
-        "secrets": tuple(sorted(scanner.secrets)),
-        "certificates": tuple(sorted(scanner.certificates)),
-    }
+        "text": text, "sha256": sha256, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)),
+    }  # fmt: skip

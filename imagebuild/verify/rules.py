@@ -387,13 +387,11 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
 
 def describe_code(elf: Elf) -> str:
     """Return what GPU code a file has: `code for 80, 90; PTX for 90`."""
-    parts = []
-    for kind, name in {"code": "code", "ptx": "PTX"}.items():
-        capabilities = {part.capability for part in elf.gpu if part.kind == kind}
-        if capabilities:
-            listed = sorted(capabilities, key=lambda capability: (int(capability.rstrip("af")), capability))
-            parts.append(f"{name} for {', '.join(listed)}")
-    return "; ".join(parts)
+    parts: dict[str, list[str]] = {"code": [], "ptx": []}
+    for part in sorted(elf.gpu, key=lambda part: (int(part.capability.rstrip("af")), part.capability)):
+        parts[part.kind].append(part.capability)
+    names = {"code": "code", "ptx": "PTX"}
+    return "; ".join(f"{names[kind]} for {', '.join(listed)}" for kind, listed in parts.items() if listed)
 
 
 def runs(elf: Elf, capability: str) -> bool:
@@ -453,11 +451,8 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 def environment(inspection: Inspection) -> Iterator[Finding]:
     """Folders in variables exist."""
     for name, value in inspection.image.env.items():
-        folders: list[str] = []
-        if name in renderer.FOLDER_LISTS:
-            folders = value.split(":")
-        elif FOLDER_NAMES.search(name) and value.startswith("/"):
-            folders = [value]
+        is_folder = FOLDER_NAMES.search(name) and value.startswith("/")
+        folders = value.split(":") if name in renderer.FOLDER_LISTS else [value] if is_folder else []
         for folder in dict.fromkeys(folders):
             if not folder:
                 yield Finding(name, "an empty part means the current folder")
@@ -577,17 +572,22 @@ def hash_of_image_checks(project: Project, image: str, components: Iterable[str]
     return hashlib.sha256("\n".join([hash_of_rules(), *waivers]).encode()).hexdigest()
 
 
-def judge_image(inspection: Inspection) -> tuple[CheckResult, ...]:
-    """Return the result of every check; the first is that the image can be read."""
-    project, labels = inspection.renderer.project, inspection.image.labels
-    name, components = labels.get("org.opencontainers.image.title", ""), components_of(labels)
-    conditions = {**axis_facts(axes_of(labels)), "arch": inspection.image.architecture, "image": name}
-    declared = declared_waivers(project, name, components) if components else ()
-    waivers = [(owner, waiver) for owner, waiver in declared if matches(waiver.when, conditions)]
-    sha256 = hash_of_image_checks(project, name, components)
-    readable = CheckResult(component=IMAGE, check="readable", outcome="passed", seconds=round(inspection.seconds, 3))
-    judged = (_judge_rule(rule, inspection, [w for w in waivers if w[1].rule == rule_name(rule)]) for rule in RULES)
-    return tuple(result.model_copy(update={"sha256": sha256}) for result in (readable, *judged))
+def judge_images(inspections: Sequence[Inspection]) -> Iterator[CheckResult]:
+    """Yield the result of every check for all platforms of an image, first that the image can be read.
+
+    If there are several platforms, the names of checks end with theirs.
+    """
+    for read in inspections:
+        project, labels, image = read.renderer.project, read.image.labels, read.image
+        name, components = labels.get("org.opencontainers.image.title", ""), components_of(labels)
+        conditions = {**axis_facts(axes_of(labels)), "arch": image.architecture, "image": name}
+        declared = declared_waivers(project, name, components) if components else ()
+        waivers = [(owner, waiver) for owner, waiver in declared if matches(waiver.when, conditions)]
+        judged = [CheckResult(component=IMAGE, check="readable", outcome="passed", seconds=round(read.seconds, 3))]
+        judged += [_judge_rule(rule, read, [w for w in waivers if w[1].rule == rule_name(rule)]) for rule in RULES]
+        sha256, suffix = hash_of_image_checks(project, name, components), f" {image.platform}" * (len(inspections) > 1)
+        for result in judged:
+            yield result.model_copy(update={"sha256": sha256, "check": f"{result.check}{suffix}"})
 
 
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
@@ -615,23 +615,16 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
     if of_base:
         notes.append(f"the base image has {len(of_base)} more in its own layers, which are not judged:")
     lines = [*faults, *waived, *(f"{subject}: {text}" for subject, text in unused.items()), *notes, *of_base]
+    if len(lines) > SHOWN:
+        lines[SHOWN:] = [f"… and {len(lines) - SHOWN} more"]
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
     return result.model_copy(
         update={
             "outcome": "failed" if faults else "passed", "reason": f"{faults[0]}{more}" if faults else "",
-            "output": "\n".join(lines[:SHOWN] + [f"… and {len(lines) - SHOWN} more"] * (len(lines) > SHOWN)),
+            "output": "\n".join(lines),
             "seconds": round(time.monotonic() - began, 3),
         }
     )  # fmt: skip
-
-
-def judge_images(inspections: Sequence[Inspection]) -> tuple[CheckResult, ...]:
-    """Return the results of all platforms of an image; if there are several, the names of checks end with theirs."""
-    return tuple(
-        result.model_copy(update={"check": f"{result.check} {read.image.platform}"}) if len(inspections) > 1 else result
-        for read in inspections
-        for result in judge_image(read)
-    )
 
 
 def read_images(found: FoundImage, renderer: Renderer, plan: Plan) -> list[Inspection]:

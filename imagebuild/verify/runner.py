@@ -1,20 +1,19 @@
-"""Define what a runner is, how it learns what a host has, and the bash program that commands run under."""
+"""Run commands in an image that is ready for them, or by a prefix: `exec:'srun …'`, `exec:'ssh node'`, `exec:env`."""
 
 from __future__ import annotations
 
 import shlex
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from imagebuild.core import console
-from imagebuild.core.errors import CommandError
-from imagebuild.core.run import OutputSink
-from imagebuild.oci.image import FoundImage
+from imagebuild.core import console, run
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.run import Finished
 from imagebuild.project.records import Surroundings
 
 EXEC = "exec:"
@@ -27,10 +26,9 @@ class CannotRun(CommandError):
 
 @dataclass(frozen=True)
 class Command:
-    """Describe what to run in the image."""
+    """Describe what `bash -euo pipefail -c` runs in the image."""
 
     script: str
-    """Script for `bash -euo pipefail -c`."""
     user: str = "root"
     timeout_s: float = 60
     """Seconds after which the command and its children are killed."""
@@ -103,8 +101,8 @@ FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os
 """Names of the probe's facts that are kept as they are."""
 Probe = Mapping[str, Sequence[str]]
 """Name of a fact → its values."""
-Start = Callable[[Sequence[str], OutputSink, float], int | None]
-"""Runs a program for at most so many seconds. Returns its exit status, or None if it was ended."""
+Start = Callable[[Sequence[str], float, Path | None], Finished]
+"""Runs a program for at most so many seconds, with a log of its output, and returns how it ended."""
 
 
 def read_probe(output: str) -> Probe | None:
@@ -119,12 +117,11 @@ def read_probe(output: str) -> Probe | None:
 
 def run_probe(start: Start, name: str) -> Probe:
     """Find out what there is. Raises CommandError, with the runner's or the image's name, if nothing can be run."""
-    with OutputSink(None) as sink:
-        status = start(("sh", "-c", PROBE), sink, PROBE_TIMEOUT_S)
-    probe = read_probe(sink.text)
+    done = start(("sh", "-c", PROBE), PROBE_TIMEOUT_S, None)
+    probe = read_probe(done.output)
     if probe is None:
-        how = "did not end" if status is None else f"ended with {status}"
-        raise CommandError(f"{name}: the first command {how} and printed: {sink.text.strip()[-500:] or 'nothing'}")
+        how = "did not end" if done.status is None else f"ended with {done.status}"
+        raise CommandError(f"{name}: the first command {how} and printed: {done.output.strip()[-500:] or 'nothing'}")
     return probe
 
 
@@ -161,6 +158,7 @@ GRACE_S = 5
 LATE = (124, 137)
 """Exit statuses of `timeout` for a command that exceeded its time limit: ended by SIGTERM, or by SIGKILL."""
 # `timeout` makes a group of processes, which ends with the command: what it started in the background, too.
+# The exit status is the script's, or one of LATE.
 _WRAPPER = """\
 exec 2> /dev/null
 {account}cd /
@@ -173,36 +171,16 @@ exit "$status"
 """
 
 
-def wrapped_script(command: Command, environment: Mapping[str, str], *, changes_user: bool) -> str:
-    """Return a program for bash that runs a command's script as its user, under its time limit.
-
-    Its exit status is the script's, or one of LATE.
-    """
-    user = shlex.quote(command.user)
-    account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
-    if changes_user:
-        account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(_no_user(command))}; exit 1; }}\n{account}"
-    return _WRAPPER.format(
-        account=account,
-        exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
-        grace=GRACE_S,
-        seconds=command.timeout_s,
-        start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
-        script=shlex.quote(command.script),
-    )
-
-
 def as_user(user: str) -> tuple[str, ...]:
     """Return the words, for a shell, by which root starts a program as another user."""
     return ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
 
 
-def _no_user(command: Command) -> str:
-    return f"the image has no user {command.user!r}"
-
-
 class Session(ABC):
     """Run commands in an image that is ready for them."""
+
+    starts_image = True
+    """Whether the image that was named runs itself; if not, that has to be proven."""
 
     def __init__(self, probe: Probe, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -230,38 +208,118 @@ class Session(ABC):
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
         if nodes:
             environment["IMAGEBUILD_NODES"] = " ".join(nodes)
-        changes_user = command.user != self.surroundings.user
-        program = wrapped_script(command, environment, changes_user=changes_user)
+        changes_user, user = command.user != self.surroundings.user, shlex.quote(command.user)
+        account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
+        no_user = f"the image has no user {command.user!r}"
+        if changes_user:
+            account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(no_user)}; exit 1; }}\n{account}"
+        program = _WRAPPER.format(
+            account=account,
+            exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
+            grace=GRACE_S,
+            seconds=command.timeout_s,
+            start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
+            script=shlex.quote(command.script),
+        )
         began = time.monotonic()
-        with OutputSink(command.log) as sink:
-            status = start(("bash", "-c", program), sink, command.timeout_s + GRACE_S)
+        done = start(("bash", "-c", program), command.timeout_s + GRACE_S, command.log)
         seconds = time.monotonic() - began
-        late = status in LATE and seconds >= command.timeout_s
+        late = done.status in LATE and seconds >= command.timeout_s
         words = [*argv, *(as_user(command.user) if changes_user else ())]
         return Execution(
             argv=console.redacted_arguments([*words, "bash", "-euo", "pipefail", "-c", command.script]),
-            status=None if late else status,
-            output=sink.text,
+            status=None if late else done.status,
+            output=done.output,
             seconds=seconds,
-            environment=console.redacted_environment(environment),
-            problem=sink.reason or (_no_user(command) if sink.text.strip() == _no_user(command) else ""),
+            environment={name: console.redacted_text(value) for name, value in environment.items()},
+            problem=done.problem or (no_user if done.output.strip() == no_user else ""),
         )
 
 
-class Runner(ABC):
-    """Make images ready for commands."""
+# Prefixes
 
-    name: str
-    """The text of `--runner`; secrets are blanked."""
-    starts_image = True
-    """Whether it starts the image that was named itself; if not, that has to be proven."""
-    one_host = False
-    """Whether several nodes are containers of one host, between which no network is measured."""
+JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
+"""Launchers that join their arguments with blanks and give the line to a shell on the other side."""
+CONNECT_S = 30
+"""Seconds on top of a command's time limit, in which the launcher starts it: a connection, a container, a queue."""
+STOP_S = 20
+# The quotes keep this program from finding itself.
+_STOP = """\
+for line in /proc/[0-9]*/cmdline; do
+  ! grep -qs '{0}''{1}' "$line" || kill "${{line//[!0-9]/}}"
+done
+"""
 
-    @abstractmethod
-    def session(self, reference: str | None, found: FoundImage | None) -> AbstractContextManager[Session]:
-        """Make an image ready; what was started for it ends with the context.
 
-        A runner with an engine takes the image of this reference, or else loads what was found; others need neither.
-        Raises CannotRun if nothing can be run in the image, CommandError if the runner fails.
+def read_prefix(text: str) -> list[str]:
+    """Return the words of what follows `exec:`. Raises ConfigError if there are none, or if quotes do not match."""
+    try:
+        prefix = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--runner exec:{text}: {error}; quote the prefix as a shell does") from None
+    if not prefix:
+        raise ConfigError("--runner exec: needs a prefix; `exec:env` runs checks here, inside a container already")
+    return prefix
+
+
+def program_names(prefix: Sequence[str]) -> list[str]:
+    """Return the words of a prefix without folders: `/usr/bin/ssh` is ssh."""
+    return [PurePath(word).name for word in prefix]
+
+
+def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Return the command line that makes `argv` arrive unchanged: quoted once for every shell on the way."""
+    words = list(argv)
+    for name in program_names(prefix):
+        if name in JOINING:
+            words = [shlex.join(words)]
+    return [*prefix, *words]
+
+
+def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
+    """Return a prefix that has an srun with the options for ranks that find each other by PMIx."""
+    after = program_names(prefix).index("srun") + 1
+    options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
+    return [*prefix[:after], *options, *prefix[after:]]
+
+
+class ExecSession(Session):
+    """Run commands where a prefix leads."""
+
+    starts_image = False
+
+    def __init__(self, prefix: Sequence[str], hosts: Sequence[str] = ()) -> None:
+        """Find out what is there. `hosts` are nodes of checks that use several; the prefix leads to the first.
+
+        Raises CommandError if nothing can be run there.
         """
+        self.prefix = prefix
+        self.starts_ranks = "srun" in program_names(prefix)
+        name = f"{EXEC}{shlex.join(console.redacted_arguments(prefix))}"
+        probe = run_probe(self._start, f"--runner {name}")
+        why = {"slurm": "no srun in the prefix", "nodes": "--hosts names no nodes"}
+        self.nodes = tuple(hosts or " ".join(probe["hostlist"]).split() or ["localhost"])
+        super().__init__(probe, surroundings_of(probe, name, nodes=len(self.nodes), slurm=self.starts_ranks, why=why))
+
+    def run(self, command: Command) -> Execution:
+        """Run a command. Raises CommandError if it cannot be started."""
+        prefix = with_ranks(self.prefix, command.ranks, command.nodes) if command.ranks > 1 else self.prefix
+        token = uuid.uuid4().hex
+
+        def start(argv: Sequence[str], timeout_s: float, log: Path | None) -> Finished:
+            *bash, program = argv
+            done = None
+            try:
+                done = self._start([*bash, f": {token}\n{program}"], timeout_s, log, prefix)
+            finally:
+                # The end of the launcher may have left the command running on the other side; srun's ends it, and
+                # another srun would lead to another place.
+                if (done is None or done.status is None) and not self.starts_ranks:
+                    self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], STOP_S, None)
+            return done
+
+        nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
+        return self.execution(command, start, self.prefix, nodes=nodes)
+
+    def _start(self, argv: Sequence[str], timeout_s: float, log: Path | None, prefix: Sequence[str] = ()) -> Finished:
+        return run.execute(command_line(prefix or self.prefix, argv), timeout_s=timeout_s + CONNECT_S, log=log)

@@ -30,7 +30,6 @@ class Subject:
 
     name: str
     """Name that was asked for, or the tag of a target."""
-    platform: str = ""
     digest: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     target: Target | None = None
@@ -40,19 +39,22 @@ class Subject:
     """Name in the engine's store; None for an image that is not there."""
 
     @property
+    def platforms(self) -> tuple[str, ...]:
+        """Return the platforms that are known."""
+        return self.found.platforms if self.found else ()
+
+    @property
     def components(self) -> dict[str, str]:
         """Return component → version by the labels, or by the target of an image that was not found.
 
         It is empty for an image that was not built here.
         """
-        by_target = self.target.components if self.target and not self.found else {}
-        return components_of(self.labels) or dict(by_target)
+        return components_of(self.labels) or (dict(self.target.components) if self.target and not self.found else {})
 
     @property
     def axes(self) -> dict[str, str]:
         """Return axis → value, from where the components come."""
-        by_target = self.target.axes if self.target and not self.found else {}
-        return axes_of(self.labels) or dict(by_target)
+        return axes_of(self.labels) or (dict(self.target.axes) if self.target and not self.found else {})
 
 
 @contextmanager
@@ -83,15 +85,20 @@ def target_with_id(plan: Plan, name: str) -> Target | None:
     return select_one(plan, name) if is_of_plan else None
 
 
+def in_files(name: str, path: Path, folder: Path) -> FoundImage:
+    """Return the image of a layout or an archive, which is unpacked into `folder`. Raises as `images_in` does."""
+    return FoundImage.of(name, str(path), image.images_in(path, folder))
+
+
 def subject_in_files(path: Path, folder: Path) -> Subject:
     """Describe the image in a layout or an archive; what has to be unpacked goes into `folder`.
 
     Raises ConfigError if the path holds no image, ResultError if it cannot be read.
     """
     with room_explained(str(path)):
-        found = image.image_in_files(str(path), path, folder)
+        found = in_files(str(path), path, folder)
     first = found.image(found.platforms[0])
-    return Subject(found.name, ", ".join(found.platforms), first.digest, first.labels, found=found)
+    return Subject(found.name, first.digest, first.labels, found=found)
 
 
 def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path) -> Subject:
@@ -110,7 +117,7 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
         return saved.image(platform)
 
     found = FoundImage(tag, "the engine's store", (info.platform,), read, digest)
-    subject = Subject(tag, info.platform, digest, info.labels, target, found, info.reference)
+    subject = Subject(tag, digest, info.labels, target, found, info.reference)
     if target and subject.components != target.components:
         raise ConfigError(f"{name}: the image in the engine's store has other versions than the plan; build it again")
     return subject
@@ -129,7 +136,7 @@ def subject_elsewhere(
     found = None
     with room_explained(name or str(layout)):
         if layout:
-            found = image.image_in_files(name or str(layout), layout, folder)
+            found = in_files(name or str(layout), layout, folder)
         elif target:
             found = next(finder.results_of_build(target, folder), None)
         elif name and "@" in name:
@@ -137,8 +144,7 @@ def subject_elsewhere(
     if not found:
         return Subject(name or "(unnamed)", target=target)
     read = found.image(found.platforms[0] if len(found.platforms) == 1 else platform())
-    there = replace(found, platforms=(read.platform,))
-    return Subject(found.name, read.platform, read.digest, read.labels, target, there)
+    return Subject(found.name, read.digest, read.labels, target, replace(found, platforms=(read.platform,)))
 
 
 NO_PLAN = Plan(targets=(), excluded=())
@@ -169,7 +175,7 @@ class ImageFinder:
 
     def _find(self, name: str, folder: Path) -> FoundImage:
         if path := path_of_image(name):
-            return image.image_in_files(name, path, folder)
+            return in_files(name, path, folder)
         if target := target_with_id(self.plan, name):
             in_engine = image.image_in_engine(target.id, target.name, folder)
             for found in chain([in_engine] if in_engine else (), self.results_of_build(target, folder)):
@@ -197,7 +203,7 @@ class ImageFinder:
         """
         layout = self.folder / target.id / "layout"
         if layout.is_dir():
-            yield image.image_in_files(target.id, layout, folder)
+            yield in_files(target.id, layout, folder)
         path = self.folder / target.id / "result.json"
         if not path.exists():
             return

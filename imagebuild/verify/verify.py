@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from docker import DockerClient
@@ -25,12 +26,13 @@ from imagebuild.project.revision import current_revision
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import checks, subject
 from imagebuild.verify.checks import IMAGE, SAME_FILES, ImageCheck
-from imagebuild.verify.docker import DockerRunner, pulled
-from imagebuild.verify.prefix import ExecRunner
+from imagebuild.verify.docker import docker_session, pulled
 from imagebuild.verify.rules import IMAGE_CHECKS, Inspection, judge_images, read_images
-from imagebuild.verify.runner import EXEC, CannotRun, Command, Runner, Session
+from imagebuild.verify.runner import EXEC, CannotRun, Command, ExecSession, Session, read_prefix
 from imagebuild.verify.subject import ImageFinder, Subject
 
+Start = Callable[[], AbstractContextManager[Session]]
+"""Starts a session in an image."""
 NO_FILES = (
     "this runner cannot read its files; name a target that was built with --push or --output, "
     "an image as NAME@DIGEST, or a layout with --layout"
@@ -39,25 +41,18 @@ NO_FILES = (
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """Hold the options of a verification."""
+    """Hold the options of `imagebuild verify`."""
 
     image: str | None
-    runner: str = "docker"
-    checks: Sequence[str] = ()
-    """Globs of checks; without one, all checks of the image."""
-    hosts: Sequence[str] = ()
-    """Nodes of the runner `exec:`."""
-    layout: Path | None = None
-    """Layout or archive of the image, for a runner that cannot read images."""
-    pull: bool = False
-    folder: Path = Path("build")
-    """Folder in which builds leave layouts and results of targets."""
-    output: Path | None = None
-    """Folder for evidence."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables for all checks."""
-    profile: Profile | None = None
-    """Hardware that the speed of benchmarks is compared with."""
+    runner: str
+    checks: Sequence[str]
+    hosts: Sequence[str]
+    layout: Path | None
+    pull: bool
+    folder: Path
+    output: Path | None
+    environment: Mapping[str, str]
+    profile: Profile | None
 
 
 def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> VerifyResult:
@@ -69,7 +64,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
     project = renderer.project
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
-        image, runner = find_image_and_runner(plan, request, folder, stack)
+        image, start = find_image(plan, request, folder, stack)
         components = components_to_check(project, image, request)
         chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks)
         planned = checks.plan_checks(project, chosen, components, image.axes)
@@ -77,29 +72,35 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
         evidence = ResultFolder(image, request.output or folder / "evidence", kept=request.output is not None)
         try:
             # Before anything is started: what runs beside a benchmark changes what it measures.
-            are_needed = rules or not runner.starts_image
+            are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
-            evidence.add(*judge_files(inspections, rules))
+            judged = list(judge_images(inspections))
+            if not inspections:
+                judged = [
+                    CheckResult(component=IMAGE, check=rule, outcome="skipped", reason=NO_FILES) for rule in rules
+                ]
+            # Of an image for several platforms, the name of a check is followed by the platform.
+            evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
             if planned:
-                run_commands(runner, planned, request, evidence, inspections)
-            evidence.revision = current_revision(project.matrix.path, project.roots[0])
+                run_commands(start, planned, request, evidence, inspections)
+            evidence.revision = current_revision(project.root)
         finally:
             evidence.write()
         return evidence.result()
 
 
 def run_commands(
-    runner: Runner, planned: Sequence[ImageCheck], request: VerifyRequest, evidence: ResultFolder,
+    start: Start, planned: Sequence[ImageCheck], request: VerifyRequest, evidence: ResultFolder,
     inspections: Sequence[Inspection],
 ) -> None:  # fmt: skip
-    """Run checks in a session of the runner, one after the other: a second command would disturb a benchmark.
+    """Run checks in a session, one after the other: a second command would disturb a benchmark.
 
-    Where the runner did not start the image itself, the first check proves that the image that was read runs there.
+    Where a prefix leads to a place, the first check proves that the image that was read runs there.
     """
     try:
-        with runner.session(evidence.image.reference, evidence.image.found) as session:
+        with start() as session:
             evidence.surroundings = observe_surroundings(session, evidence)
-            if not runner.starts_image:
+            if not session.starts_image:
                 proof = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
                 if inspections:
                     read = inspections[0]
@@ -110,20 +111,19 @@ def run_commands(
                     raise CannotRun(f"another image runs there, see {IMAGE}/{SAME_FILES}")
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
-                result = checks.run_check(
-                    check, session, evidence.log(check.component, check.name), request.environment
-                )
+                log = evidence.log(check.component, check.name)
+                result = checks.run_check(check, session, log, request.environment)
                 evidence.add(result)
                 if request.profile and check.check:
-                    evidence.add(
-                        *checks.judged_speed(result, check.check, request.profile, variables, one_host=runner.one_host)
-                    )
+                    one_host = session.starts_image  # its nodes are containers of one engine
+                    speed = checks.judged_speed(result, check.check, request.profile, variables, one_host=one_host)
+                    evidence.add(*speed)
     except CannotRun as error:
         evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
 
 
-def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStack) -> tuple[Subject, Runner]:
-    """Find the image and what runs commands in it; files of the image that are fetched lie below `folder`.
+def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStack) -> tuple[Subject, Start]:
+    """Find the image, and what starts a session in it; files of the image that are fetched lie below `folder`.
 
     An image that is pulled goes with the stack. Raises ConfigError for options that do not fit together, or an image
     that cannot be found.
@@ -132,10 +132,14 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path, stac
     if request.runner.startswith(EXEC):
         if request.pull:
             raise ConfigError("--pull: only the docker runner pulls; leave it out")
-        runner = ExecRunner(request.runner.removeprefix(EXEC), request.hosts)
+        prefix = read_prefix(request.runner.removeprefix(EXEC))
         finder = ImageFinder(plan, request.folder)
-        layout = request.layout or path
-        return subject.subject_elsewhere(finder, request.image, layout, folder, lambda: platform_of(runner)), runner
+
+        def platform() -> str:
+            return PLATFORMS.get(ExecSession(prefix).surroundings.facts.get("machine", ""), "unknown")
+
+        image = subject.subject_elsewhere(finder, request.image, request.layout or path, folder, platform)
+        return image, lambda: nullcontext(ExecSession(prefix, request.hosts))
     if request.runner != "docker":
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
     for option, value in (("--hosts", request.hosts), ("--layout", request.layout)):
@@ -143,23 +147,19 @@ def find_image_and_runner(plan: Plan, request: VerifyRequest, folder: Path, stac
             raise ConfigError(f"{option}: only with --runner exec:PREFIX; the docker runner starts the image itself")
     if request.image is None:
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
-    if path is None:
-        client = connect()
-        if request.pull and not subject.target_with_id(plan, request.image):
-            stack.enter_context(pulled(client, request.image))
-        return subject.subject_in_engine(client, plan, request.image, folder), DockerRunner(lambda: client)
-    return subject.subject_in_files(path, folder), DockerRunner(connect)
+    if path:
+        image = subject.subject_in_files(path, folder)
+        return image, partial(docker_session, connect, None, image.found)
+    client = connect()
+    if request.pull and not subject.target_with_id(plan, request.image):
+        stack.enter_context(pulled(client, request.image))
+    image = subject.subject_in_engine(client, plan, request.image, folder)
+    return image, partial(docker_session, lambda: client, image.reference, image.found)
 
 
 def connect() -> DockerClient:
     """Return a client of the engine. Raises CommandError if there is none."""
     return engine.connect_engine(engine.find_engine())
-
-
-def platform_of(runner: ExecRunner) -> str:
-    """Return the platform of the place that a prefix leads to. Raises CommandError if nothing can be run there."""
-    with runner.session() as session:
-        return PLATFORMS.get(session.surroundings.facts.get("machine", ""), "unknown")
 
 
 def components_to_check(project: Project, image: Subject, request: VerifyRequest) -> Mapping[str, str | None]:
@@ -180,14 +180,6 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
             "choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
         )
     return dict.fromkeys(project.components)
-
-
-def judge_files(inspections: Sequence[Inspection], rules: Collection[str]) -> list[CheckResult]:
-    """Return the results of the chosen checks of files."""
-    if not inspections:
-        return [CheckResult(component=IMAGE, check=name, outcome="skipped", reason=NO_FILES) for name in rules]
-    # Of an image for several platforms, the name of a check is followed by the platform.
-    return [result for result in judge_images(inspections) if result.check.partition(" ")[0] in rules]
 
 
 def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ImageCheck]:
@@ -234,7 +226,7 @@ def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundin
             reports[script] = path.name
         else:
             path.unlink(missing_ok=True)
-    environment = console.redacted_environment(variables)
+    environment = console.kept_environment(variables)
     return place.model_copy(update={"environment": environment, "reports": reports})
 
 
@@ -267,7 +259,7 @@ class ResultFolder:
         """Add results with the names of their logs, and print a line for each check that failed or took long."""
         for result in results:
             path = self.log(result.component, result.check)
-            if self.kept and result.output and not path.exists():
+            if result.output and not path.exists():
                 files.write_text(path, result.output)
             kept = self.kept and path.exists()
             self.results.append(result.model_copy(update={"log": path.name}) if kept else result)
@@ -275,8 +267,8 @@ class ResultFolder:
                 console.err.print(f"{console.MARKS[result.outcome]} {result.name} ({result.seconds:.1f} s)")
 
     def write(self) -> None:
-        """Write the results so far into the folder, if there are any and it stays."""
-        if self.kept and self.results:
+        """Write the results so far into the folder, if there are any."""
+        if self.results:
             files.write_text(self.folder / "verify.json", self.result().model_dump_json(indent=1) + "\n")
 
     def result(self) -> VerifyResult:
@@ -287,7 +279,7 @@ class ResultFolder:
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
-            platform=image.platform or PLATFORMS.get(machine, "unknown"),
+            platform=", ".join(image.platforms) or PLATFORMS.get(machine, "unknown"),
             checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
             labels=dict(image.labels),
             started=self.started,

@@ -139,7 +139,7 @@ TOGETHER = {
 """Modules that run in one process: they share the stand-in for the vendor's servers, and quickstart's images."""
 FIRST = (
     *TOGETHER["standin"], *TOGETHER["quickstart"], "test_workflows", "test_publish", "test_cost", "test_broken",
-    "test_slurm_jobs", "test_mirrors",
+    "test_mirrors",
 )  # fmt: skip
 """Modules in the order in which they begin: long ones first, so that no process ends long before the others."""
 
@@ -341,7 +341,7 @@ class Tiny(Files):
             "{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\n"
             "COPY --from=tool-source / /src\n" + STAGE.partition("\n")[2].replace("RUN", "RUN cat /src/*;")
         ))  # fmt: skip
-        self.lock({**LOCK, "git": {address: {f"2.{self.nonce}": "b" * 40}}})
+        self.lock({**LOCK, "git": {f"{address} 2.{self.nonce}": "b" * 40}})
 
     def step(self, command: str) -> None:
         """Let `library` run this command, which no cache has."""
@@ -440,7 +440,7 @@ def compose_command(file: Path, **variables: str) -> str:
     """Write variables of the compose file, and return the command that reads them."""
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
         # What Ubuntu calls docker-compose is the program of before there were plug-ins.
-        install("docker-compose-v2" if debian.distribution().id == "ubuntu" else "docker-compose")
+        install("docker-compose-v2" if debian.os_release().get("ID") == "ubuntu" else "docker-compose")
     file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     return f'docker compose --env-file "{file}"'
 
@@ -526,24 +526,18 @@ def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """The stand-in for the vendor's servers, served without faults."""
     from tests.docker import standin  # noqa: PLC0415 - others need it not
 
-    made = standin.make_upstream(request.config.getoption("--whole-hpcx"))
+    made = standin.make_upstream(whole=request.config.getoption("--whole-hpcx"))
     with made.serve():
         yield made
 
 
 @pytest.fixture(scope="session")
-def locked(
-    upstream: Upstream,
-    tmp_path_factory: pytest.TempPathFactory,
-    client: DockerClient,
-    host: str,
-    request: pytest.FixtureRequest,
-) -> Path:
+def locked(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory, client: DockerClient, host: str) -> Path:
     """The project of someone who reaches the stand-in only, with all that the tested targets need in the lock."""
     from tests.docker import standin  # noqa: PLC0415 - others need it not
 
     folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream.configuration)
     with watched(client, host) as environ:
         run = Imagebuild(folder, {**environ, "IMAGEBUILD_CONFIG": str(folder / "config.yaml")})
-        run("lock", *[f"hpcx-cuda{c}-*" for c in standin.chosen(request.config.getoption("--whole-hpcx"))])
+        run("lock", f"{standin.TARGETS}-*")
     return folder

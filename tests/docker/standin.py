@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from imagebuild.core import Arch
 from tests.docker.conftest import copy_of_project, install
-from tests.upstream.__main__ import CACHE
-from tests.upstream.standin import Upstream, missing
+from tests.upstream.standin import CACHE, Upstream, missing
 
-COMBINATIONS = {
-    "12.9.1-ubuntu22.04": "4",
-    "13.2.1-ubuntu24.04": "4",
-    "13.4.2-ubuntu26.04": "5",
-}
-"""CUDA and Ubuntu of the base images that the stand-in has → series of Open MPI to test there."""
-USUAL = "13.2.1-ubuntu24.04"
-"""What `make docker` builds."""
-ARM = "arm64"
-"""Instead of a pattern: stages of the usual one for this architecture, in emulation."""
+TARGETS = "hpcx-cuda13.2.1-ubuntu24.04"
+"""Beginning of the ids of those that the stand-in has all of."""
 
 
-def chosen(whole: str) -> list[str]:
-    """Those of COMBINATIONS that are built: the usual one, or with Open MPI those that match the pattern `whole`."""
-    return [name for name in COMBINATIONS if fnmatchcase(name, whole)] if whole not in ("", ARM) else [USUAL]
-
-
-def make_upstream(whole: str) -> Upstream:
-    """The stand-in, from the cache that all tests share, for what is `chosen`; nothing is served yet."""
+def make_upstream(*, whole: bool) -> Upstream:
+    """The stand-in, from the cache that all tests share; with the sources of Open MPI if it is `whole`."""
     if lacking := missing():
         install(*lacking)
-    archs: tuple[Arch, ...] = ("amd64", "arm64") if whole == ARM else ("amd64",)
-    return Upstream.make(CACHE, chosen(whole), sources=whole not in ("", ARM), archs=archs)
+    return Upstream.make(CACHE, sources=whole)
 
 
 def project(folder: Path, configuration: str) -> Path:
@@ -47,10 +30,8 @@ def project(folder: Path, configuration: str) -> Path:
     matrix = re.sub(
         r"(?m)^(  (?:sshd|pmix):)\n(?:    - \{.*\n)+    - \{when: \{os: debian13\}, version: (.*)\}$", r"\1 \2", matrix
     )
-    matrix = re.sub(r"cuda: \[12\.6\.3, .*\]", "cuda: [12.9.1, 13.2.1, 13.4.2]", matrix)
-    head, _, hpcx = matrix.partition("  hpcx:\n    description")
-    hpcx = hpcx.replace("[linux/amd64, linux/arm64]", "[linux/amd64]", 1)
-    (folder / "matrix.yaml").write_text(f"{head}  hpcx:\n    description{hpcx}")
+    head, mark, hpcx = matrix.partition("  hpcx:\n    description")
+    (folder / "matrix.yaml").write_text(head + mark + hpcx.replace("[linux/amd64, linux/arm64]", "[linux/amd64]", 1))
     lock = json.loads((folder / "imagebuild.lock").read_text())
     kept = {"wheels": lock["wheels"], "images": {k: v for k, v in lock["images"].items() if "debian" in k}}
     (folder / "imagebuild.lock").write_text(json.dumps(kept))

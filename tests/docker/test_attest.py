@@ -19,8 +19,8 @@ from imagebuild.oci import (
     KINDS,
     Descriptor,
     ImageReference,
+    Manifest,
     Registry,
-    RepositoryAt,
     connect_registry,
     encode_predicate,
     index_document,
@@ -75,7 +75,7 @@ class Published:
         return ImageReference(self.registry.host, REPOSITORY, digest=self.manifest.digest)
 
     def attach(self, kind: str, document: object, signer: Signer | None = None) -> str:
-        place = RepositoryAt(self.registry, REPOSITORY)
+        place = self.registry.at(REPOSITORY)
         return attach(place, self.manifest, NewAttachment(kind, encode_predicate(document)), signer)
 
 
@@ -85,9 +85,9 @@ def published(quickstart: Built, registry: str, tmp_path: Path) -> Iterator[Publ
     with ImageFinder().find(f"engine:{quickstart.tag}") as found:
         image = found.image(None)
         layout = image.as_layout(tmp_path / "layout")
-        push_image(layout, image.digest, client, REPOSITORY)
-        index = client.put_manifest(REPOSITORY, "13.5", index_document([image.descriptor]), INDEX)
-        yield Published(client, layout, image.descriptor, index)
+        push_image(layout, image.digest, client.at(REPOSITORY))
+        index = client.at(REPOSITORY).put_manifest(Manifest(index_document([image.descriptor]), INDEX), "13.5")
+        yield Published(client, layout.folder, image.descriptor, index)
 
 
 def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, status: int = 0) -> list[AttestFinding]:
@@ -99,7 +99,7 @@ def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, statu
 
 def provenance(imagebuild: Imagebuild, quickstart: Built) -> Mapping[str, Any]:
     folder = imagebuild.folder
-    project = load_project(folder / "matrix.yaml", folder / "dockerfiles", folder / "imagebuild.lock")
+    project = load_project(folder)
     renderer = Renderer(project, versions_with(project, Changes()))
     target = select_one(make_plan(project), TARGET)
     text = renderer.dockerfile(target).text
@@ -161,8 +161,8 @@ def test_published_and_verified(
         verify_attestation(cosign, str(published.named), "provenance", tmp_path / "theirs.pub")
 
     # Somebody with access to the registry's disk changes the provenance.
-    (item,) = read_attestations(published.registry, REPOSITORY, digest, "provenance")
-    manifest = published.registry.manifest(REPOSITORY, item.digest)
+    (item,) = read_attestations(published.registry.at(REPOSITORY), digest, "provenance")
+    manifest = published.registry.at(REPOSITORY).find(item.digest)
     assert manifest
     hexadecimal = manifest.document["layers"][0]["digest"].removeprefix("sha256:")
     find = f"find /data -path */{hexadecimal}/data -exec sed -i s/mediaType/mediaTipe/ {{}} +".split()

@@ -51,18 +51,10 @@ def test_a_step_that_fails(tiny: Tiny) -> None:
     assert "tool" not in rerun.err
 
 
-def test_a_source_that_cannot_be_reached(tiny: Tiny) -> None:
-    tiny.from_git("https://nowhere.invalid/tool.git")
-    done = tiny.build(TINY_TARGET, expect=4)
-    assert f"{TINY_TARGET}: component tool: a step failed" in done.err
-    assert "nowhere.invalid" in done.err
-    assert re.search(rf"imagebuild build {TINY_TARGET} --platform linux/\w+ --stage tool-source -v", done.err)
-
-
 def test_a_wheel_with_another_hash(tmp_path: Path, environ: dict[str, str]) -> None:
     lock = copy_of_project(tmp_path) / "imagebuild.lock"
     text = lock.read_text()
-    hashes = re.search(r'"nccl-wheel": \{.*', text, re.DOTALL)
+    hashes = re.search(r'"nccl-wheel .*', text, re.DOTALL)
     assert hashes
     lock.write_text(text.replace(hashes[0], re.sub("[0-9a-f]{64}", "0" * 64, hashes[0])))
     imagebuild = Imagebuild(tmp_path, environ)
@@ -122,25 +114,22 @@ def test_an_engine_that_stops(tiny: Tiny, second_engine: SecondEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "number", "status"), [([], signal.SIGINT, 130), (["-v"], signal.SIGTERM, 143)], ids=["int", "term"]
-)
-def test_a_build_is_told_to_end(tiny: Tiny, arguments: list[str], number: signal.Signals, status: int) -> None:
+    ("arguments", "program", "number", "status"),
+    [
+        ([], "", signal.SIGINT, 130), (["-v"], "", signal.SIGTERM, 143),
+        ([], "docker", signal.SIGKILL, 4), ([], "docker-buildx", signal.SIGKILL, 4),
+    ],
+)  # fmt: skip
+def test_a_build_or_what_it_started_is_told_to_end(
+    tiny: Tiny, arguments: list[str], program: str, number: signal.Signals, status: int
+) -> None:
     building = start_sleeping(tiny, *arguments)
-    building.send_signal(number)
-    done = finish(building)
-    assert (done.status, "Traceback" in done.err, "error" in done.err) == (status, False, False)
-    nothing_left(tiny)
-
-
-@pytest.mark.parametrize("program", ["docker", "docker-buildx"])
-def test_buildx_is_killed(tiny: Tiny, program: str) -> None:
-    building = start_sleeping(tiny)
     started = processes(environ=tiny.environ["IMAGEBUILD_TEST"])
-    (pid,) = [pid for pid, words in started.items() if Path(words[0]).name == program]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(next((pid for pid, words in started.items() if Path(words[0]).name == program), building.pid), number)
     done = finish(building)
-    assert (done.status, "Traceback" in done.err) == (4, False)
-    assert re.search("error: docker buildx bake .*killed", done.err, re.DOTALL)
+    assert (done.status, "Traceback" in done.err) == (status, False)
+    found = re.search("error: docker buildx bake .*killed" if program else "error", done.err, re.DOTALL)
+    assert bool(found) == bool(program)
     nothing_left(tiny)
 
 

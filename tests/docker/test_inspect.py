@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from pathlib import Path
@@ -14,7 +13,7 @@ from imagebuild.oci import images_in
 from imagebuild.project import Plan, VerifyResult
 from imagebuild.render import Renderer
 from imagebuild.verify import Inspection, scan_all
-from tests.docker.conftest import REPOSITORY, Built, Imagebuild, Tiny, until
+from tests.docker.conftest import REPOSITORY, Built, Imagebuild, until
 from tests.docker.test_quickstart import docker_build
 
 pytestmark = pytest.mark.docker
@@ -39,7 +38,6 @@ FAULTS = {
         {"sshd/settings", "sshd/refuses-root", "sshd/refuses-user"},
 }  # fmt: skip
 """Damage, a step each → the checks that find it, and no others of their components do."""
-TARGET = "tiny-cuda13.0-debian13-runtime"
 
 
 def test_planted_faults_are_found_and_nothing_else(
@@ -63,19 +61,6 @@ def test_planted_faults_are_found_and_nothing_else(
     assert TOKEN not in done.out + (tmp_path / "verify.json").read_text()
     # Another client's test may give an equal image a name, for as long as it runs.
     assert until(lambda: client.images.get(tag).tags == planted.tags)
-
-
-def test_a_layout_passes_without_an_engine(tiny: Tiny) -> None:
-    """A small image: what is real in larger ones is read from an archive above, and by test_quickstart."""
-    tiny.add("library", tiny.new + "checks: [{name: starts, description: for a test, run: 'true'}]\n")
-    tiny.build(TARGET, "--output", tiny.root / "layouts")
-    layout, nowhere = f"oci:{tiny.root}/layouts/{TARGET}", "unix:///nowhere.sock"
-    done = tiny.imagebuild("verify", layout, "--json", "checks.json", expect=4, DOCKER_HOST=nowhere)
-    assert "no check was started" in done.err
-    assert re.search(r"\b[12]\d passed, 0 failed,", done.out)
-    checks = json.loads((tiny.root / "checks.json").read_text())["checks"]
-    assert {check["outcome"] for check in checks if check["component"] == "image"} == {"passed", "skipped"}
-    assert {check["outcome"] for check in checks if check["component"] != "image"} == {"skipped"}
 
 
 def test_the_loader_in_the_image_agrees(

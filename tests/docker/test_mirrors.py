@@ -60,7 +60,7 @@ def use_sources(tiny: Tiny, content: Content, address: str, repository: str = "m
         "RUN --mount=type=bind,from=plugin-source,target=/src cat /src/tool.tar && "
         "mkdir -p /out/runtime && cp /proc/sys/kernel/random/uuid /out/runtime/plugin\n"
     ))  # fmt: skip
-    git = {f"{address}/{repository}.git": {f"2.{tiny.nonce}": content.commits[repository]}}
+    git = {f"{address}/{repository}.git 2.{tiny.nonce}": content.commits[repository]}
     tiny.lock({**LOCK, "git": git, "archives": {f"{address}/tool.tar": content.sha256}})
 
 

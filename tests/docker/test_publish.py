@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
+from imagebuild.oci import Manifest, Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
 from imagebuild.project import BuildResult, Catalog, Published, PublishResult
 from tests.conftest import git
 from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, install, until, watched
@@ -59,19 +59,19 @@ class Shop:
     def tags(self, name: str) -> dict[str, str]:
         """What people can pull; what refers to images has tags too in this registry."""
         repository = f"{REPOSITORY}/{name}/tiny"
-        found = [tag for tag in self.registry.tags(repository) if not tag.startswith("sha256-")]
-        return {tag: str(self.registry.digest(repository, tag)) for tag in found}
+        found = [tag for tag in self.registry.at(repository).tags() if not tag.startswith("sha256-")]
+        return {tag: str(self.registry.at(repository).digest(tag)) for tag in found}
 
     def complete(self, name: str) -> None:
         """Everything that a tag names is there."""
         repository = f"{REPOSITORY}/{name}/tiny"
         for digest in self.tags(name).values():
-            index = self.registry.manifest(repository, digest)
+            index = self.registry.at(repository).find(digest)
             assert index
             for child in manifests_of(index.document):
-                manifest = self.registry.manifest(repository, child.digest)
+                manifest = self.registry.at(repository).find(child.digest)
                 assert manifest
-                assert all(self.registry.has_blob(repository, blob.digest) for blob in blobs_of(manifest.document))
+                assert all(self.registry.at(repository).has_blob(blob.digest) for blob in blobs_of(manifest.document))
 
     def result(self, target: str) -> BuildResult:
         return BuildResult.model_validate_json((self.evidence / target / "result.json").read_text())
@@ -150,7 +150,7 @@ def test_to_another_registry_blobs_pass_through(shop: Shop) -> None:
         other.rule("forget", "PUT", "/blobs/uploads/")
         done = shop.publish("away", host=other.address)
         assert {target.state for target in done.values()} == {"published"}
-        assert other.bytes("upload") > (shop.result(NEW).size_bytes or 0)
+        assert other.carried("upload") > (shop.result(NEW).size_bytes or 0)
     shop.complete("away")
 
 
@@ -174,15 +174,15 @@ def other_build(shop: Shop, folder: Path) -> Path:
     """Evidence of another build of the same commit, which came out different; its image is staged."""
     result = shop.result(NEW)
     repository = f"{REPOSITORY}/tiny-staging"
-    manifest = shop.registry.manifest(repository, str(result.digest))
+    manifest = shop.registry.at(repository).find(str(result.digest))
     assert manifest
-    config = json.loads(shop.registry.blob(repository, manifest.document["config"]["digest"]))
+    config = json.loads(shop.registry.at(repository).blob(manifest.document["config"]["digest"]))
     config["config"]["Labels"]["org.opencontainers.image.created"] = "later"
     content = encode_json(config)
-    shop.registry.put_blob(repository, content, digest_of(content))
+    shop.registry.at(repository).put_blob(content, digest_of(content))
     named = {**manifest.document["config"], "digest": digest_of(content), "size": len(content)}
     image = encode_json({**manifest.document, "config": named})
-    digest = shop.registry.put_manifest(repository, digest_of(image), image, manifest.media_type)
+    digest = shop.registry.at(repository).put_manifest(Manifest(image, manifest.media_type))
     for name in ("result.json", "verify.json"):
         text = (shop.evidence / NEW / name).read_text().replace(str(result.digest), digest)
         (folder / NEW).mkdir(parents=True, exist_ok=True)

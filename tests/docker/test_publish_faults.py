@@ -50,7 +50,7 @@ def publish(site: Site, signer: Signer | None = None) -> Published:
 
 def tags(site: Site) -> set[str]:
     """What people can pull; this registry lists what refers to images under tags, too."""
-    found = connect_registry(site.host).tags("acme/tiny")
+    found = connect_registry(site.host).at("acme/tiny").tags()
     return {tag for tag in found if not tag.startswith("sha256-")}
 
 
@@ -108,11 +108,11 @@ def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_
     assert publish(site, good).state == "unchanged"
 
     # By the tag, cosign finds what platforms have: the index has it, too.
-    place, repository = connect_registry(site.host), "acme/tiny"
-    listed = [item.kind for item in read_attestations(place, repository, str(done.digest))]
+    place = connect_registry(site.host).at("acme/tiny")
+    listed = [item.kind for item in read_attestations(place, str(done.digest))]
     assert listed.count("verification") == 2
     key = tmp_path / "cosign.pub"
-    statements = verify_attestation(cosign, f"{site.host}/{repository}:latest", "verification", key)
+    statements = verify_attestation(cosign, f"{place}:latest", "verification", key)
     assert {s["subject"][0]["digest"]["sha256"] for s in statements} == {str(done.digest).removeprefix("sha256:")}
     assert {s["predicate"]["platform"] for s in statements} == {AMD64, ARM64}
 
@@ -125,7 +125,7 @@ def test_oras_finds_by_tag_what_is_attached(site: Site) -> None:
         command = ("oras", "discover", "--plain-http", "--format", "json", *more, f"{site.host}/acme/tiny:latest")
         printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found = {item["digest"]: item["annotations"] for item in json.loads(printed)["manifests"]}
-        assert found.keys() == {item.digest for item in connect_registry(site.host).referrers("acme/tiny", subject)}
+        assert found.keys() == {item.digest for item in connect_registry(site.host).at("acme/tiny").referrers(subject)}
         kinds = [notes["in-toto.io/predicate-type"] for notes in found.values()]
         assert sorted(kinds) == sorted([KINDS["provenance"], KINDS["verification"]] * (1 if platform else 2))
 

@@ -46,7 +46,7 @@ def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
     )
 
 
-@pytest.mark.parametrize("compression", ["gzip", "zstd:3"])
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
 def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
     tiny.build(TINY_TARGET, "--output", tiny.root / "layouts", "--compression", compression)
     layout, result = tiny.root / "layouts" / TINY_TARGET, tiny.result()
@@ -57,7 +57,7 @@ def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
     manifest = json.loads(blob(layout, entry["digest"]))
     for part in [manifest["config"], *manifest["layers"]]:
         assert len(blob(layout, part["digest"])) == part["size"]
-    kind = f"application/vnd.oci.image.layer.v1.tar+{compression.partition(':')[0]}"
+    kind = f"application/vnd.oci.image.layer.v1.tar+{compression}"
     assert {layer["mediaType"] for layer in manifest["layers"]} == {kind}  # the base's too
     assert result.size_bytes == sum(layer["size"] for layer in manifest["layers"])
     labels = json.loads(blob(layout, manifest["config"]["digest"]))["config"]["Labels"]

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from docker import DockerClient
 
+from imagebuild.core import CommandError, Patience
 from imagebuild.oci import (
-    MANIFEST,
     Attachment,
     DeletionDisabled,
-    Descriptor,
+    Layout,
     Registry,
-    RepositoryAt,
-    blob_path,
-    blobs_named,
+    Repository,
     connect_registry,
     copy_image,
+    pull_image,
     push_image,
 )
 from imagebuild.project import staged_tag
@@ -35,71 +39,123 @@ STAGING, FINAL = "example/tiny-staging", "example/tiny"
 
 
 @pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> layouts.Layout:
+def layout(tmp_path_factory: pytest.TempPathFactory) -> layouts.Made:
     return layouts.make(tmp_path_factory.mktemp("layout"), os.urandom(4_000_000))
 
 
-def connect(address: str, backoff_s: float = 0.01) -> Registry:
-    made = connect_registry(address, patience_s=30, environ={"IMAGEBUILD_CONFIG": ""})
-    made.backoff_s = backoff_s
-    return made
+def connect(address: str, seconds: float = 30) -> Registry:
+    return connect_registry(address, patience=Patience(seconds, backoff_s=0.01), environ={"IMAGEBUILD_CONFIG": ""})
 
 
-def same(registry: Registry, repository: str, layout: layouts.Layout) -> bool:
-    """Whether the registry gives back all of the layout, digest by digest."""
+def same(place: Repository | Layout, layout: layouts.Made) -> bool:
+    """Whether a place gives back all of the layout, digest by digest."""
     named = {layout.digest, *(manifest.digest for manifest in layout.manifests)}
-    for digest, _ in blobs_named(layout.folder, layout.digest):
-        manifest = registry.manifest(repository, digest) if digest in named else None
-        content = manifest.content if manifest else registry.blob(repository, digest)
-        if content != blob_path(layout.folder, digest).read_bytes():
+    for digest, _ in layout.layout.named(layout.digest):
+        content = place.manifest(digest).content if digest in named else place.blob(digest)
+        if content != layout.layout.path(digest).read_bytes():
             return False
     return True
 
 
-COPIED: tuple[Fault, ...] = ("busy", "broken", "drop-before", "drop-after", "cut")
-FAULTS: list[tuple[Fault, str, str]] = [
-    *[(fault, "PUT", "/blobs/uploads/") for fault in
-      ("busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow")],
-    *[(fault, "PUT", "/manifests/") for fault in ("busy", "broken", "drop-before", "drop-after", "cut", "lose")],
-    *[(fault, "POST", "/uploads/$") for fault in ("busy", "broken", "drop-before", "drop-after")],
-    *[(fault, "HEAD", "") for fault in ("busy", "broken", "drop-before", "drop-after")],
-]  # fmt: skip
+ANY: tuple[Fault, ...] = ("busy", "broken", "drop-before", "drop-after", "cut")
+FAULTS: dict[str, list[tuple[str, str, tuple[Fault, ...]]]] = {
+    "push": [
+        ("PUT", "/blobs/uploads/", (*ANY, "lose", "forget", "slow")), ("PUT", "/manifests/", (*ANY, "lose")),
+        ("POST", "/uploads/$", ANY[:4]), ("HEAD", "", ANY[:4]),
+    ],
+    "publish": [("POST", "mount=", ANY[:4])],
+    "copy": [("GET", "/manifests/", ANY), ("GET", "/blobs/", ANY)],
+    "pull": [("GET", "/manifests/", ANY), ("GET", "/blobs/", ANY)],
+    "attach": [("GET", "/manifests/", ANY), ("HEAD", "/manifests/", ANY[:4]), ("PUT", "/manifests/", (*ANY, "lose"))],
+}  # fmt: skip
+"""Action → requests, and what happens to them."""
 
 
-def test_push_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout) -> None:
-    for number, (fault, method, path) in enumerate(FAULTS):
-        repository = f"push/r{number}"
-        rule = faulty.rule(fault, method, path, times=3, seconds=0.1)
-        push_image(layout.folder, layout.digest, connect(faulty.address), repository, "t")
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with own_registry(tmp_path_factory.mktemp("other")) as address:
+        yield address
+
+
+@pytest.mark.parametrize("action", FAULTS)
+def test_everything_gets_through_each_fault(
+    registry: str, faulty: Faulty, other: str, layout: layouts.Made, tmp_path: Path, action: str
+) -> None:
+    staging = connect(registry).at(STAGING)
+    push_image(layout.layout, layout.digest, staging)
+    cases = [(fault, method, path) for method, path, faults in FAULTS[action] for fault in faults]
+    for number, (fault, method, path) in enumerate(cases):
+        near, name = connect(faulty.address), f"{action}/r{number}"
+        rule = faulty.rule(fault, method, path, times=2, seconds=0.1)
+        place: Repository | Layout = connect(registry).at(name)
+        match action:
+            case "push":
+                push_image(layout.layout, layout.digest, near.at(name), "t")
+                assert connect(registry).at(name).digest("t") == layout.digest
+            case "publish":
+                copy_image(layout.digest, near.at(STAGING), near.at(name))
+                assert not [r for r in faulty.requests if (r.method, r.kind) == ("PUT", "upload")], "all is mounted"
+            case "copy":
+                place = connect(other).at(name)
+                assert copy_image(layout.digest, near.at(STAGING), place)["blobs"] == 3
+            case "pull":
+                place = Layout(tmp_path / str(number))
+                pull_image(f"{faulty.address}/{STAGING}@{layout.digest}", place)
+            case "attach":
+                subject = replace(layout.manifests[0], platform=None)
+                own = near.at(STAGING).attach(subject, Attachment("f", "a/b", str(number).encode()))
+                assert own in {item.digest for item in staging.referrers(subject.digest)}
+                place = staging
         assert rule.times == 0, rule
-        assert [r.fault for r in faulty.requests if r.fault] == [fault] * 3
-        direct = connect(registry)
-        assert direct.digest(repository, "t") == layout.digest
-        assert same(direct, repository, layout), rule
+        assert [r.fault for r in faulty.requests if r.fault] == [fault] * 2
+        assert same(place, layout), rule
         faulty.clear()
 
 
-def test_copy_through_each_fault(registry: str, faulty: Faulty, layout: layouts.Layout, tmp_path: Path) -> None:
-    push_image(layout.folder, layout.digest, connect(registry), STAGING)
-    with own_registry(tmp_path / "other") as other:
-        for number, fault in enumerate(COPIED):
-            for place in ("/manifests/", "/blobs/"):
-                source, target = (
-                    RepositoryAt(connect(faulty.address), STAGING),
-                    RepositoryAt(connect(other), f"copy/{place[1]}{number}"),
-                )
-                rule = faulty.rule(fault, "GET", place, times=2)
-                moved = copy_image(layout.digest, source, target)
-                assert (rule.times, moved["blobs"]) == (0, 3)
-                assert same(connect(other), target.repository, layout)
-                faulty.clear()
+def test_a_registry_is_left_alone_as_long_as_it_says(faulty: Faulty) -> None:
+    faulty.rule("busy", seconds=1)
+    began = time.monotonic()
+    assert connect(faulty.address).at("a").tags() == ()
+    assert time.monotonic() - began >= 1
+    faulty.rule("busy", seconds=300)
+    with pytest.raises(CommandError, match=r"429 .*asks for a pause of 300 s; gave up at once"):
+        connect(faulty.address, 5).at("a").tags()
+
+
+def test_a_registry_that_dies_is_reported_while_it_is_tried_and_ends_the_command_soon(
+    faulty: Faulty, layout: layouts.Made, tiny: Tiny
+) -> None:
+    faulty.rule("broken", times=10_000)
+    began = time.monotonic()
+    done = tiny.imagebuild("prune", "--registry", f"{faulty.address}/example", expect=4)
+    assert time.monotonic() - began < 60
+    answered = r"GET example/tiny-staging/tags/list: the server answered 500 \(UNKNOWN: injected\)"
+    assert re.search(rf"for [2-9]\.\d s; .*{answered}; trying again", done.err)
+    assert re.search(rf"{answered}; gave up after \d+ attempts in [12]\d s", done.err)
+
+
+def test_what_takes_long_shows_that_it_is_alive(faulty: Faulty, capfd: pytest.CaptureFixture[str]) -> None:
+    faulty.rule("slow", seconds=60)
+    asking = threading.Thread(target=connect(faulty.address).at("a").tags)
+    asking.start()
+    message = ""
+
+    def shown() -> bool:
+        nonlocal message
+        message += capfd.readouterr().err
+        return "for" in message
+
+    assert until(shown)
+    faulty.clear()
+    asking.join()
+    assert re.search(rf"{faulty.address}/a: tags for [1-9]\.\d s", message)
 
 
 def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_path: Path) -> None:
     for fault in ("busy", "broken", "drop-after", "lose", "forget"):
         faulty.rule(fault, "PUT", "/blobs/uploads/")
     made = layouts.make(tmp_path, b"content", ("linux/amd64",))
-    push_image(made.folder, made.digest, connect(faulty.address), f"{MARK}/pulled")
+    push_image(made.layout, made.digest, connect(faulty.address).at(f"{MARK}/pulled"))
     assert len([r for r in faulty.requests if r.fault]) == 5
     name = f"{faulty.address}/{MARK}/pulled@{made.digest}"
     client.images.pull(name)
@@ -110,17 +166,17 @@ def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_
 
 
 def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
-    direct = connect(registry)
+    staging, final = connect(registry).at(STAGING), connect(registry).at(FINAL)
     now = datetime.now(UTC)
     pushed = [layouts.make(tmp_path / str(i), os.urandom(1000)) for i in range(3)]
     old, signed, young = pushed
     for made in pushed:
         tag = staged_tag(made.digest, now - timedelta(days=1 if made is young else 30))
-        push_image(made.folder, made.digest, direct, STAGING, tag)
+        push_image(made.layout, made.digest, staging, tag)
     # What is published is a copy, which stays.
-    copy_image(old.digest, RepositoryAt(direct, STAGING), RepositoryAt(direct, FINAL))
-    subject = Descriptor(MANIFEST, signed.manifests[0].digest, signed.manifests[0].size)
-    direct.attach(STAGING, subject, Attachment("f", "application/vnd.dev.sigstore.bundle.v0.3+json", b"{}"))
+    copy_image(old.digest, staging, final)
+    subject = replace(signed.manifests[0], platform=None)
+    staging.attach(subject, Attachment("f", "application/vnd.dev.sigstore.bundle.v0.3+json", b"{}"))
 
     arguments = ("prune", "--registry", f"{registry}/example")
     done = tiny.imagebuild(*arguments)
@@ -129,37 +185,32 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     assert " has sha256-" in rows[short_digest(signed.digest)]
     assert "too young" in rows[short_digest(young.digest)]
     assert "1 would be deleted; add --yes to delete them." in done.out
-    assert all(same(direct, STAGING, made) for made in pushed)
+    assert all(same(staging, made) for made in pushed)
 
     done = tiny.imagebuild(*arguments, "--yes")
     assert "Deleted 1 image, 3 manifests" in done.out
-    assert [direct.digest(STAGING, digest) for digest in (old.digest, *(m.digest for m in old.manifests))] == [None] * 3
-    assert all(same(direct, STAGING, made) for made in (signed, young))
-    assert same(direct, FINAL, old)
-    assert all(old.digest[7:19] not in tag for tag in direct.tags(STAGING))
+    assert [staging.digest(digest) for digest in (old.digest, *(m.digest for m in old.manifests))] == [None] * 3
+    assert all(same(staging, made) for made in (signed, young))
+    assert same(final, old)
+    assert all(old.digest[7:19] not in tag for tag in staging.tags())
     assert "Nothing to delete." in tiny.imagebuild(*arguments, "--yes").out
 
 
-def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Layout, tmp_path: Path) -> None:
+def test_prune_where_nothing_may_be_deleted(tiny: Tiny, layout: layouts.Made, tmp_path: Path) -> None:
     with own_registry(tmp_path / "frozen", deletes=False) as address:
         tag = staged_tag(layout.digest, datetime.now(UTC) - timedelta(days=30))
-        push_image(layout.folder, layout.digest, connect(address), STAGING, tag)
+        push_image(layout.layout, layout.digest, connect(address).at(STAGING), tag)
         done = tiny.imagebuild("prune", "--registry", f"{address}/example", "--yes", expect=4)
         assert "does not let images be deleted (405)" in done.err
-        assert same(connect(address), STAGING, layout)
+        assert same(connect(address).at(STAGING), layout)
         with pytest.raises(DeletionDisabled):
-            connect(address).delete(STAGING, layout.digest)
+            connect(address).at(STAGING).delete(layout.digest)
 
 
-def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Layout) -> None:
+def test_ctrl_c(faulty: Faulty, tiny: Tiny, layout: layouts.Made) -> None:
     """It ends at once, though the registry does not answer."""
-    push_image(
-        layout.folder,
-        layout.digest,
-        connect(faulty.address),
-        STAGING,
-        staged_tag(layout.digest, datetime.now(UTC)),
-    )
+    tag = staged_tag(layout.digest, datetime.now(UTC))
+    push_image(layout.layout, layout.digest, connect(faulty.address).at(STAGING), tag)
     rule = faulty.rule("slow", "GET", "/manifests/staged", seconds=600)
     process = tiny.imagebuild.start("prune", "--registry", f"{faulty.address}/example")
     assert until(lambda: rule.times == 0)

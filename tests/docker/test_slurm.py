@@ -1,56 +1,328 @@
-"""Ranks in the image, started by a real Slurm whose PMIx is another version."""
+"""A real Slurm of two nodes on the loopback of this machine: `verify` starts ranks in an image, and jobs run.
+
+The image's PMIx is another version than Slurm's. Jobs run a stand-in for nccl-tests with the distribution's Open MPI; nodes claim GPUs and cores that this machine lacks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from docker import DockerClient
 
+from imagebuild.core import which
 from imagebuild.project import VerifyResult
-from tests.docker import slurm
-from tests.docker.conftest import Built, Imagebuild
+from tests.conftest import ROOT
+from tests.docker.conftest import Built, Imagebuild, install, until
+from tests.unit.jobs.job_fakes import REFERENCE, text
 
 pytestmark = pytest.mark.docker
+
+NODES = ("n1", "n2")
+CONFIGURATION = """\
+ClusterName=imagebuild
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=1000 Gres=gpu:8
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=1000 Gres=gpu:8
+PartitionName=all Nodes=ALL Default=YES
+GresTypes=gpu
+"""
+# slurmd would have the nodes share PMIx's folder, since they share the machine. Each sees one of its own.
+SLURMD = 'mount -t tmpfs -o mode=755 imagebuild-test "$1/pmix" && exec slurmd -D -N "$2"'
+ENTER = """\
+#!/bin/bash
+# Run a command in an unpacked image, as root: enter ROOTFS COMMAND...
+# Ranks share processes, memory and PMIx's folders with the machine, as they do in Slurm's usual containers.
+set -eu
+export ROOTFS=$1
+shift
+exec unshare --mount bash -euc '
+  for place in /proc /dev /sys /tmp {folder}; do mount --rbind "$place" "$ROOTFS$place"; done
+  exec chroot "$ROOTFS" env {environment} "$@"
+' enter "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """One that runs."""
+
+    folder: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        # srun hands its own on to the ranks, and PMIx wants a home.
+        path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+        temporary = str(self.folder / "tmp")
+        return {
+            "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "HOME": temporary, "TMPDIR": temporary,
+        }  # fmt: skip
+
+    def unpack(self, client: DockerClient, image: str) -> list[str]:
+        """Unpack an image; what to put before a command so that it runs in there."""
+        rootfs = self.folder / "rootfs"
+        rootfs.mkdir()
+        made = client.containers.create(image)
+        try:
+            with subprocess.Popen(["tar", "-x", "-C", rootfs], stdin=subprocess.PIPE) as tar:
+                assert tar.stdin
+                tar.stdin.writelines(made.export())  # type: ignore[arg-type]  # its stubs say str
+            assert tar.returncode == 0
+        finally:
+            made.remove()
+        (rootfs / self.folder.relative_to("/")).mkdir(parents=True, exist_ok=True)
+        environment = " ".join(f"'{entry}'" for entry in client.images.get(image).attrs["Config"]["Env"])
+        enter = self.folder / "enter"
+        enter.write_text(ENTER.format(folder=self.folder, environment=environment))
+        enter.chmod(0o755)
+        return [str(enter), str(rootfs)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Slurm]:
+    """munged, slurmctld and two slurmd; they have ended at the end. The nodes claim what this machine may lack."""
+    if os.geteuid():
+        pytest.skip("Slurm's daemons, and installing them, need root")
+    needed = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
+    missing = [package for program, package in needed.items() if not which(program)]
+    # Slurm's plug-in opens the library by a name that only the development package has.
+    if not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")):
+        missing.append("libpmix-dev")
+    if missing:
+        install(*missing)
+    with ExitStack() as stack:
+        # Not in pytest's folder, which other users cannot enter.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-test-")))
+        folder.chmod(0o755)
+        slurm = Slurm(folder)
+        _configure(folder)
+        log = stack.enter_context((folder / "log").open("a"))
+        munge = [
+            f"--{name}={folder}/munge/{name}" for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        ]
+        daemons = [
+            ["munged", "--foreground", *munge],
+            ["slurmctld", "-D"],
+            *(["unshare", "--mount", "sh", "-c", SLURMD, "slurmd", str(folder), node] for node in NODES),
+        ]
+        for daemon in daemons:
+            stack.enter_context(_daemon(daemon, slurm.environ, log.fileno()))
+            if daemon[0] == "munged":
+                assert until((folder / "munge" / "socket").exists)
+
+        def idle() -> bool:
+            words = ["sinfo", "--noheader", "--Node", "--format=%T"]
+            done = subprocess.run(words, env=slurm.environ, capture_output=True, text=True, check=False)
+            return done.stdout.split() == ["idle"] * len(NODES)
+
+        assert until(idle), (folder / "log").read_text()[-5000:]
+        yield slurm
+
+
+def _configure(folder: Path) -> None:
+    for name in ("munge", "pmix", "state", *(f"spool-{node}" for node in NODES)):
+        (folder / name).mkdir(mode=0o755)
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    key = folder / "munge" / "key-file"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(1024))
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in ("controller", *NODES)]
+        ports = [server.getsockname()[1] for server in servers]
+    host = socket.gethostname().split(".")[0]
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=ports))
+    for i in range(8):
+        (folder / f"gpu{i}").touch()
+    (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-7]\n")
+    (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n")
+
+
+@contextmanager
+def _daemon(argv: Sequence[str], environ: dict[str, str], log: int) -> Iterator[None]:
+    program = shutil.which(argv[0], path=environ["PATH"])
+    assert program
+    process = subprocess.Popen(
+        [program, *argv[1:]], env=environ, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+# Checks of images
 
 RANKS = ("pmix/slurm", "ucx-distro/mpi-slurm", "openmpi-distro/sum-slurm")
 """Checks of ranks: they know Slurm's PMIx server, make a world, and add up."""
 
 
-@pytest.fixture(scope="module")
-def into_image(devel: Built, client: DockerClient) -> Iterator[tuple[str, dict[str, str]]]:
-    """What leads into the image by srun, and the variables for that."""
-    with slurm.running() as started:
-        enter = started.unpack(client, devel.tag)
-        yield f"exec:srun {' '.join(enter)}", {name: started.environ[name] for name in ("SLURM_CONF", "TMPDIR")}
-
-
-@pytest.mark.parametrize(
-    ("more", "outcome"),
-    [
+def test_verify_runs_ranks_through_srun(
+    cluster: Slurm, devel: Built, client: DockerClient, imagebuild: Imagebuild, tmp_path: Path
+) -> None:
+    runner = f"exec:srun {' '.join(cluster.unpack(client, devel.tag))}"
+    variables = {name: cluster.environ[name] for name in ("SLURM_CONF", "TMPDIR")}
+    chosen = [f"--only={check}" for check in (*RANKS, "pmix/loads", "ucx-distro/two-nodes")]
+    for more, outcome in (
         ("", "passed"),
         # An image whose PMIx does not hear of Slurm's, so that each rank is alone.
         (" env --unset=PMIX_NAMESPACE --unset=PMIX_RANK", "failed"),
-    ],
-    ids=["together", "alone"],
-)
-def test_verify_runs_ranks_through_srun(
-    into_image: tuple[str, dict[str, str]],
-    devel: Built,
-    imagebuild: Imagebuild,
-    tmp_path: Path,
-    more: str,
-    outcome: str,
-) -> None:
-    runner, variables = into_image
-    chosen = [f"--only={check}" for check in (*RANKS, "pmix/loads", "ucx-distro/two-nodes")]
-    path, status = tmp_path / "verify.json", int(outcome == "failed")
-    imagebuild(
-        "verify", devel.result.target, "--runner", runner + more, *chosen, "--json", path, expect=status, **variables
+    ):
+        path, status = tmp_path / f"{outcome}.json", int(outcome == "failed")
+        words: tuple[str | Path, ...] = (
+            "verify",
+            devel.result.target,
+            "--runner",
+            runner + more,
+            *chosen,
+            "--json",
+            path,
+        )
+        imagebuild(*words, expect=status, **variables)
+        result = VerifyResult.model_validate_json(path.read_text())
+        found = {f"{check.component}/{check.check}": check.outcome for check in result.checks}
+        # The build left its image in the engine's store, which this runner does not read.
+        others = {"image/same-files": "skipped", "pmix/loads": "passed", "ucx-distro/two-nodes": "skipped"}
+        assert found == dict.fromkeys(RANKS, outcome) | others
+
+
+# Jobs
+
+SCRIPTS = ("a100-64.slurm", "b200-64-enroot-sharp.slurm", "gb200-nvl72-enroot.slurm")
+"""Jobs of the reference: without a container, with one, and on a rack."""
+
+
+def sbatch(cluster: Slurm, folder: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sbatch", *map(str, words)], env={**cluster.environ, **env}, cwd=folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
     )  # fmt: skip
-    result = VerifyResult.model_validate_json(path.read_text())
-    found = {f"{check.component}/{check.check}": check.outcome for check in result.checks}
-    # The build left its image in the engine's store, which this runner does not read.
-    others = {"image/same-files": "skipped", "pmix/loads": "passed", "ucx-distro/two-nodes": "skipped"}
-    assert found == dict.fromkeys(RANKS, outcome) | others
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_slurm_takes_the_script(cluster: Slurm, tmp_path: Path, name: str) -> None:
+    """On as many nodes as there are here; what it does not know, it refuses."""
+    made = text(re.sub(r"--nodes \d+", "--nodes 2", REFERENCE[name]))
+    options = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=False).stdout
+    if "--segment" not in options:  # before 24.05
+        made = re.sub("#SBATCH --segment=.*\n", "", made)
+    script = tmp_path / "job.sh"
+    script.write_text(made)
+    done = sbatch(cluster, tmp_path, "--test-only", script)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"Job \d+ to start at", done.stdout), done.stdout
+    for spoiled in (made.replace("--mem=0", "--memory=0"), made.replace("--nodes=2", "--nodes=5")):
+        script.write_text(spoiled)
+        assert sbatch(cluster, tmp_path, "--test-only", script).returncode
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is left of a job."""
+
+    status: int
+    output: str
+    log: str
+
+
+@pytest.fixture(scope="module")
+def programs(cluster: Slurm) -> Path:
+    """A folder with the stand-in for nccl-tests, linked with the distribution's Open MPI, which Slurm's PMIx joins."""
+    folder = cluster.folder / "programs"
+    folder.mkdir()
+    install("openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+    command = ["mpicc", str(ROOT / "tests/docker/nccl_standin.c"), "-o", str(folder / "all_reduce_perf")]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: str, imagebuild: bool = True) -> Ended:
+    """Run a job of two nodes with four ranks each to its end. The behaviour is `VERSION FAULT GB/S`."""
+    (programs / "behaviour").write_text(behaviour)
+    path, script = folder / "bin", folder / "job.sh"
+    path.mkdir()
+    if imagebuild:
+        (path / "imagebuild").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m imagebuild "$@"\n')
+        (path / "imagebuild").chmod(0o755)
+    line = f"slurm --profile a100-pcie --fabric ethernet --nodes 2 --container none --nccl 2.28.3 --param programs={programs}"
+    made = text(shlex.join([*shlex.split(line), "--param", "interface=lo", "--param", "name=it", *options]))
+    # The half minute that is left for measuring in a job of one minute.
+    script.write_text(made.replace("\ndeadline=30\n", "\ndeadline=10\n"))
+    # The nodes share a machine and its name, so that Open MPI would take one node's shared memory for the other's.
+    env = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
+    env |= {"PATH": f"{path}:{cluster.environ['PATH']}", "IMAGEBUILD_PROFILES": str(ROOT / "profiles")}
+    submitted = sbatch(cluster, folder, "--parsable", script, **env)
+    assert not submitted.returncode, submitted.stdout
+    show = ["scontrol", "show", "job", submitted.stdout.strip()]
+
+    def facts() -> dict[str, str]:
+        shown = subprocess.run(show, env=cluster.environ, capture_output=True, text=True, check=False).stdout
+        return dict(re.findall(r"(JobState|ExitCode)=(\S+)", shown))
+
+    # `sbatch --wait` looks after 2, 10 and 42 seconds only.
+    assert until(lambda: facts()["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), 1200)
+    output, log = ("".join(file.read_text() for file in folder.glob(glob)) for glob in ("*.out", "it-*/*.log"))
+    return Ended(int(facts()["ExitCode"].partition(":")[0]), output, log)
+
+
+@pytest.mark.parametrize("version", ["2.13", "2.19"])
+def test_a_job_runs_to_its_verdict(cluster: Slurm, programs: Path, tmp_path: Path, version: str) -> None:
+    ended = run(cluster, programs, tmp_path, f"{version} none 9")
+    assert ended.status == 0, ended.output
+    hosts = re.findall(r"# +Rank +(\d) .* on +(n\d) device", ended.log)
+    assert hosts == [(str(i), f"n{i // 4 + 1}") for i in range(8)]
+    assert ("=== imagebuild: json of all_reduce" in ended.output) == (version == "2.19")
+    assert "hunter2" not in ended.output
+    assert "all_reduce, 8 ranks, 2 nodes" in ended.output
+    assert ended.output.rstrip().endswith("imagebuild: passed; speed was not judged")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "imagebuild", "option", "problem"),
+    [
+        ("2.19 wrong 9", True, "json=yes", "all_reduce: ended with status"),
+        ("2.13 wrong 9", False, "json=yes", "all_reduce: wrong data in 1 of 32 sizes"),
+        ("2.13 hang 9", False, "minutes=1", "all_reduce: did not end in time"),
+        ("2.19 none 9", False, "suffix=_missing", "all_reduce: ended with status"),
+    ],
+)
+def test_a_job_fails_without_a_result(
+    cluster: Slurm, programs: Path, tmp_path: Path, behaviour: str, imagebuild: bool, option: str, problem: str
+) -> None:
+    ended = run(cluster, programs, tmp_path, behaviour, "--param", option, imagebuild=imagebuild)
+    assert ended.status
+    assert problem in ended.output
+    assert ended.output.rstrip().endswith("imagebuild: FAILED")
+    assert imagebuild or "speed was not judged here; to judge it: imagebuild report" in ended.output

@@ -208,8 +208,8 @@ def planned(machine: Machine, **values: str) -> list[dict[str, str]]:
 
 def tags(registry: str) -> dict[str, str]:
     """Tag → digest; what refers to images has tags, too, in this registry."""
-    client, repository = connect_registry(registry), f"{REPOSITORY}/tiny"
-    return {tag: str(client.digest(repository, tag)) for tag in client.tags(repository)}
+    place = connect_registry(registry).at(f"{REPOSITORY}/tiny")
+    return {tag: str(place.digest(tag)) for tag in place.tags()}
 
 
 def build(machine: Machine, row: dict[str, str], day: str = "", fails: tuple[str, str] = ("", "")) -> None:
@@ -275,11 +275,9 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert published["runtime"] == published[f"13.0-runtime-{revision}-{day}"] != before["runtime"]
     assert published[f"13.0-runtime-{first[:7]}"] == before["runtime"], "the old tag stays"
     assert planned(machine) == [], "a rebuild is as its commit is"
-    place, repository = connect_registry(registry), f"{REPOSITORY}/tiny"
-    index = place.manifest(repository, before["runtime"])
-    assert index
-    (image,) = manifests_of(index.document)
-    assert len(read_attestations(place, repository, image.digest, "scan")) == 2, "that of the build, and this week's"
+    place = connect_registry(registry).at(f"{REPOSITORY}/tiny")
+    (image,) = manifests_of(place.manifest(before["runtime"]).document)
+    assert len(read_attestations(place, image.digest, "scan")) == 2, "that of the build, and this week's"
 
 
 def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:
@@ -340,7 +338,7 @@ def test_newer_versions_become_one_pull_request(machine: Machine, origin: Tiny, 
     address = f"file://{upstream}"
     origin.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=STAGE)
     origin.replace("matrix.yaml", f'tool: "2.{origin.nonce}"', 'tool: "1.0"')
-    origin.lock({**LOCK, "git": {address: {"1.0": commits["1.0"]}}})
+    origin.lock({**LOCK, "git": {f"{address} 1.0": commits["1.0"]}})
     origin.write("README.md", "<!-- images:begin -->\n<!-- images:end -->\n")
     commit(origin, "a tool of git")
 

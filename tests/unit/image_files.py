@@ -94,10 +94,10 @@ class Layout:
         (self.root / "index.json").write_text(json.dumps({"manifests": self.manifests}))
 
 
-def saved(layout: Path) -> bytes:
-    """A layout as an engine saves it."""
+def saved(layout: Path, more: Files | None = None) -> bytes:
+    """A layout as an engine saves it, with more members."""
     paths = sorted(path for path in layout.rglob("*") if path.is_file())
-    return layer({path.relative_to(layout).as_posix(): path.read_bytes() for path in paths})
+    return layer({path.relative_to(layout).as_posix(): path.read_bytes() for path in paths} | dict(more or {}))
 
 
 def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings: Any) -> Path:
@@ -106,21 +106,12 @@ def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings
     return root
 
 
-class _Strings:
-    def __init__(self) -> None:
-        self.data = b"\0"
-
-    def add(self, text: str) -> int:
-        self.data += text.encode() + b"\0"
-        return len(self.data) - len(text) - 1
-
-
 NEEDED, STRTAB, STRSZ, SONAME, RPATH, RUNPATH = 1, 5, 10, 14, 15, 29
 INTERP, DYNAMIC, LOAD = 3, 2, 1
-SECTION_TYPES = {
-    ".dynstr": 3, ".dynamic": 6, ".gnu.version_r": 0x6FFFFFFE, ".gnu.version_d": 0x6FFFFFFD, ".nv_fatbin": 1,
-    ".shstrtab": 3,
-}  # fmt: skip
+SECTIONS = {".dynstr": 3, ".dynamic": 6, ".nv_fatbin": 1, ".shstrtab": 3}
+"""Section → its type."""
+REAL = {path.name: path.read_bytes() for path in (Path(__file__).parents[1] / "data/elf").glob("*.so")}
+"""Libraries that a real linker made, with versions of symbols."""
 
 
 def elf(
@@ -131,73 +122,39 @@ def elf(
     rpath: str = "",
     runpath: str = "",
     interpreter: str = "",
-    wants: Mapping[str, Sequence[str]] | None = None,
-    offers: Sequence[str] = (),
     fatbin: bytes = b"",
 ) -> bytes:
     """A library, or with an interpreter a program, of 64 bits."""
-    strings = _Strings()
-    tags = [(NEEDED, strings.add(name)) for name in needed]
-    tags += [(tag, strings.add(text)) for tag, text in ((SONAME, soname), (RPATH, rpath), (RUNPATH, runpath)) if text]
-    parts = {".gnu.version_r": _wants(wants or {}, strings), ".gnu.version_d": _offers(offers, strings)}
-    parts[".nv_fatbin"] = fatbin
-    if interpreter:
-        parts[".interp"] = interpreter.encode() + b"\0"
-    headers = 3 if interpreter else 2
-    start = 64 + 56 * headers
-    places: dict[str, tuple[int, int]] = {}
-    body = b""
-    for name, data in ((".dynstr", strings.data), *((n, d) for n, d in parts.items() if d)):
-        places[name] = (start + len(body), len(data))
-        body += data + bytes(-len(data) % 8)
-    tags += [(STRTAB, places[".dynstr"][0]), (STRSZ, len(strings.data)), (0, 0)]
-    dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
-    places[".dynamic"] = (start + len(body), len(dynamic))
-    body += dynamic
-    counts = {".gnu.version_r": len(wants or {}), ".gnu.version_d": len(offers) + 1}
-    names = _Strings()
+    texts = [*((NEEDED, name) for name in needed), (SONAME, soname), (RPATH, rpath), (RUNPATH, runpath)]
+    strings, tags = b"\0", list[tuple[int, int]]()
+    for tag, text in texts:
+        if text:
+            tags.append((tag, len(strings)))
+            strings += text.encode() + b"\0"
+    names = b"\0" + "".join(f"{name}\0" for name in SECTIONS).encode()
+    # The size of the dynamic segment is known before its tags say where the strings are.
+    parts = {".dynstr": strings, ".dynamic": bytes(16 * (len(tags) + 3)), ".interp": interpreter.encode() + b"\0"}
+    parts |= {".nv_fatbin": fatbin, ".shstrtab": names}
+    places, end = dict[str, int](), 64 + 3 * 56
+    for name, data in parts.items():
+        places[name] = end
+        end += len(data) + -len(data) % 8
+    tags += [(STRTAB, places[".dynstr"]), (STRSZ, len(strings)), (0, 0)]
+    parts[".dynamic"] = b"".join(struct.pack("<QQ", *tag) for tag in tags)
     sections = [bytes(64)]
-    order = [".dynstr", *(name for name in places if name != ".dynstr" and name != ".interp"), ".shstrtab"]
-    numbers = {name: names.add(name) for name in order}
-    places[".shstrtab"] = (start + len(body), len(names.data))
-    body += names.data + bytes(-len(names.data) % 8)
-    for name in order:
-        offset, size = places[name]
-        entry = 16 if name == ".dynamic" else 0
-        sections.append(
-            struct.pack("<IIQQQQIIQQ", numbers[name], SECTION_TYPES[name], 2, offset, offset, size, 1,
-                        counts.get(name, 0), 8, entry)
-        )  # fmt: skip
-    end = start + len(body)
-    segments = [(LOAD, 0, end), (DYNAMIC, *places[".dynamic"])]
-    if interpreter:
-        segments.append((INTERP, *places[".interp"]))
+    for name, kind in SECTIONS.items():
+        at, size, entry = places[name], len(parts[name]), 16 * (name == ".dynamic")
+        number = names.index(f"{name}\0".encode())
+        sections.append(struct.pack("<IIQQQQIIQQ", number, kind, 2, at, at, size, 1, 0, 8, entry))
+    segments = [(LOAD, 0, end), *((kind, places[name], len(parts[name])) for kind, name in (
+        (DYNAMIC, ".dynamic"), (INTERP if interpreter else 0, ".interp"),
+    ))]  # fmt: skip
     header = struct.pack(
-        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, machine, 1, 0, 64, end, 0, 64, 56, headers, 64, len(sections),
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, machine, 1, 0, 64, end, 0, 64, 56, 3, 64, len(sections),
         len(sections) - 1,
     )  # fmt: skip
     programs = b"".join(struct.pack("<IIQQQQQQ", kind, 4, at, at, at, size, size, 8) for kind, at, size in segments)
-    return header + programs + body + b"".join(sections)
-
-
-def _wants(wants: Mapping[str, Sequence[str]], strings: _Strings) -> bytes:
-    data = b""
-    for i, (library, versions) in enumerate(wants.items()):
-        following = 16 * (1 + len(versions)) if i + 1 < len(wants) else 0
-        data += struct.pack("<HHIII", 1, len(versions), strings.add(library), 16, following)
-        for j, version in enumerate(versions):
-            last = j + 1 == len(versions)
-            data += struct.pack("<IHHII", 0, 0, 2, strings.add(version), 0 if last else 16)
-    return data
-
-
-def _offers(versions: Sequence[str], strings: _Strings) -> bytes:
-    data = b""
-    names = ["itself", *versions] if versions else []
-    for i, name in enumerate(names):
-        following = 28 if i + 1 < len(names) else 0
-        data += struct.pack("<HHHHIII", 1, 0, i + 1, 1, 0, 20, following) + struct.pack("<II", strings.add(name), 0)
-    return data
+    return header + programs + b"".join(data + bytes(-len(data) % 8) for data in parts.values()) + b"".join(sections)
 
 
 def fatbin(*parts: tuple[str, int, int]) -> bytes:

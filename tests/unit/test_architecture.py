@@ -50,12 +50,6 @@ def test_every_module_is_in_the_table_once() -> None:
     assert modules_listed(PAGE) == modules_in_tree()
 
 
-def test_a_module_that_is_missing_or_listed_twice_is_noticed() -> None:
-    assert modules_listed(PAGE.replace("`yaml`", "`json`")) != modules_in_tree()
-    with pytest.raises(AssertionError):
-        modules_listed(PAGE.replace("`yaml`", "`files`"))
-
-
 def test_the_order_is_the_one_that_is_checked() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers")
@@ -87,7 +81,6 @@ def test_chains_of_imports_are_short() -> None:
     longest = {module: chain(module) for module in graph.modules}
     module = max(longest, key=longest.__getitem__)
     assert longest[module] <= 12, (module, longest[module])
-    assert longest["imagebuild.cli.build"] > 5  # chains are found at all
 
 
 NOUNS = {"A", "All", "An", "Each", "Every", "Everything", "How", "No", "One", "Something", "The", "What", "Whether"}

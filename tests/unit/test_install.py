@@ -12,13 +12,12 @@ from tests.conftest import ROOT, ran
 
 pytestmark = pytest.mark.programs
 
-LOG = "# nThreads 1 nGpus 8 minBytes 8 maxBytes 8\n"
 TARGET = "quickstart-cuda13.5-debian13-runtime"
 CALLS = [
     ("init own --workflow acme/imagebuild@v1", 0, "own/matrix.yaml: written"),
     ("plan --project own", 0, "train-cuda13.5-debian13-runtime"),
     ("render --project own train", 0, "htop"),
-    ("lock --project own --check --offline", 0, "all 3 sources are as locked"),
+    ("lock --project own --check --offline", 0, "as locked: 3"),
     ("plan --why", 0, TARGET),
     (f"render {TARGET}", 0, "AS image"),
     ("build nothing", 3, "no target fits nothing"),
@@ -32,7 +31,7 @@ CALLS = [
     ("report empty.log --profile h100", 5, "empty.log"),
     ("limits h100 --nodes 4", 0, "ceiling"),
     ("publish --help", 0, "--registry"),
-    ("each gone -- true", 3, "gone: no such folder; before the command, name"),
+    ("each gone -- true", 3, "gone: `build --push` left no"),
     ("sbom ./gone", 2, "gone"),
     ("scan ./gone --report gone.json", 2, "gone"),
     ("attest verify r.test/x --key", 2, "--key"),

@@ -1,27 +1,54 @@
 """What people write wrong: each is one line with its place, cause and remedy, and never a traceback.
 
 Each row of tests/data/refused/*.yaml is a mistake and what is said of it. The mistake is in the small project of
-tests/conftest.py, where `write` adds files: name → text; without it, the command line is what is wrong. `run` is the
-command; `says` is a part of the message; `status` is the exit status, by default 2.
+tests/conftest.py, and has one or more of these keys; without any, the command line is what is wrong:
+
+* `edit`: file → old text → new text; `write`: file → its text; `remove`: files; `repeat`: file → a text, and how often
+* `image`: a key of the image in matrix.yaml; `component`: further keys of the component `tool`; `build`: its build.j2
+
+`run` is the command, by default `plan`; `says` is a part of the message; `status` is the exit status, by default 2.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.conftest import ROOT, Files
+from imagebuild.core import ConfigError
+from imagebuild.project import make_plan
+from tests.conftest import MATRIX, ROOT, TOOL, Files
 from tests.unit.conftest import Call
 
+COMPONENT = "dockerfiles/components/tool/component.yaml"
 ROWS = [
     pytest.param(row, id=f"{file.stem}-{i}: {row['says'][:60]}")
     for file in sorted((ROOT / "tests/data/refused").glob("*.yaml"))
     for i, row in enumerate(yaml.safe_load(file.read_text()))
 ]
+
+
+def spoil(files: Files, row: dict[str, Any]) -> None:
+    """Make the mistake of a row."""
+    for name, changes in row.get("edit", {}).items():
+        for old, new in changes.items():
+            files.replace(name, old, new)
+    for name, text in row.get("write", {}).items():
+        files.write(name, text)
+    for name, (text, number) in row.get("repeat", {}).items():
+        files.write(name, text * number)
+    for name in row.get("remove", ()):
+        (files.root / name).unlink()
+    if "image" in row:
+        files.replace("matrix.yaml", "    tags:", f"    {row['image']}\n    tags:")
+    if "component" in row or "build" in row:
+        files.component("tool", f"{TOOL}{row.get('component', '')}\n", row.get("build"))
+
+
 PLACE = re.compile(r"error: (\S+: |--|No such |Option |no target fits )")
 """A file with its line, an option or an argument."""
 REMEDY = re.compile("; |, not | must | write |cannot be (read|written)|requires an argument")
@@ -32,11 +59,66 @@ def test_a_command_says_it_in_one_line(
     tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tiny.root)
-    for name, text in row.get("write", {}).items():
-        tiny.write(name, text)
-    status, printed, shown = command(*shlex.split(row["run"]))
+    spoil(tiny, row)
+    status, printed, shown = command(*shlex.split(row.get("run", "plan")))
     assert (status, printed) == (row.get("status", 2), ""), shown
     assert row["says"] in shown
     assert PLACE.match(shown)
     assert REMEDY.search(shown), shown
     assert len(shown.splitlines()) == 1
+
+
+def test_there_are_two_hundred_of_them() -> None:
+    assert len(ROWS) >= 200
+
+
+# One mistake in each key of the files
+
+CHECK = "checks:\n  - {name: a, description: x, run: x, expect: x, needs: [gpu], timeout-s: 3, attempts: 2}\n"
+TEXTS = {"matrix.yaml": MATRIX, COMPONENT: TOOL + CHECK}
+Place = tuple[str | int, ...]
+FREE = {"versions", "bases", "images", "when", "axes", "github-runners"}
+"""Their keys are names that the writer chooses."""
+
+
+def places(node: Any, place: Place = ()) -> Iterator[tuple[Place, Any, Any]]:
+    """Each key of a file with its value."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*place, key.value), key, value
+            yield from places(value, (*place, key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield from places(value, (*place, i))
+
+
+def mutations() -> Iterator[tuple[str, str, int, str]]:
+    """File, text with one mistake, its line, and what the message begins with."""
+    for file, text in TEXTS.items():
+        for place, key, value in places(yaml.compose(text)):
+            name, line = ".".join(map(str, place)), key.start_mark.line + 1
+            if len(place) == 1 or place[-2] not in FREE:
+                end = key.end_mark.index
+                yield file, f"{text[:end]}x{text[end:]}", line, f"{name}x: unknown key"
+            if isinstance(value, yaml.ScalarNode) or value.flow_style:
+                before, after = text[: value.start_mark.index], text[value.end_mark.index :]
+                if key.start_mark.column == 0:
+                    again = text[value.start_mark.index : value.end_mark.index]
+                    yield file, f"{key.value}: {again}\n{text}", line + 1, f"{name}: the key is there twice"
+                yield file, f"{before}[[[]]]{after}", line, name
+                yield file, f"{before}{{x: {{y: {{z: 1}}}}}}{after}", line, name
+                yield file, f"{before}a\0b{after}", line, "control characters are not allowed"
+                yield file, f"{before}'{after}", 0, "not YAML"
+
+
+@pytest.mark.parametrize(("file", "text", "line", "what"), dict.fromkeys(mutations()), ids=str)
+def test_one_mistake_is_one_line_about_its_place(tiny: Files, file: str, text: str, line: int, what: str) -> None:
+    tiny.write(COMPONENT, TEXTS[COMPONENT])
+    tiny.write(file, text)
+    with pytest.raises(ConfigError) as error:
+        make_plan(tiny.load())
+    found = str(error.value).replace(f"{tiny.root}/", "").splitlines()
+    assert all(re.match(r"[\w./-]+:\d+: \S.*", entry) for entry in found), found
+    assert not re.search("Input should|String should|instance of|valid", str(error.value))
+    # A value that names others is wrong where it is, and may be missing where it was used.
+    assert any(re.match(rf"{re.escape(file)}:{line or '[0-9]+'}: .*{re.escape(what)}", entry) for entry in found), found

@@ -1,7 +1,7 @@
 """Worlds that differ from what was published: what is adapted, what is noted, and what stops, with which sentence.
 
-Each row changes the stand-in of tests/upstream, which was made from others' evidence. The sentences are in the table of
-docs/hpcx.md, which `--update-golden` writes.
+Each row of tests/data/worlds changes the stand-in of tests/upstream, which was made from others' evidence. The
+sentences are in the table of docs/hpcx.md, which `--update-golden` writes.
 """
 
 from __future__ import annotations
@@ -12,250 +12,153 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 
-from imagebuild.core import Arch, ImagebuildError, Mirrors, run_program
-from imagebuild.lock import Upstream, facts_changes, image_facts, lock_from_table, resolve_sources, tree_facts, unpack
-from imagebuild.project import (
-    UNRESOLVED,
-    LockedArchive,
-    LockedRepository,
-    PackageSource,
-    Project,
-    Table,
-    TreeFacts,
-    Unpacked,
-    is_unresolved,
-    key_of,
-)
+from imagebuild.core import Arch, ImagebuildError, Mirrors, Patience, run_program
+from imagebuild.lock import Upstream, choose, image_facts, tree_facts, unpack
+from imagebuild.project import LockedRepository, PackageSource, Project, TreeFacts, Unpacked, key_of, lacks
 from tests.conftest import ROOT, ran
 from tests.unit.image_files import elf
-from tests.unit.lock.test_lock_upstream import package_with
+from tests.unit.lock.lock_fakes import lock_of
 from tests.upstream import bases, hpcx, packages
 from tests.upstream.hpcx import File, Release, Tree
 from tests.upstream.keys import Keys
 from tests.upstream.server import Server
 
 pytestmark = pytest.mark.programs
-Known = Callable[[Release], Release]
-Files = Callable[[Tree], Tree]
 HPCX = "/opt/hpcx"
-PAGE = ROOT / "docs" / "hpcx.md"
-ENDS = "<!-- worlds:begin -->\n", "<!-- worlds:end -->\n"
-Row = Callable[[str, str, str], None]
-KEY = ("archives", "https://content.example/hpcx.tbz")
-A = "a" * 64
-REMEDY = re.compile(
-    "[;,] (so )?(ask again|ask without|build|give|if its owner|pin|take)|if its owner announced|pin other versions, or"
-)
-"""What to do, with which every stop ends."""
+PAGE = "docs/hpcx.md"
+BEGIN, END = "<!-- worlds:begin -->\n", "<!-- worlds:end -->\n"
+REMEDY = re.compile("[;,] (so )?(ask again|ask without|give|if its owner|pin|take)|\\(404\\)")
+"""What to do, with which every stop ends, unless the server does not have a file: `lock` says above that what to do."""
+Row = dict[str, Any]
 
 
-def rows() -> dict[str, str]:
-    """What differs → what becomes of it, as the docs say."""
-    lines = PAGE.read_text().partition(ENDS[0])[2].partition(ENDS[1])[0].splitlines()[2:]
-    return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
+def rows(name: str) -> list[Row]:
+    """The worlds of a file."""
+    found: list[Row] = yaml.safe_load((ROOT / f"tests/data/worlds/{name}.yaml").read_text())
+    return found
 
 
-@pytest.fixture
-def row(request: pytest.FixtureRequest) -> Row:
-    def compare(says: str, verdict: str, sentence: str) -> None:
-        line, known = f"| {says} | {verdict} | {sentence} |", rows()
-        if request.config.getoption("--update-golden"):
-            head, begin, rest = PAGE.read_text().partition(ENDS[0])
-            table = ["| what differs | what becomes of it | in these words |", "|---|---|---|"]
-            table += {**known, says: line}.values()
-            PAGE.write_text("\n".join([head + begin + table[0], *table[1:], ENDS[1] + rest.partition(ENDS[1])[2]]))
-        assert line == known.get(says) or request.config.getoption("--update-golden"), "`make golden` writes it anew"
-
-    return compare
+@contextmanager
+def world(row: Row) -> Iterator[None]:
+    """Name the world in which something is not as expected."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(f"in the world: {row['says']}")
+        raise
 
 
-def test_the_docs_have_no_world_that_is_none() -> None:
-    assert list(rows()) == [world.says for world in (*WORLDS, *SERVED)]
+def line(row: Row, verdict: str, sentence: str) -> str:
+    """What becomes of a world, as the docs say it."""
+    return f"| {row['says']} | {verdict} | {sentence} |"
 
 
-def same(thing: Any) -> Any:
-    return thing
+def test_the_docs_say_what_becomes_of_each_world(
+    project: Project, keys: Keys, golden: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    unpacked = project.components["hpcx"].model.unpacked
+    assert unpacked
+    shown = cache(lambda version: read({"version": version}, unpacked, tmp_path / "shown")[1:])
+    lines = ["| what differs | what becomes of it | in these words |", "|---|---|---|"]
+    for i, row in enumerate(rows("archives")):
+        with world(row):
+            lines.append(archive_line(row, unpacked, shown, tmp_path / f"a{i}"))
+    for i, row in enumerate(rows("repositories")):
+        with world(row):
+            lines.append(repository_line(row, keys, tmp_path / f"r{i}"))
+    page = (ROOT / PAGE).read_text()
+    golden(PAGE, page.partition(BEGIN)[0] + BEGIN + "\n".join([*lines, END]) + page.partition(END)[2])
 
 
-def lists(change: Callable[[str, tuple[str, ...]], tuple[str, ...]]) -> Known:
-    return lambda known: replace(known, lists={name: change(name, parts) for name, parts in known.lists.items()})
+# Archives
 
 
-def variables(**values: str | None) -> Known:
-    """Other variables; None takes one away."""
-    return lambda known: replace(
-        known, variables={name: value for name, value in {**known.variables, **values}.items() if value is not None}
-    )
+def changed_release(known: Release, row: Row) -> Release:
+    """A release whose script sets something else."""
+    lists: dict[str, Any] = dict(known.lists)
+    match row.get("lists"):
+        case "reversed":
+            lists = {name: parts[::-1] for name, parts in lists.items()}
+        case "first again":
+            lists = {name: (*parts, parts[0]) for name, parts in lists.items()}
+        case dict() as others:
+            lists |= others
+    lists = {n: tuple(p for p in parts if p != row.get("not-in-lists")) for n, parts in lists.items() if parts}
+    variables = {name: v for name, v in {**known.variables, **row.get("variables", {})}.items() if v is not None}
+    mpi = {"default": row["mpi"]} if "mpi" in row else known.mpi
+    links = {} if row.get("no-links") else known.links
+    built_in = row.get("built-in", known.built_in)
+    return replace(known, lists=lists, variables=variables, mpi=mpi, links=links, built_in=built_in)
 
 
-def without(*tops: str) -> Files:
-    return lambda tree: {path: file for path, file in tree.items() if not path.startswith(tops)}
+def changed_tree(tree: Tree, row: Row) -> Tree:
+    """An archive with other files."""
+    tree = {path: file for path, file in tree.items() if not path.startswith(tuple(row.get("without", ())))}
+    for old, new, paths in row.get("texts", ()):
+        for path in [path for path in tree if re.match(paths, path)]:
+            tree[path] = replace(tree[path], content=tree[path].content.replace(old.encode(), new.encode()))
+    for path, what in row.get("add", {}).items():
+        match what:
+            case {"link": target}:
+                tree[path] = File(link=target)
+            case {"needed": libraries}:
+                tree[path] = File(elf(needed=libraries))
+            case text:
+                tree[path] = File(text.encode("latin-1"))
+    return tree
 
 
-def texts(old: str, new: str, paths: str = "") -> Files:
-    """Other words in text files whose paths match."""
-
-    def change(path: str, file: File) -> File:
-        changed = not file.link and file.content[:4] != b"\x7fELF" and re.match(paths, path)
-        return replace(file, content=file.content.replace(old.encode(), new.encode())) if changed else file
-
-    return lambda tree: {path: change(path, file) for path, file in tree.items()}
-
-
-def added(**files: File) -> Files:
-    return lambda tree: {**tree, **{name.replace("__", "/"): file for name, file in files.items()}}
-
-
-@dataclass(frozen=True)
-class World:
-    """A change of a release, and what becomes of it. Of variables None means that the image has none."""
-
-    says: str
-    version: str = hpcx.NEWEST
-    known: Known = same
-    files: Files = same
-    arm: tuple[Known, Files] | None = None
-    """The archive for the other architecture, if the image is for both."""
-    env: Mapping[str, str | None] = field(default_factory=dict)
-    begins: Mapping[str, str] = field(default_factory=dict)
-    """Lists and the folders, below HPC-X's, with which they begin."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    stops: bool = False
-
-
-NEVER = {
-    "PMIX_INSTALL_PREFIX": None,
-    "MANPATH": None,
-    "OLD_PATH": None,
-    "HPCX_OSU_DIR": None,
-    "OPAL_PREFIX": f"{HPCX}/ompi",
-}
-SCRIPT = r"hpcx-init\.sh$"
-WORLDS = (
-    World(
-        "2.51 as shown", env={**NEVER, "SHMEM_HOME": f"{HPCX}/ompi", "HPCX_NCCLNET_PLUGIN_DIR": f"{HPCX}/nccl_spectrum-x_plugin"},
-        begins={"LIBRARY_PATH": "nccl_spectrum-x_plugin/lib nccl_rdma_sharp_plugin/lib sharp/lib ucc/lib ucx/lib hcoll/lib ompi/lib"},
-        facts={"plugins": ["spcx", "ibext"], "unprovided": "libxpmem.so.0", "versions": {"ucx": "1.22.0"}},
-    ),
-    World(
-        "2.25.1 as shown", "2.25.1", env={**NEVER, "HPCX_HOME": HPCX},
-        begins={"PATH": "ompi/bin clusterkit/bin sharp/bin", "LD_LIBRARY_PATH": "nccl_rdma_sharp_plugin/lib nccl_spectrum-x_plugin/lib ucx/lib sharp/lib"},
-    ),
-    World(
-        "2.24.1 as shown", "2.24.1", env={**NEVER, "HPCX_NCCLNET_PLUGIN_DIR": f"{HPCX}/ncclnet_plugin"},
-        facts={"unprovided": "libfuse3.so.3", "versions": {"ucc": "1.5.0", "ucx": "1.20.0"}},
-    ),
-    World(
-        "lists in another order", known=lists(lambda _, parts: tuple(reversed(parts))),
-        begins={"CPATH": "hcoll/include sharp/include ucx/include", "LD_LIBRARY_PATH": "nccl_rdma_sharp_plugin/lib hcoll/lib sharp/lib nccl_spectrum-x_plugin/lib"},
-    ),
-    World("Open MPI where UCX should be", known=lists(lambda _, parts: tuple({"ucx/lib": "{mpi}/lib", "{mpi}/lib": "ucx/lib"}.get(p, p) for p in parts)), begins={"LD_LIBRARY_PATH": "nccl_spectrum-x_plugin/lib nccl_rdma_sharp_plugin/lib ucc/lib/ucc ucc/lib ucx/lib/ucx ucx/lib sharp/lib hcoll/lib ompi/lib"}),
-    World("libraries that are found by themselves", known=lists(lambda name, parts: tuple(p for p in parts if name != "LD_LIBRARY_PATH" or "plugin" in p)), begins={"LD_LIBRARY_PATH": "nccl_spectrum-x_plugin/lib nccl_rdma_sharp_plugin/lib ucx/lib ompi/lib"}),
-    World("no folders of libraries", known=lambda known: replace(known, lists={n: p for n, p in known.lists.items() if n != "LD_LIBRARY_PATH"}), env={"LD_LIBRARY_PATH": f"{HPCX}/ucx/lib:{HPCX}/ompi/lib"}, facts={"plugins": []}),
-    World(
-        "the order of 2.51 for another distribution",
-        known=lists(lambda name, parts: ("{plugin}/lib", "nccl_rdma_sharp_plugin/lib", "sharp/lib", "hcoll/lib", "ucc/lib", "ucx/lib", "{mpi}/lib") if name == "LIBRARY_PATH" else parts),
-        begins={"LIBRARY_PATH": "nccl_spectrum-x_plugin/lib nccl_rdma_sharp_plugin/lib sharp/lib hcoll/lib ucc/lib"},
-    ),
-    World("lists with colons too many", files=texts("export CPATH=", "export CPATH=::", SCRIPT), begins={"CPATH": "ompi/include ucc/include"}),
-    World("a folder twice", known=lists(lambda _, parts: (*parts, parts[0])), begins={"CPATH": "ompi/include ucc/include ucx/include sharp/include hcoll/include"}),
-    World("a list that is gone", known=lambda known: replace(known, lists={n: p for n, p in known.lists.items() if n != "CPATH"}), env={"CPATH": None}),
-    World("another name of the plug-in's variable", known=variables(HPCX_NCCLNET_PLUGIN_DIR=None, HPCX_NET_DIR="{plugin}"), env={"HPCX_NET_DIR": f"{HPCX}/nccl_spectrum-x_plugin", "HPCX_NCCLNET_PLUGIN_DIR": None}),
-    World("a variable that nobody knows", known=variables(HPCX_NEW_DIR="sharp"), env={"HPCX_NEW_DIR": f"{HPCX}/sharp"}),
-    World("a value that is no folder", files=texts("export HPCX_IPM_DIR=", "export HPCX_IPM_DIR= HPCX_FLAVOUR=release", SCRIPT), env={"HPCX_FLAVOUR": "release", "HPCX_IPM_DIR": None}),
-    World("no home of OpenSHMEM", known=variables(SHMEM_HOME=None), env={"SHMEM_HOME": None, **NEVER}),
-    World("PMIx by another variable", known=variables(PMIX_PREFIX="{mpi}"), env={"PMIX_PREFIX": None}),
-    World("the plug-in for MRC", known=lambda known: replace(known, plugin={"default": "nccl_mrc_plugin"}), env={"HPCX_NCCLNET_PLUGIN_DIR": f"{HPCX}/nccl_mrc_plugin"}, facts={"plugins": ["ibext"]}),
-    World("no second plug-in", files=without("nccl_spectrum-x_plugin/"), env={"HPCX_NCCLNET_PLUGIN_DIR": None}, facts={"plugins": ["ibext"]}),
-    World("no ClusterKit", files=without("clusterkit/"), env={"HPCX_CLUSTERKIT_DIR": None}, begins={"PATH": "sharp/bin hcoll/bin"}),
-    World("no ClusterKit for aarch64", arm=(same, without("clusterkit/")), env={"HPCX_CLUSTERKIT_DIR": None}, begins={"PATH": "sharp/bin hcoll/bin"}),
-    World("another value for aarch64", arm=(variables(HPCX_UCC_DIR="ucx"), same), stops=True),
-    World("no HCOLL", files=without("hcoll/"), env={"HPCX_HCOLL_DIR": None}, begins={"PATH": "sharp/bin clusterkit/bin ucc/bin"}),
-    World("Open MPI 4 by default", known=lambda known: replace(known, mpi={"default": "ompi4"}), env=NEVER),
-    World("an Open MPI that nobody knows", known=lambda known: replace(known, mpi={"default": "ompi6"}), env=NEVER, begins={"PATH": "sharp/bin clusterkit/bin hcoll/bin ucc/bin ucx/bin ompi/bin"}, files=lambda tree: {**tree, "ompi6/bin/mpirun": File(b"x", 0o755), "ompi6/lib/libmpi.so.60": File(b"x")}),
-    World("one plug-in, and folders with versions, as in 2.15", known=lambda known: replace(lists(lambda _, parts: tuple(p for p in parts if p != "{plugin}/lib"))(variables(HPCX_NCCLNET_PLUGIN_DIR=None, HPCX_IPM_LIB="{mpi}/tests/ipm-2.0.6/lib/libipm.so", HPCX_OSU_DIR="{mpi}/tests/osu-micro-benchmarks-5.8")(known)), mpi={"default": "ompi"}, links={}), files=without("nccl_spectrum-x_plugin/", "nccl_mrc_plugin/"), env={**NEVER, "HPCX_IPM_LIB": None}, begins={"LD_LIBRARY_PATH": "nccl_rdma_sharp_plugin/lib ucc/lib/ucc"}, facts={"plugins": ["nccl_rdma_sharp_plugin"]}),
-    World("Open MPI 5 alone", files=without("ompi4/", "sources/openmpi4"), env=NEVER, facts={"sources": ["openmpi5-gitclone.tar.gz", "ucx-1.22.0.tar.gz"]}),
-    World("built in another folder", known=lambda known: replace(known, built_in="/build-result/src/{archive}"), facts={"built_in": ["/build-result/src/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64"]}),
-    World("built in no folder", known=lambda known: replace(known, built_in="/usr"), facts={"built_in": []}),
-    World("addresses that look like the folder", files=added(README=File(b"https://content.mellanox.com/hpc/hpcx-v2.51-gcc.tbz\n")), facts={"built_in": ["/build-result/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64"]}),
-    World("no file VERSION", files=without("VERSION"), facts={"versions": {"ucx": "1"}}),
-    World("a VERSION that is not UTF-8", files=added(VERSION=File(b"HPC-X v2.51\n\xff\xfe\nucx-abcdef1  1.23.0 (x)\n")), facts={"versions": {"ucx": "1.23.0"}}),
-    World("licences elsewhere", files=lambda tree: without("LICENSE")({**tree, "docs/EULA.pdf": File(b"x")}), facts={"licenses": ["docs/EULA.pdf"]}),
-    World("a library that nobody has", files=added(ucx__lib__ucx__libuct_new=File(elf(needed=["libnew.so.7"]))), facts={"unprovided": "libnew.so.7"}),
-    World("a damaged library", files=added(ucx__lib__libdamaged=File(b"\x7fELF\x02\x01\x01" + bytes(20))), env=NEVER),
-    World("a link out of the archive", files=added(ucx__etc=File(link="/etc/ucx")), env=NEVER),
-    World("odd names", files=added(**{"a file\nwith \xe9": File(b"\xff/build-result/hpcx-v0")}), env=NEVER),
-    World("a script that talks", files=texts("hpcx_load() {", "hpcx_load() {\n  echo Loading HPC-X; echo warning >&2", SCRIPT), env=NEVER),
-    World("a script that reads what is unset", files=texts("#!/bin/bash", "set -u", SCRIPT), stops=True),
-    World("a script that fails", files=texts("hpcx_load() {", "hpcx_load() {\n  exit 3", SCRIPT), stops=True),
-    World("a script with another function", files=texts("hpcx_load()", "hpcx_init()", SCRIPT), stops=True),
-    World("no script", files=without("hpcx-init.sh"), stops=True),
-    World("a script that sets nothing", files=texts("export", "true", SCRIPT), stops=True),
-    World("no UCX", files=without("ucx/"), stops=True),
-    World("no UCC", files=without("ucc/"), stops=True),
-    World("no SHARP", files=without("sharp/"), stops=True),
-    World("no sources", files=without("sources/"), stops=True),
-)  # fmt: skip
-
-
-def read(world: World, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tuple[str, ...], TreeFacts]:
+def read(row: Row, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tuple[str, ...], TreeFacts]:
     """What an image takes of the environment, what is said about that, and the facts of the archive for amd64."""
     found: dict[Arch, TreeFacts] = {}
-    sides: dict[Arch, Any] = {"amd64": ("x86_64", (world.known, world.files)), "arm64": ("aarch64", world.arm)}
+    version = row.get("version", hpcx.NEWEST)
+    sides: dict[Arch, tuple[str, Row | None]] = {"amd64": ("x86_64", row), "arm64": ("aarch64", row.get("aarch64"))}
     for arch, (cpu, change) in sides.items():
-        if change:
-            which = hpcx.Distribution("ubuntu24.04", 13, cpu, world.version)
-            tree = change[1](hpcx.files(change[0](hpcx.release(world.version)), which))
+        if change is not None:
+            which = hpcx.Distribution("ubuntu24.04", 13, cpu, version)
+            tree = changed_tree(hpcx.files(changed_release(hpcx.release(version), change), which), change)
             found[arch] = tree_facts(run_program, hpcx.unpack(tree, folder / which.name), unpacked)
     return *unpacked.environment(found), found["amd64"]
 
 
-@pytest.fixture(scope="module")
-def shown(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """What `read` returns for a release as it was published."""
-    unpacked = project.components["hpcx"].model.unpacked
-    return cache(lambda version: read(World("", version), cast(Unpacked, unpacked), tmp_path_factory.mktemp("shown")))
+def differing(before: TreeFacts, after: TreeFacts) -> Iterator[str]:
+    """Names of facts that differ: `sources`, `environment.PATH`."""
+    old, new = before.model_dump(by_alias=True), after.model_dump(by_alias=True)
+    for name, value in new.items():
+        if isinstance(value, dict):
+            for part in sorted({*old[name], *value}):
+                if old[name].get(part) != value.get(part):
+                    yield f"{name}.{part}"
+        elif old[name] != value:
+            yield name
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.says)
-def test_archives(world: World, project: Project, row: Row, shown: Callable[[str], Any], tmp_path: Path) -> None:
-    unpacked = project.components["hpcx"].model.unpacked
-    assert unpacked
-    if world.stops:
+def archive_line(row: Row, unpacked: Unpacked, shown: Callable[[str], Any], folder: Path) -> str:
+    if row.get("stops"):
         with pytest.raises(ImagebuildError) as stopped:
-            read(world, unpacked, tmp_path)
+            read(row, unpacked, folder)
         assert REMEDY.search(str(stopped.value))
-        row(world.says, "stops", str(stopped.value))
-        return
-    env, notes, tree = read(world, unpacked, tmp_path)
-    before = ((), None) if world.says.endswith("as shown") else shown(world.version)[1:]
-    old: Table = {KEY: LockedArchive(sha256=A, facts=before[1])}
-    changed = [
-        line.split(":")[0].strip() for line in facts_changes(old, {KEY: LockedArchive(sha256=A, facts=tree)})[1:]
-    ]
-    if new := [note for note in notes if note not in before[0]]:
-        row(world.says, "adapted", "<br>".join(new))
-    else:
-        row(world.says, "noted" if changed else "taken as it is", ", ".join(changed))
-    facts = tree.model_dump()
-    assert {name: env.get(name) for name in world.env} == world.env
-    for name, folders in world.begins.items():
+        return line(row, "stops", str(stopped.value))
+    env, notes, tree = read(row, unpacked, folder)
+    for name, wanted in row.get("env", {}).items():
+        assert env.get(name) == wanted, name
+    for name, folders in row.get("begins", {}).items():
         assert env[name].split(":")[: len(folders.split())] == [f"{HPCX}/{folder}" for folder in folders.split()]
-    assert not {
-        part for part in chain.from_iterable(v.split(":") for n, v in env.items() if n.endswith("PATH")) if not part
-    }
-    for name, wanted in world.facts.items():
+    assert all(chain.from_iterable(value.split(":") for name, value in env.items() if name.endswith("PATH")))
+    facts = tree.model_dump()
+    for name, wanted in row.get("facts", {}).items():
         held: Any = [plugin for _, plugin in facts[name]] if name == "plugins" else facts[name]
         match wanted:
             case str():
@@ -264,13 +167,20 @@ def test_archives(world: World, project: Project, row: Row, shown: Callable[[str
                 assert {part: held.get(part) for part in wanted} == wanted
             case _:
                 assert list(held) == wanted
+    if row["says"].endswith("as shown"):
+        return line(row, "adapted", "<br>".join(notes))
+    known, before = shown(hpcx.NEWEST)
+    if new := [note for note in notes if note not in known]:
+        return line(row, "adapted", "<br>".join(new))
+    changed = list(differing(before, tree))
+    return line(row, "noted" if changed else "taken as it is", ", ".join(changed))
 
 
 def test_archives_that_are_none(tmp_path: Path) -> None:
     which = hpcx.Distribution("ubuntu24.04", 13)
     whole, short = tmp_path / "whole", tmp_path / "short"
     hpcx.pack(hpcx.files(hpcx.release(hpcx.NEWEST), which), which, whole)
-    hpcx.cut_short(whole, short)
+    short.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     assert unpack(whole, tmp_path / "a").name == which.name
     with pytest.raises(ImagebuildError, match="expected a tar archive, but it cannot be unpacked"):
         unpack(short, tmp_path / "b")
@@ -279,129 +189,71 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
         unpack(tmp_path / "page", tmp_path / "c")
 
 
+# Repositories
+
+NCCL = ("2.30.7-1+cuda13.3", "2.32.3-1+cuda12.9", "2.32.3-1+cuda13.4")
 INDEX = "".join(
     f"Package: {name}\nVersion: {version}\nFilename: {name}.deb\n\n"
-    for name, version in (
-        ("libnccl2", "2.30.7-1+cuda13.3"), ("libnccl2", "2.32.3-1+cuda12.9"), ("libnccl2", "2.32.3-1+cuda13.4"), ("libxpmem0", "1"),
-    )
-)  # fmt: skip
+    for name, version in (*(("libnccl2", version) for version in NCCL), ("libxpmem0", "1"))
+)
 WANTED = ("libnccl2=2.32.3-1+cuda13.4", "libxpmem0")
 KEYRING = yaml.safe_load(packages.EVIDENCE.read_text())["keyring"]
-NEXT = f"Package: {KEYRING['package']}\n"
 
 
-@dataclass(frozen=True)
-class Served:
-    """A change of a repository that people have shown, and what becomes of the two packages that are asked for."""
-
-    says: str
-    of: str = "ubuntu2404"
-    """Part of its path."""
-    by: str = ""
-    """The key that signs it, if it is another one than was seen."""
-    keyring: Mapping[str, tuple[str, ...]] = field(
-        default_factory=lambda: {"usr/share/keyrings/cuda-archive-keyring.gpg": tuple(KEYRING["keys"])}
-    )
-    """Files of the package with the repository's keys, and which these are."""
-    index: Callable[[str], str] = same
-    release: Callable[[str], str] = same
-    gone: tuple[str, ...] = ()
-    """Files that are not there; `*` stands for more letters."""
-    content: Mapping[str, bytes] = field(default_factory=dict)
-    known: str = ""
-    """The key that the lock trusts."""
-    key: str = ""
-    """The key that the lock has afterwards, if it is another one than was seen."""
-    lacks: str = ""
-    """What is what of packages that it lacks; the others are pinned."""
-    stops: str = ""
+def substituted(change: Sequence[str] | None, text: str) -> str:
+    """The text with something else for a pattern."""
+    return re.sub(change[0], change[1], text) if change else text
 
 
-OLD, NEW = packages.REPOSITORIES[0].key, "cuda-new"
-SERVED = (
-    Served("24.04 as shown"),
-    Served("26.04 as shown: signed by the newer of two keys", "ubuntu2604", key=NEW),
-    Served("DOCA as shown", "doca/3.5.0/ubuntu24.04"),
-    Served("the key has another name", gone=("3bf863cc.pub",)),
-    Served("no key beside the index", gone=("*.pub", "*.gpg"), content={"Release.gpg": b""}),
-    Served("signed by the next key, which the keyring has", by=NEW, key=NEW),
-    Served("signed by the next key, and the lock trusts the one before", by=NEW, known=OLD, stops="is signed by the key {by}, but imagebuild.lock trusts {known}; if its owner announced the change, `imagebuild lock --update"),
-    Served("signed by a key that is in no keyring", by="stranger", stops="signed by .*: the key is not in the file; the file of the key holds {known}"),
-    Served("signed by a key that has expired", by="expired", keyring={"usr/share/keyrings/x.gpg": ("expired",)}, stops="the key has expired"),
-    Served("the keyring has another name", keyring={"usr/share/keyrings/nvidia.asc": (OLD,)}),
-    Served("the keyring is in another folder", keyring={"etc/apt/trusted.gpg.d/cuda.gpg": (OLD,)}, stops="expected a keyring in /usr/share/keyrings of the package cuda-keyring, found none"),
-    Served("the package of the keyring is called otherwise", index=lambda text: text.replace(NEXT, "Package: nvidia-keyring\n"), stops="expected the package cuda-keyring, which holds the repository's key, but it has none of that name; give the component's"),
-    Served("the package of the keyring is another one", content={"keyring.deb": b"!<arch>\n"}, stops="keyring.deb has another sha256 than the index of packages says"),
-    Served("DOCA's keyring has another name", "doca/3.5.0/ubuntu24.04", gone=("doca_keyring.gpg",), stops="doca_keyring.gpg.*: the server does not have it .404."),
-    Served("no InRelease", gone=("InRelease",)),
-    Served("nothing that is signed", gone=("InRelease", "Release", "Release.gpg"), stops="Release.*: the server does not have it .404."),
-    Served("a release without its signature", gone=("InRelease", "Release.gpg"), stops="Release.gpg.*: the server does not have it .404."),
-    Served("a web page instead", content={"InRelease": b"<html>log in first</html>"}, stops="expected a signed InRelease, found no signature"),
-    Served("another suite", gone=("*",), content={"dists/stable/InRelease": b"x"}, stops="Release.*: the server does not have it .404."),
-    Served("an old copy", release=lambda text: f"Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC\n{text}", stops="the release was valid until Wed, 01 Jan 2020 00:00:00 UTC, so this is an old copy"),
-    Served("hashes of yesterday only", release=lambda text: text.replace("SHA256:", "SHA1:"), stops="expected in the signed release an index"),
-    Served("one form of the index", gone=("Packages",)),
-    Served("another form of the index", gone=("Packages.gz",)),
-    Served("no index", gone=("Packages*",), stops="expected in the signed release an index with a SHA256 that the server has, found none"),
-    Served("an index of another name", release=lambda text: text.replace("Packages", "Index"), stops="expected in the signed release an index"),
-    Served("an index that was changed afterwards", content={"Packages": b"x", "Packages.gz": b"x"}, stops="Packages.* has the SHA256 .*, but the signed release says"),
-    Served("a package is absent", index=lambda text: text.replace("Package: libxpmem0", "Package: libxpmem1"), lacks="has no package libxpmem0"),
-    Served("all packages have other names", index=lambda text: re.sub("Package: lib", "Package: cu", text), lacks="has no package libnccl2; has no package libxpmem0"),
-    Served("another build only", index=lambda text: text.replace("2.32.3-1+cuda13.4", "2.32.3-1+cuda13.5"), lacks="has no libnccl2 in version 2.32.3-1+cuda13.4; the newest: 2.32.3-1+cuda13.5, 2.32.3-1+cuda12.9, 2.30.7-1+cuda13.3"),
-    Served("sections without a version", index=lambda text: f"Package: libnccl2\n\n{text}"),
-    Served("sections without a name", index=lambda text: f"Version: 7\nFilename: x.deb\n\n{text}"),
-    Served("an index with carriage returns", index=lambda text: text.replace("\n", "\r\n")),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("world", SERVED, ids=lambda world: world.says)
-def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> None:
-    shown = next(row for row in packages.REPOSITORIES if world.of in row.path)
-    folder = tmp_path / shown.path
-    folder.mkdir(parents=True)
-    held = {name: b"".join((keys.public / f"{k}.gpg").read_bytes() for k in of) for name, of in world.keyring.items()}
-    deb = package_with(held)
-    (folder / "keyring.deb").write_bytes(deb)
-    own = f"{NEXT}Version: {KEYRING['version']}\nFilename: ./keyring.deb\nSHA256: {hashlib.sha256(deb).hexdigest()}\n\n"
-    index = world.index(INDEX + own).encode()
-    indexes = {"Packages": index, "Packages.gz": gzip.compress(index)}
+def repository(row: Row, shown: packages.Repository, keys: Keys) -> dict[str, bytes]:
+    """The files of a repository, signed."""
+    keyring = row.get("keyring", {"usr/share/keyrings/cuda-archive-keyring.gpg": KEYRING["keys"]})
+    held = {name: b"".join((keys.public / f"{key}.gpg").read_bytes() for key in of) for name, of in keyring.items()}
+    deb = packages.package_with(held)
+    about = f"Package: {KEYRING['package']}\nVersion: {KEYRING['version']}\nFilename: ./keyring.deb\n"
+    index = substituted(row.get("index"), f"{INDEX}{about}SHA256: {hashlib.sha256(deb).hexdigest()}\n\n")
+    indexes = {"Packages": index.encode(), "Packages.gz": gzip.compress(index.encode())}
     lines = [f" {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items()]
-    release = world.release("\n".join(["Origin: shown", "SHA256:", *lines, ""])).encode()
-    signed = {"Release": release, **keys.sign(release, world.by or shown.key)}
+    release = substituted(row.get("release"), "\n".join(["Origin: shown", "SHA256:", *lines, ""])).encode()
+    signed = {"Release": release, **keys.sign(release, row.get("by", shown.key))}
     published = {name: (keys.public / key).read_bytes() for name, key in shown.files.items()}
-    content = {name: data for name, data in {**indexes, **signed, **published}.items()
-               if not any(fnmatchcase(name, pattern) for pattern in world.gone)}  # fmt: skip
-    for name, data in {**content, **world.content}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+    files = {"keyring.deb": deb, **indexes, **signed, **published}
+    there = {n: data for n, data in files.items() if not any(fnmatchcase(n, p) for p in row.get("gone", ()))}
+    return {**there, **{name: text.encode() for name, text in row.get("content", {}).items()}}
+
+
+def repository_line(row: Row, keys: Keys, root: Path) -> str:
+    shown = next(r for r in packages.REPOSITORIES if row.get("of", "ubuntu2404") in r.path)
+    (root / shown.path).mkdir(parents=True)
+    for name, data in repository(row, shown, keys).items():
+        (root / shown.path / name).write_bytes(data)
     url = f"https://{shown.path}/"
     key = f"package:{KEYRING['package']}" if shown.of == "cuda" else f"{url}doca_keyring.gpg"
     source = PackageSource(url, "/", key, WANTED)
-    known = LockedRepository(fingerprint=keys.fingerprint(world.known)) if world.known else None
-    entries: Table = {key_of(source): known} if known else {}
-    before = dict(entries)
-    with Server(tmp_path).running() as server:
-        mirrors = Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"})
-        outcome = resolve_sources(entries, [source], Upstream(mirrors, pause_s=0.001), keep=lambda: None, mark=False)
-    what = " ".join([*outcome.wrong.values(), *outcome.absent.values(), *outcome.unresolved.values()])
-    assert not what or REMEDY.search(outcome.complaint())
-    message = re.sub(
-        r"\b([0-9A-F]{16}|[0-9A-F]{40}|[0-9a-f]{64})\b| \(as http://[^)]*\)", lambda m: "…" if m[1] else "", what
-    )
-    message = message.removeprefix(f"{url}: ").replace(url, "ADDRESS/")
-    row(world.says, "stops" if world.stops else "stops what needs it" if what else "taken as it is", message)
-    if world.stops:
-        by, trusted = (keys.fingerprint(key) for key in (world.by or shown.key, world.known or shown.key))
-        assert re.search(world.stops.format(by=by, known=trusted), what), what
-        assert entries == before
-        return
-    entry = entries[key_of(source)]
-    assert isinstance(entry, LockedRepository), what
-    assert entry.fingerprint == keys.fingerprint(world.key or shown.key)
-    assert is_unresolved(lock_from_table(entries), source) == bool(world.lacks)
-    absent = {package for package in WANTED if f"{package.partition('=')[0]}" in world.lacks}
-    assert {package for package, version in entry.packages.items() if version == UNRESOLVED} == absent
-    assert what == (f"{world.lacks}; all else of it is pinned, so pin other versions of these" if world.lacks else "")
+    known = LockedRepository(fingerprint=keys.fingerprint(row["known"])) if "known" in row else None
+    with Server(root).running() as server:
+        upstream = Upstream(
+            Mirrors(downloads={url: f"http://127.0.0.1:{server.port}/{shown.path}/"}), patience=Patience(0.1, 0.001)
+        )
+        if "stops" in row:
+            by, trusted = (keys.fingerprint(row.get(of, shown.key)) for of in ("by", "known"))
+            with pytest.raises(ImagebuildError, match=row["stops"].format(by=by, known=trusted)) as stopped:
+                upstream.resolve(source, known, lambda *_: None)
+            assert REMEDY.search(str(stopped.value))
+            secret = r"\b([0-9A-F]{16}|[0-9A-F]{40}|[0-9a-f]{64})\b| \(as http://[^)]*\)"
+            text = re.sub(secret, lambda match: "…" if match[1] else "", str(stopped.value))
+            return line(row, "stops", text.removeprefix(f"{url}: ").replace(url, "ADDRESS/"))
+        entry = upstream.resolve(source, known, lambda *_: None)
+    assert isinstance(entry, LockedRepository)
+    assert entry.fingerprint == keys.fingerprint(row.get("key", shown.key))
+    absent = [package for package in WANTED if package not in entry.packages]
+    assert bool(lacks(lock_of({key_of(source): entry}), source)) == bool(absent) == ("lacks" in row)
+    why = "; ".join(choose(entry.candidates, absent)[1])
+    assert why.startswith(row.get("lacks", ""))
+    return line(row, "stops what needs it" if absent else "taken as it is", why)
+
+
+# The image
 
 
 @pytest.mark.parametrize(
@@ -414,7 +266,7 @@ def test_repositories(world: Served, keys: Keys, row: Row, tmp_path: Path) -> No
     ids=["as they are", "another first", "not there"],
 )
 def test_what_is_found_first(folders: str, says: str, project: Project, tmp_path: Path) -> None:
-    """The check of the image, with libraries that are no more than libraries; of the loader's cache nothing is tried."""
+    """The check of the image, with libraries that are no more than libraries; the loader's cache is not tried."""
     script = (project.folder("hpcx") / "checks" / "first-found.sh").read_text()
     library = next(Path("/lib", platform.machine() + "-linux-gnu").glob("libm.so.*"))
     for name in ("hpcx/net/lib/libnccl-net.so", "hpcx/ucx/lib/libucp.so.0", "mine/libucp.so.0", "hpcx/ucx/lib/tool"):
@@ -431,7 +283,7 @@ def test_what_is_found_first(folders: str, says: str, project: Project, tmp_path
     assert done.returncode == (0 if says.startswith("tool") else 1)
 
 
-CUDA = bases.Cuda("13.2.1", "ubuntu24.04", "13.0", "2.28.9-1+cuda13.0")
+CUDA = bases.Cuda("13.2.1", "ubuntu24.04", "2.28.9-1+cuda13.0")
 HOLD = "RUN /bin/sh -c apt-mark hold ${NV_LIBCUBLAS_PACKAGE_NAME} ${NV_LIBNCCL_PACKAGE_NAME} # buildkit"
 
 

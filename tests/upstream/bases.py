@@ -1,28 +1,19 @@
-"""Base images after `evidence/cuda.yaml`, pushed to the stand-in's registry."""
+"""Base images after `evidence/cuda.yaml`."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from email.message import Message
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from imagebuild.core import Arch
-from tests.upstream.workshop import Workshop
-
 EVIDENCE = Path(__file__).parent / "evidence" / "cuda.yaml"
-INDEX = "application/vnd.oci.image.index.v1+json"
-MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 VARIANTS = ("runtime", "devel")
 TOOLKIT = "13.0"
-"""Of most images, and of what is compiled for all."""
+"""What is inside all of them."""
 
 
 @cache
@@ -34,11 +25,10 @@ def evidence() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cuda:
-    """An `nvidia/cuda`: the toolkit that is inside, and what the image says about itself."""
+    """An `nvidia/cuda`, and what it says about itself."""
 
     version: str
     os: str
-    toolkit: str
     nccl: str
 
     @property
@@ -54,8 +44,6 @@ class Cuda:
         for kind in ("base", "runtime", "devel")[: 3 if variant == "devel" else 2]:
             for group in evidence()["environment"][kind]:
                 found |= {name: value.format(**self.names) for name, value in group["values"].items()}
-        if self.version.startswith("12."):
-            found["LD_LIBRARY_PATH"] = evidence()["older"]["libraries"]
         return found
 
     def rows(self, kind: str) -> Iterator[str]:
@@ -69,75 +57,30 @@ class Cuda:
         return [name.format(**self.names) for kind in kinds for name in evidence()["held"][kind]["packages"]]
 
 
-Image = tuple[str, str, Cuda | None]
-"""Distribution, variant, CUDA."""
+def images() -> dict[str, tuple[str, Cuda | None]]:
+    """`repository:tag` → variant and CUDA, of all images that the target for 13.2.1 on Ubuntu 24.04 needs.
 
-
-def images(systems: Iterable[str]) -> dict[str, Image]:
-    """`repository:tag` → what it is, of all images that targets on `systems` need.
-
-    A system is a CUDA and an Ubuntu, `13.2.1-ubuntu24.04`. What is compiled once for all is compiled on the oldest.
+    What is compiled once for all is compiled on the oldest.
     """
-    known = {f"{row['version']}-{row['os']}": Cuda(**row) for row in evidence()["images"]}
-    chosen = [known[system] for system in systems]
-    names = {f"library/ubuntu:{os[6:]}": (os, "ubuntu", None) for os in ("ubuntu22.04", *(c.os for c in chosen))}
-    found: dict[str, Image] = dict(names)
-    oldest = known["13.0.3-ubuntu22.04"]
-    found[f"nvidia/cuda:{oldest.version}-devel-{oldest.os}"] = (oldest.os, "devel", oldest)
-    for cuda in chosen:
-        found |= {f"nvidia/cuda:{cuda.version}-{variant}-{cuda.os}": (cuda.os, variant, cuda) for variant in VARIANTS}
+    oldest, newest = (Cuda(**row) for row in evidence()["images"])
+    found: dict[str, tuple[str, Cuda | None]] = {
+        f"library/ubuntu:{cuda.os.removeprefix('ubuntu')}": ("ubuntu", None) for cuda in (oldest, newest)
+    }
+    for cuda, variant in ((oldest, "devel"), (newest, "devel"), (newest, "runtime")):
+        found[f"nvidia/cuda:{cuda.version}-{variant}-{cuda.os}"] = variant, cuda
     return found
 
 
-def push(workshop: Workshop, registry: str, name: str, what: Image, contexts: Mapping[str, Path]) -> str:
-    """Build and push one of `images`; the digest of its index."""
-    os, variant, cuda = what
-    options, tail = [f"--target={variant}"], ""
-    if cuda:
-        values = {"TOOLKIT": cuda.toolkit, "CUDA": cuda.version, "OS": os, "NCCL": cuda.nccl,
-                  "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
-                  "UNMET": "\n".join(cuda.rows("unmet"))}  # fmt: skip
-        options += [f"--build-arg={key}={value}" for key, value in values.items()]
-        tail = "\n".join([
-            f"FROM {variant}-files AS {variant}", *(f'ENV {k}="{v}"' for k, v in cuda.environment(variant).items()),
-            'LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"',
-            'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]\n',
-        ])  # fmt: skip
-    archs: Sequence[Arch] = ("amd64",) if cuda else workshop.archs
-    for arch in archs:
-        output = f"--output=type=image,name={registry}/{name}-{arch},push=true,compression-level=1"
-        workshop.build("bases", *options, output, arch=arch, tail=tail, **contexts)
-    return make_index(registry, name, archs)
-
-
-def make_index(registry: str, name: str, archs: Sequence[Arch]) -> str:
-    """Give `name` an index with an image for both platforms, as the real ones have; its digest.
-
-    Where arm64's was not pushed, it has the files and the environment of amd64's: nothing of it can be run.
-    """
-    repository, tag = name.split(":")
-    base = f"http://{registry}/v2/{repository}"
-
-    def ask(url: str, data: bytes | None = None, method: str = "GET", **headers: str) -> tuple[Message, bytes]:
-        named = {key.replace("_", "-"): value for key, value in headers.items()}
-        with urllib.request.urlopen(urllib.request.Request(url, data, named, method=method)) as answer:
-            return answer.headers, answer.read()
-
-    pushed = {arch: ask(f"{base}/manifests/{tag}-{arch}", Accept=", ".join(MANIFESTS)) for arch in archs}
-    head, content = pushed["amd64"]
-    kind, manifest = head["Content-Type"], json.loads(content)
-    config = json.loads(ask(f"{base}/blobs/{manifest['config']['digest']}")[1])
-    changed = json.dumps({**config, "architecture": "arm64"}).encode()
-    digest = f"sha256:{hashlib.sha256(changed).hexdigest()}"
-    place = ask(f"{base}/blobs/uploads/", b"", "POST")[0]["Location"]
-    ask(
-        f"{place}{'&' if '?' in place else '?'}digest={digest}", changed, "PUT", Content_Type="application/octet-stream"
-    )
-    other = json.dumps({**manifest, "config": {**manifest["config"], "digest": digest, "size": len(changed)}}).encode()
-    manifests = []
-    for arch, data in (("amd64", content), ("arm64", pushed["arm64"][1] if "arm64" in pushed else other)):
-        stored = ask(f"{base}/manifests/{tag}-{arch}", data, "PUT", Content_Type=kind)[0]["Docker-Content-Digest"]
-        platform = {"os": "linux", "architecture": arch}
-        manifests.append({"mediaType": kind, "digest": stored, "size": len(data), "platform": platform})
-    index = json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests}).encode()
-    return str(ask(f"{base}/manifests/{tag}", index, "PUT", Content_Type=INDEX)[0]["Docker-Content-Digest"])
+def build_options(variant: str, cuda: Cuda | None) -> tuple[list[str], str]:
+    """Options of `docker buildx build` for one of `images`, and the end of its Dockerfile."""
+    if not cuda:
+        return [f"--target={variant}"], ""
+    values = {"TOOLKIT": TOOLKIT, "CUDA": cuda.version, "OS": cuda.os, "NCCL": cuda.nccl,
+              "HELD": " ".join(cuda.held(variant)), "FOREIGN": "\n".join(cuda.rows("foreign")),
+              "UNMET": "\n".join(cuda.rows("unmet"))}  # fmt: skip
+    tail = "\n".join([
+        f"FROM {variant}-files AS {variant}", *(f'ENV {k}="{v}"' for k, v in cuda.environment(variant).items()),
+        'LABEL org.opencontainers.image.title="nvidia/cuda" maintainer="nobody: STAND-IN made for tests"',
+        'ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]\n',
+    ])  # fmt: skip
+    return [f"--target={variant}", *(f"--build-arg={key}={value}" for key, value in values.items())], tail

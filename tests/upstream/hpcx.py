@@ -10,7 +10,7 @@ import bz2
 import io
 import re
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -81,14 +81,6 @@ class Distribution:
     def path(self) -> str:
         """Of the address, behind the host."""
         return f"hpc/hpc-x/v{self.version}_cuda{self.cuda}/{self.name}.tbz"
-
-
-def distributions(systems: Collection[str]) -> Iterator[Distribution]:
-    """The archives that targets on these systems need, such as `13.2.1-ubuntu24.04`."""
-    for system in systems:
-        cuda, os = system.split("-")
-        for cpu, version in (("x86_64", VERSIONS[1]), ("x86_64", NEWEST), ("aarch64", NEWEST)):
-            yield Distribution(os, int(cuda.split(".")[0]), cpu, version)
 
 
 @cache
@@ -239,12 +231,6 @@ def unpack(tree: Tree, folder: Path) -> Path:
             place.write_bytes(file.content)
             place.chmod(file.mode)
     return folder
-
-
-def cut_short(archive: Path, target: Path) -> None:
-    """An archive whose download was interrupted, kept as if it were whole."""
-    data = archive.read_bytes()
-    target.write_bytes(data[: len(data) // 2])
 
 
 def table() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,6 @@ import yaml
 from tests.upstream.keys import Keys
 
 EVIDENCE = Path(__file__).parent / "evidence" / "repositories.yaml"
-NVIDIA, MELLANOX = "developer.download.nvidia.com", "linux.mellanox.com"
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,31 @@ DOCA_FOLDERS = tuple(r.path for r in REPOSITORIES if r.of == "doca")
 
 
 def publish(built: Path, folder: Path, keys: Keys) -> None:
-    """Fill `folder` with `<host>/<path>` of every repository and of the keys."""
+    """Fill `folder` with `<host>/<path>` of every repository and of the keys; the packages of all are the same ones."""
     for repository in REPOSITORIES:
-        of = f"{repository.of}-arm64" if "arm64" in repository.path else repository.of
-        source, target = built / of, folder / repository.path
-        shutil.copytree(source, target, copy_function=_link)
+        source, target = built / repository.of, folder / repository.path
+        shutil.copytree(source, target, copy_function=os.link)
         for name, content in keys.sign((source / "Release").read_bytes(), repository.key).items():
             (target / name).write_bytes(content)
         for name, key in repository.files.items():
             shutil.copy(keys.public / key, target / name)
 
 
-def _link(source: str, target: str) -> None:
-    """The packages of all systems are the same ones."""
-    os.link(source, target)
+def package_with(files: dict[str, bytes]) -> bytes:
+    """A Debian package with these files."""
+
+    def packed(entries: dict[str, bytes]) -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
+            for name, data in entries.items():
+                entry = tarfile.TarInfo(f"./{name}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        return buffer.getvalue()
+
+    members = {"debian-binary": b"2.0\n", "control.tar.xz": packed({"control": b""}), "data.tar.xz": packed(files)}
+    result = b"!<arch>\n"
+    for name, data in members.items():
+        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n"
+        result += head.encode() + data + b"\n" * (len(data) % 2)
+    return result

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from imagebuild.core import run_program
-from tests.upstream.workshop import RECIPES
 
-PROJECTS = RECIPES / "git"
+PROJECTS = Path(__file__).parent / "recipes" / "git"
 WHEN = "2025-08-09T00:00:00+00:00"
 IDENTITY = {
     f"GIT_{role}_{what}": value
@@ -18,45 +16,34 @@ IDENTITY = {
 } | {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 
 
-@dataclass(frozen=True)
-class Repository:
-    """A project on github.com, by the path of its address without `.git`; `tag` names its only commit."""
-
-    path: str
-    tag: str = ""
-
-
-REPOSITORIES = (
-    Repository("NVIDIA/nccl-tests", "v2.19.6"),
-    Repository("NVIDIA/gdrcopy", "v2.6"),
-    Repository("NVIDIA/nvbandwidth", "v0.8"),
-    Repository("NVIDIA/nccl", "v2.32.3-1"),
-    Repository("linux-rdma/perftest", "26.04.17"),
-    Repository("Mellanox/nccl-rdma-sharp-plugins"),
-)
+COMMITS = {
+    "NVIDIA/nccl-tests": "v2.19.6",
+    "NVIDIA/gdrcopy": "v2.6",
+    "NVIDIA/nvbandwidth": "v0.8",
+    "NVIDIA/nccl": "v2.32.3-1",
+    "linux-rdma/perftest": "26.04.17",
+    "Mellanox/nccl-rdma-sharp-plugins": "",
+}
+"""Project on github.com, by the path of its address without `.git` → the tag of its only commit."""
 
 
 def make(folder: Path) -> None:
     """Fill `folder` with `<owner>/<name>.git` for all of them."""
-    for repository in REPOSITORIES:
-        _make(repository, folder / f"{repository.path}.git")
-
-
-def _make(repository: Repository, bare: Path) -> None:
-    work = bare.with_suffix(".work")
-    shutil.copytree(PROJECTS / repository.path, work)
-    here = ("-C", str(work))
-    _git("init", "--quiet", "--initial-branch=main", str(work))
-    # What counts is in the project: which files are programs, whatever this file system thinks of modes.
-    _git(*here, "-c", "core.autocrlf=false", "add", "--all")
-    _git(*here, "commit", "--quiet", "--message", f"STAND-IN for {repository.path}, made for tests")
-    if repository.tag:
-        _git(*here, "tag", repository.tag)
-    _git("clone", "--quiet", "--bare", str(work), str(bare))
-    # As on the real server, any commit may be asked for.
-    _git("--git-dir", str(bare), "config", "uploadpack.allowAnySHA1InWant", "true")
-    _git("--git-dir", str(bare), "update-server-info")
-    shutil.rmtree(work)
+    for path, tag in COMMITS.items():
+        bare = folder / f"{path}.git"
+        work = bare.with_suffix(".work")
+        shutil.copytree(PROJECTS / path, work)
+        here = ("-C", str(work))
+        _git("init", "--quiet", "--initial-branch=main", str(work))
+        # What counts is in the project: which files are programs, whatever this file system thinks of modes.
+        _git(*here, "-c", "core.autocrlf=false", "add", "--all")
+        _git(*here, "commit", "--quiet", "--message", f"STAND-IN for {path}, made for tests")
+        if tag:
+            _git(*here, "tag", tag)
+        _git("clone", "--quiet", "--bare", str(work), str(bare))
+        # As on the real server, any commit may be asked for.
+        _git("--git-dir", str(bare), "config", "uploadpack.allowAnySHA1InWant", "true")
+        shutil.rmtree(work)
 
 
 def _git(*words: str) -> str:

@@ -1,36 +1,40 @@
-"""All of the stand-in: made where the cache lacks it, and served."""
+"""All of the stand-in: made if the cache lacks it, and served."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from imagebuild.core import Arch, run_program, which
+from imagebuild.build import bootstrap
+from imagebuild.core import cache_folder, run_program, which
 from imagebuild.oci import find_engine
 from tests.upstream import bases, hpcx, packages, registry, repositories, wheels
 from tests.upstream.keys import Keys
 from tests.upstream.server import Server
-from tests.upstream.workshop import RECIPES, Workshop
 
 HERE = Path(__file__).parent
+CACHE = cache_folder().parent / "upstream"
+"""Of all tests."""
+RECIPES = HERE / "recipes"
 ADDRESSES = (
     "https://content.mellanox.com/",
     "https://linux.mellanox.com/",
-    "http://linux.mellanox.com/",
     "https://developer.download.nvidia.com/",
     "https://github.com/",
 )
 PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg", "gpg-agent": "gpg-agent"}
 """What must be on the machine → the package that has it."""
+ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
+"""The one that is served."""
 
 
 def missing() -> list[str]:
@@ -42,147 +46,67 @@ def missing() -> list[str]:
 class Upstream:
     """The servers that the image `hpcx` is built from, on this machine."""
 
-    root: Path
-    """Files served, as root/<host>/<path of the address>."""
-    images: Mapping[str, str]
-    """`repository:tag` → digest of the image index."""
-    keys: Keys
-    content: Path
-    """Compiled parts of HPC-X, for `hpcx.content`."""
     cache: Path
     gateway: str
     """The engine's bridge, by which its daemon and its containers reach this machine."""
     ports: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def make(
-        cls,
-        cache: Path,
-        systems: Collection[str],
-        *,
-        sources: bool,
-        archs: Sequence[Arch] = ("amd64",),
-        log: Callable[[str], None] = lambda _line: None,
-    ) -> Upstream:
-        """Make what the cache folder lacks, after others who do so. Raises imagebuild's errors where that fails.
+    def make(cls, cache: Path, *, sources: bool, log: Callable[[str], None] = lambda _line: None) -> Upstream:
+        """Make all of it if the cache folder has it from other recipes, or not at all.
 
-        `systems` are those of the targets to build, such as `13.2.1-ubuntu24.04`. Without `sources`, those of Open MPI
-        cannot be compiled: to make them takes longer than all else. Images of Ubuntu are for `archs`.
+        Without `sources`, those of Open MPI cannot be compiled: to make them takes longer than all else.
         """
-        workshop = Workshop.open(cache, archs, log)
-        with (workshop.cache / "lock").open("w") as lock:
+        cache.mkdir(parents=True, exist_ok=True)
+        cache, stamp = cache.absolute(), cache / "made-from"
+        wanted = [_digest(), "sources"]
+        with (cache / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return cls._make(workshop, systems, sources=sources)
-
-    @classmethod
-    def _make(cls, workshop: Workshop, systems: Collection[str], *, sources: bool) -> Upstream:
-        # A fresher base is no reason to make anything anew: nobody relies on what this holds.
-        recipe = {n: (RECIPES / n, RECIPES / f"{n}.Dockerfile") for n in ("packages", "hpcx", "bases")}
-        code = {name: HERE / f"{name}.py" for name in ("bases", "hpcx", "keys", "packages", "repositories", "wheels")}
-        keys = Keys(workshop.piece("keys", [code["keys"]], Keys.make))
-        header = workshop.piece(
-            "nccl-header", [code["wheels"], str(wheels.pins("nccl-wheel", "2.32.3"))], wheels.nccl_header
-        )
-
-        def compile_packages(folder: Path) -> None:
-            workshop.build("packages", f"--output=type=local,dest={folder}", nccl=header, keys=keys.public)
-
-        built = workshop.piece("packages", [*recipe["packages"], header, keys.public], compile_packages)
-        signed = workshop.piece(
-            "repositories", [built, code["packages"], packages.EVIDENCE, keys.public],
-            lambda folder: packages.publish(built, folder, keys),
-        )  # fmt: skip
-        git = workshop.piece("git", [code["repositories"], repositories.PROJECTS], repositories.make)
-        hosts = {
-            packages.NVIDIA: signed / packages.NVIDIA,
-            packages.MELLANOX: signed / packages.MELLANOX,
-            "github.com": git,
-        }
-        root = workshop.cache / "served"
-        for host, folder in hosts.items():
-            _link(root / host, folder)
-        content, compiled = cls._compile(workshop, recipe["hpcx"], sources=sources)
-        for archive in hpcx.distributions(systems):
-            known = hpcx.release(archive.version)
-            tree = hpcx.content(hpcx.files(known, archive), content, compiled, archive, known)
-            inputs = [content, code["hpcx"], hpcx.EVIDENCE, *([compiled] if compiled else [])]
-            made = workshop.piece(archive.name, inputs, partial(_pack, tree, archive))
-            _link(root / hpcx.HOST / archive.path, made / "archive")
-        images = cls._push(workshop, systems, [*recipe["bases"], code["bases"], bases.EVIDENCE, signed], signed, keys)
-        return cls(root, images, keys, content, workshop.cache, _gateway(), _remembered(workshop.cache))
-
-    @staticmethod
-    def _compile(workshop: Workshop, recipe: tuple[Path, Path], *, sources: bool) -> tuple[Path, Path | None]:
-        """The folder of compiled parts of HPC-X, and if wanted that of Open MPI's sources."""
-        scripts, dockerfile = recipe
-
-        def compile_parts(folder: Path) -> None:
-            with tempfile.TemporaryDirectory() as table:
-                (Path(table) / "libraries").write_text(hpcx.table())
-                output = f"--output=type=local,dest={folder}"
-                workshop.build("hpcx", "--target=content", output, table=Path(table))
-
-        def pack_sources(folder: Path) -> None:
-            workshop.build("hpcx", "--target=sources", f"--output=type=local,dest={folder}", table=scripts)
-
-        parts = [scripts / name for name in ("ucx.sh", "ucc.sh", "stubs.sh")]
-        content = workshop.piece("hpcx-content", [*parts, dockerfile, hpcx.table()], compile_parts)
-        if not sources:
-            return content, None
-        return content, workshop.piece("hpcx-sources", [scripts / "openmpi.sh", dockerfile], pack_sources)
-
-    @staticmethod
-    def _push(
-        workshop: Workshop, systems: Collection[str], inputs: Collection[Path], signed: Path, keys: Keys
-    ) -> dict[str, str]:
-        """`repository:tag` → digest of the base images for these systems."""
-        wanted = bases.images(systems)
-        versions = sorted({cuda.toolkit for _, _, cuda in wanted.values() if cuda} | {bases.TOOLKIT})
-        toolkits = {v: workshop.piece(f"toolkit-{v}", [str(wheels.pins("cuda", v))], _toolkit(v)) for v in versions}
-        contexts = {"packages": signed / packages.NVIDIA_UBUNTU, "keys": keys.public}
-        made = {}
-        with registry.running(workshop.cache / "registry", _free_port()) as address:
-            for name, what in wanted.items():
-                toolkit = toolkits[what[2].toolkit if what[2] else bases.TOOLKIT]
-
-                def push(folder: Path, name: str = name, what: bases.Image = what, toolkit: Path = toolkit) -> None:
-                    digest = bases.push(workshop, address, name, what, {**contexts, "toolkit": toolkit})
-                    (folder / "digest").write_text(digest)
-
-                made_from = [*inputs, str(what), *workshop.archs[1:]]
-                made[name] = (workshop.piece(name.replace("/", "-"), made_from, push) / "digest").read_text()
-        return made
+            if not stamp.is_file() or stamp.read_text().split()[: 1 + sources] != wanted[: 1 + sources]:
+                for name in ("made-from", "keys", "header", "packages", "content", "openmpi", "toolkit", "served"):
+                    shutil.rmtree(cache / name, ignore_errors=True)
+                stamp.unlink(missing_ok=True)
+                Making(cache, log).everything(sources=sources)
+                stamp.write_text(" ".join(wanted[: 1 + sources]))
+        words = ("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
+        gateway = run_program(*words, env=find_engine(os.environ).environment, timeout=20).strip()
+        return cls(cache, gateway, _remembered(cache))
 
     @property
-    def address(self) -> str:
-        """Base of what is served, for the engine's daemon and for its containers."""
-        return f"http://{self.gateway}:{self.ports['server']}"
+    def root(self) -> Path:
+        """Files served, as root/<host>/<path of the address>."""
+        return self.cache / "served"
 
     @property
-    def registry(self) -> str:
-        """The registry as the daemon reaches it; being on the loopback, it may speak plain HTTP."""
-        return f"127.0.0.1:{self.ports['registry']}"
+    def content(self) -> Path:
+        """Compiled parts of HPC-X, for `hpcx.content`."""
+        return self.cache / "content"
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.cache / "keys")
 
     @property
     def configuration(self) -> str:
         """A configuration of a user who has these mirrors, as YAML."""
-        lines = ["mirrors:", "  images:", f"    docker.io: {self.registry}", "  downloads:"]
-        return "\n".join([*lines, *(f"    {a}: {self.address}/{a.split('//')[1]}" for a in ADDRESSES), ""])
+        base = f"http://{self.gateway}:{self.ports['server']}"
+        # On the loopback, the registry may speak plain HTTP.
+        lines = ["mirrors:", f"  images: {{docker.io: '127.0.0.1:{self.ports['registry']}'}}", "  downloads:"]
+        return "\n".join([*lines, *(f"    {a}: {base}/{a.split('//')[1]}" for a in ADDRESSES), ""])
 
     @contextmanager
     def serve(self) -> Iterator[Server]:
         """Run the server and the registry, on the ports of last time if they are free."""
-        ports = {name: _free_port(self.ports.get(name, 0)) for name in ("server", "registry")}
-        self.ports.update(ports)
+        self.ports.update({name: _free_port(self.ports[name]) for name in ("server", "registry")})
         # Those of last time stay known where another process serves on them now.
         with suppress(FileExistsError), (self.cache / "ports.json").open("x") as file:
-            file.write(json.dumps(ports))
-        server = Server(self.root, ports["server"])
-        with registry.running(self.cache / "registry", ports["registry"]), server.running():
+            file.write(json.dumps(self.ports))
+        server = Server(self.root, self.ports["server"])
+        with registry.running(self.cache / "registry", self.ports["registry"]), server.running():
             yield server
 
     def resigned(self, repository: str, key: str) -> dict[str, bytes]:
-        """Path → content of an apt repository's signatures by another key, for `Server.replace`.
+        """Path → content of an apt repository's signatures by another key, for `Server.replaced`.
 
         `repository` is a path such as `/linux.mellanox.com/public/repo/doca/3.5.0/ubuntu24.04/x86_64/`.
         """
@@ -190,28 +114,73 @@ class Upstream:
         return {f"/{repository.strip('/')}/{name}": data for name, data in self.keys.sign(release, key).items()}
 
 
-def _pack(tree: hpcx.Tree, archive: hpcx.Distribution, folder: Path) -> None:
-    hpcx.pack(tree, archive, folder / "archive")
+class Making:
+    """Make the stand-in in a folder, in containers on a bootstrapped Debian 13; BuildKit caches the steps."""
+
+    def __init__(self, cache: Path, log: Callable[[str], None]) -> None:
+        self.cache, self.log = cache, log
+        self.base = bootstrap(["linux/amd64"], cache_folder(), release="trixie", log=log)
+        self.docker: Mapping[str, str] = find_engine(os.environ).environment
+
+    def folder(self, name: str) -> Path:
+        """A folder of this name, in which something is made now."""
+        self.log(f"making {name}")
+        (self.cache / name).mkdir(parents=True)
+        return self.cache / name
+
+    def everything(self, *, sources: bool) -> None:
+        Keys.make(self.folder("keys"))
+        keys = Keys(self.cache / "keys")
+        header, toolkit, served = self.folder("header"), self.folder("toolkit"), self.folder("served")
+        wheels.nccl_header(header)
+        wheels.toolkit(bases.TOOLKIT, toolkit)
+        built = self.exported("packages", "packages", nccl=header, keys=keys.public)
+        packages.publish(built, served, keys)
+        repositories.make(served / "github.com")
+        self._archive(served / hpcx.HOST / ARCHIVE.path, sources=sources)
+        contexts = {"packages": served / packages.NVIDIA_UBUNTU, "keys": keys.public, "toolkit": toolkit}
+        with registry.running(self.cache / "registry", _free_port()) as address:
+            for name, (variant, cuda) in bases.images().items():
+                self.log(f"making {name}")
+                options, tail = bases.build_options(variant, cuda)
+                output = f"--output=type=image,name={address}/{name},push=true,compression-level=1"
+                self.build("bases", *options, output, tail=tail, contexts=contexts)
+
+    def _archive(self, target: Path, *, sources: bool) -> None:
+        """Write the archive of HPC-X."""
+        with tempfile.TemporaryDirectory() as table:
+            (Path(table) / "libraries").write_text(hpcx.table())
+            content = self.exported("content", "hpcx", "--target=content", table=Path(table))
+            openmpi = self.exported("openmpi", "hpcx", "--target=sources", table=Path(table)) if sources else None
+        known = hpcx.release(ARCHIVE.version)
+        hpcx.pack(hpcx.content(hpcx.files(known, ARCHIVE), content, openmpi, ARCHIVE, known), ARCHIVE, target)
+
+    def exported(self, name: str, recipe: str, *options: str, **contexts: Path) -> Path:
+        """What a recipe makes, in a folder of this name."""
+        folder = self.folder(name)
+        self.build(recipe, *options, f"--output=type=local,dest={folder}", contexts=contexts)
+        return folder
+
+    def build(self, recipe: str, *options: str, contexts: Mapping[str, Path], tail: str = "") -> None:
+        """Run `recipes/<recipe>.Dockerfile`, and `tail` after it, with its folder and other folders as contexts."""
+        named = {"debian:13-standin": self.base, **contexts}
+        with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
+            file.write((RECIPES / f"{recipe}.Dockerfile").read_text() + tail)
+            file.flush()
+            run_program(
+                "docker", "buildx", "build", "--progress=plain", "--provenance=false", "--platform=linux/amd64",
+                *(word for name, value in named.items() for word in ("--build-context", f"{name}={value}")),
+                "--file", file.name, *options, str(RECIPES / recipe),
+                env=self.docker,
+            )  # fmt: skip
 
 
-def _link(link: Path, target: Path) -> None:
-    """It may be there, and another process may serve it; what an older layout of the cache has there goes."""
-    if not link.is_symlink() or link.readlink() != target:
-        if link.is_dir() and not link.is_symlink():
-            shutil.rmtree(link)
-        link.unlink(missing_ok=True)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
-
-
-def _toolkit(version: str) -> Callable[[Path], None]:
-    return lambda folder: wheels.toolkit(version, folder)
-
-
-def _gateway() -> str:
-    found = find_engine(os.environ)
-    words = ("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
-    return run_program(*words, env=found.environment, timeout=20).strip()
+def _digest() -> str:
+    """Of all that the stand-in is made from. A fresher base is no reason to make it anew: nobody relies on that."""
+    total = hashlib.sha256(repr([wheels.pins("nccl-wheel", "2.32.3"), wheels.pins("cuda", bases.TOOLKIT)]).encode())
+    for file in sorted(path for path in HERE.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".md")):
+        total.update(file.name.encode() + file.read_bytes() + b"\0")
+    return total.hexdigest()
 
 
 def _remembered(cache: Path) -> dict[str, int]:

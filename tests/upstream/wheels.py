@@ -17,7 +17,7 @@ LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 
 def pins(component: str, version: str) -> list[dict[str, Any]]:
     """What the lock says about a component; `KeyError` if it knows no such version."""
-    found: list[dict[str, Any]] = json.loads(LOCK.read_text())["wheels"][component][version]
+    found: list[dict[str, Any]] = json.loads(LOCK.read_text())["wheels"][f"{component} {version}"]
     return found
 
 

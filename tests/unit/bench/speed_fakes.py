@@ -37,7 +37,7 @@ def run(*values: tuple[int, float, float | None], **changes: object) -> Run:
     if changes.get("collective", "all_reduce") in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
         factor = max(1, ranks - 1) / ranks * (2 if changes.get("collective", "all_reduce") == "all_reduce" else 1)
     rows = tuple(row(size, out, inside, factor) for size, out, inside in values)
-    base = Run(source="a.log", collective="all_reduce", ranks=8, nodes=1, device="NVIDIA H200", rows=rows,
+    base = Run(source="a.log", collective="all_reduce", ranks=8, nodes=1, devices=("NVIDIA H200",), rows=rows,
                avg_busbw_gb_s=1.0, verdict="ok", reason="complete")  # fmt: skip
     return base.model_copy(update=changes)
 

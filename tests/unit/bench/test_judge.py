@@ -53,7 +53,7 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({}, {"ranks": 8}, None, "complete", "8 ranks, 1 node", None),
         # A GPU of the node is missing.
         ({"ranks": 7}, {}, "h200", "incomplete", "7 of 8 GPUs took part", "partial"),
-        ({"ranks": 7, "device": H100}, {}, "h100", "incomplete", "7 of 8 GPUs took part", "partial"),
+        ({"ranks": 7, "devices": (H100,)}, {}, "h100", "incomplete", "7 of 8 GPUs took part", "partial"),
         ({"ranks": 1}, {}, "h200", "incomplete", "1 of 8 GPUs took part", "partial"),
         ({"ranks": 12, "nodes": 2}, {}, "h200", "incomplete", "12 of 16 GPUs took part", "partial"),
         ({"ranks": 16}, {}, "h200", "incomplete", "16 of 8 GPUs took part", None),
@@ -67,16 +67,16 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"ranks": None, "nodes": None}, {"ranks": 1, "nodes": 1}, None, "incomplete", "which does not fit 1 rank", None),
         # What the output does not list.
         ({"ranks": None, "nodes": None}, {}, "h200", "not known", "list of devices is incomplete; say how many with --ranks and --nodes", "partial"),
-        ({"ranks": None, "nodes": None, "device": None}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
-        ({"nodes": None, "device": None}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
+        ({"ranks": None, "nodes": None, "devices": ()}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
+        ({"nodes": None, "devices": ()}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
         ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
         # Devices.
-        ({"device": H100}, {}, "h200", "incomplete", f"it ran on {H100}, but h200 describes NVIDIA H200", None),
-        ({"device": f"{H100} MIG 3g.40gb"}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
-        ({"device": "NVIDIA H20"}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
-        ({"other_devices": ("NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
-        ({"device": "NVIDIA H100"}, {}, "h100", "complete", "8 ranks", None),
-        ({"device": "NVIDIA Graphics Device"}, {}, "h200", "complete", "8 ranks", None),
+        ({"devices": (H100,)}, {}, "h200", "incomplete", f"it ran on {H100}, but h200 describes NVIDIA H200", None),
+        ({"devices": (f"{H100} MIG 3g.40gb",)}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
+        ({"devices": ("NVIDIA H20",)}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
+        ({"devices": ("NVIDIA H200", "NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
+        ({"devices": ("NVIDIA H100",)}, {}, "h100", "complete", "8 ranks", None),
+        ({"devices": ("NVIDIA Graphics Device",)}, {}, "h200", "complete", "8 ranks", None),
         # Ranks that share a GPU.
         ({"gpus": 8}, {}, "h200", "complete", "8 ranks, 1 node", None),
         ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU; if these were 8 hosts that have the same name, say so with --nodes 8", None),
@@ -154,11 +154,11 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
         # A ring is not held against NVLS, if the output says that it was one.
         ({}, (366.0, 365.5), "h200", "too slow", "100% of the reference with ring: was NCCL made to use it?"),
         ({"algorithms": ("ring",)}, (366.0, 365.5), "h200", "fast enough",
-         "as ring; NCCL's own choice, nvls, reaches 482.26 GB/s; 81% of the ceiling"),
+         "as ring; 81% of the ceiling"),
         ({"algorithms": ("ring",)}, (480.0, None), "h200", "impossible", "107% of the ceiling"),
-        ({"algorithms": ("ring",), "device": H100}, (366.0, 365.0), "h100", "fast enough", "as ring"),
-        ({"algorithms": ("ring",), "collective": "alltoall", "device": H100}, (348.0, 347.0), "h100", "fast enough", ""),
-        ({"algorithms": ("nvls",), "device": "NVIDIA A100-SXM4-80GB"}, (230.0, 231.0), "a100-sxm", "not judged",
+        ({"algorithms": ("ring",), "devices": (H100,)}, (366.0, 365.0), "h100", "fast enough", "as ring"),
+        ({"algorithms": ("ring",), "collective": "alltoall", "devices": (H100,)}, (348.0, 347.0), "h100", "fast enough", ""),
+        ({"algorithms": ("nvls",), "devices": ("NVIDIA A100-SXM4-80GB",)}, (230.0, 231.0), "a100-sxm", "not judged",
          "a100-sxm cannot run all_reduce, 8 ranks, 1 node with nvls"),
         # Without a reference, a floor is judged.
         ({"ranks": 16, "nodes": 2}, (360.0, None), "h200", "fast enough",
@@ -169,7 +169,7 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
         ({"ranks": 3}, (360.0, None), "h200", "fast enough", "at least the floor of 225.0 GB/s"),
         # What moves between nodes in sendrecv is one rank's, over one card.
         ({"ranks": 16, "nodes": 2, "collective": "sendrecv"}, (8.4, None), "h200", "too slow", "17% of the ceiling"),
-        ({"ranks": 4, "collective": "sendrecv", "device": "NVIDIA GH200 120GB"}, (110.0, None), "gh200", "fast enough",
+        ({"ranks": 4, "collective": "sendrecv", "devices": ("NVIDIA GH200 120GB",)}, (110.0, None), "gh200", "fast enough",
          "73% of the ceiling"),
         # What cannot be judged.
         ({"collective": None}, (480.0, None), "h200", "not judged", "the output does not say the collective"),
@@ -201,7 +201,7 @@ def test_sizes() -> None:
 
 
 def test_what_only_the_caller_knows() -> None:
-    listed = run((8 * GIB, 386.56, 385.56), ranks=96, nodes=12, device=None)
+    listed = run((8 * GIB, 386.56, 385.56), ranks=96, nodes=12, devices=())
     bare = listed.model_copy(update={"ranks": None, "nodes": None})
     assert judge(bare, "coreweave-h100").worst().standing() == "open"
     judgement = judge(bare, "coreweave-h100", ranks=96, nodes=12)
@@ -240,13 +240,13 @@ def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[s
     ],
 )
 def test_floors_between_racks(profile: str, device: str, rate: float, state: str) -> None:
-    racks = run((16 * GIB, rate, rate), ranks=720, nodes=180, device=device)
+    racks = run((16 * GIB, rate, rate), ranks=720, nodes=180, devices=(device,))
     claim = judge(racks, profile).speed
     assert (claim.state, claim.allow) == (state, "unjudged" if state == "not judged" else None)
 
 
 def test_a_rack_is_not_measured_by_its_trays() -> None:
-    rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, device="NVIDIA GB200")
+    rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, devices=("NVIDIA GB200",))
     speed = judge(rack, "coreweave-gb200").speed
     assert speed.state == "fast enough"
     assert speed.ceiling
@@ -266,7 +266,7 @@ def test_a_rack_is_not_measured_by_its_trays() -> None:
     # Without a reference, a floor is judged.
     (READ, ((None, 230.0), (226.0, None)), "h200", "fast enough", 226.0),
     (READ, ((None, 394.0), (224.0, None)), "h200", "too slow", 224.0),
-    (f"{BOTH}_total", ((None, 440.0), (440.0, None)), "h100", "too slow", 440.0),
+    (f"{BOTH}_total", ((None, 441.0), (440.0, None)), "h100", "too slow", 440.0),
     (BOTH, ((None, 440.0), (440.0, None)), "h100", "fast enough", 440.0),  # one direction, before 0.3
     ("host_to_device_memcpy_ce", ((30.0, 55.0),), "h100", "too slow", 30.0),
     ("host_to_device_bidirectional_memcpy_ce", ((30.0, 55.0),), "h100", "fast enough", 30.0),
@@ -336,26 +336,26 @@ def test_pairs_that_were_not_measured(
 @pytest.mark.parametrize(
     ("average", "unit", "test", "profile", "state", "measured"),
     [
-        (391.0, "Gb/sec", "RDMA_Write BW", "h200", "fast enough", 391.0),
-        (350.0, "Gb/sec", "RDMA_Write BW", "h200", "too slow", 350.0),
-        (46610.0, "MB/sec", "RDMA_Write BW", "h200", "fast enough", 46610 * 2**20 * 8 / 1e9),
-        (42000.0, "MiB/sec", "RDMA_Write BW", "h200", "too slow", 42000 * 2**20 * 8 / 1e9),
-        (49000.0, "MiB/sec", "RDMA_Write BW", "h200", "impossible", 49000 * 2**20 * 8 / 1e9),
+        (391.0, "Gb/sec", "RDMA_Write BW", "h200", "fast enough", 391.0 / 8),
+        (350.0, "Gb/sec", "RDMA_Write BW", "h200", "too slow", 350.0 / 8),
+        (46610.0, "MB/sec", "RDMA_Write BW", "h200", "fast enough", 46610 * 2**20 / 1e9),
+        (42000.0, "MiB/sec", "RDMA_Write BW", "h200", "too slow", 42000 * 2**20 / 1e9),
+        (49000.0, "MiB/sec", "RDMA_Write BW", "h200", "impossible", 49000 * 2**20 / 1e9),
         (46610.0, None, "RDMA_Write BW", "h200", "not judged", None),
-        (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "fast enough", 760.0),
-        (390.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "too slow", 390.0),
-        (190.0, "Gb/sec", "RDMA_Read BW", "h200", "too slow", 190.0),
-        (0.3, "Gb/sec", "Atomic Fetch_And_Add BW", "h200", "not applicable", 0.3),
-        (300.0, "Gb/sec", "RDMA_Write BW", "gh200", "impossible", 300.0),
+        (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "fast enough", 760.0 / 8),
+        (390.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "too slow", 390.0 / 8),
+        (190.0, "Gb/sec", "RDMA_Read BW", "h200", "too slow", 190.0 / 8),
+        (0.3, "Gb/sec", "Atomic Fetch_And_Add BW", "h200", "not applicable", 0.3 / 8),
+        (300.0, "Gb/sec", "RDMA_Write BW", "gh200", "impossible", 300.0 / 8),
         # A loopback at line rate is within the margin.
-        (24056.72, "MB/sec", "RDMA_Write BW", "a100-sxm", "fast enough", 24056.72 * 2**20 * 8 / 1e9),
+        (24056.72, "MB/sec", "RDMA_Write BW", "a100-sxm", "fast enough", 24056.72 * 2**20 / 1e9),
     ],
 )
 def test_perftest_in_every_unit(
     average: float, unit: str | None, test: str, profile: str, state: str, measured: float | None
 ) -> None:
     claim = judged(profile, tables=(table(average, unit, test),)).speed
-    assert (claim.state, claim.unit) == (state, "Gb/s")
+    assert claim.state == state
     assert claim.measured == (measured if measured is None else pytest.approx(measured))
 
 

@@ -166,7 +166,7 @@ def test_thresholds_that_no_machine_passes(tmp_path: Path, profile: str, rate: i
         ("ranks: 8, rate: 480", "ranks: 8, algorithm: sharp, rate: 480", "box.yaml:9: all_reduce on 8 ranks, 1 node: sharp is not a class"),
         ("ranks: 16, nodes: 2, rate: 440", "ranks: 8, rate: 440", "box.yaml:10: all_reduce on 8 ranks, 1 node: is listed twice"),
         ("network: {kind: infiniband, count: 8, rate: 400 Gb/s, source: somebody, date: 2026-01}\n", "", "box.yaml:9: all_reduce on 16 ranks, 2 nodes: 2 nodes need a network"),
-        ("rate: 390 Gb/s", "rate: 400 Gb/s", "box.yaml:12: RDMA_Write BW: 400 Gb/s is not below the ceiling, 400.0 Gb/s (one infiniband port, one way)"),
+        ("rate: 390 Gb/s", "rate: 400 Gb/s", "box.yaml:12: RDMA_Write BW: 50 GB/s is not below the ceiling, 50.0 GB/s (one infiniband port, one way)"),
     ],
 )  # fmt: skip
 def test_lint(tmp_path: Path, old: str, new: str, message: str) -> None:

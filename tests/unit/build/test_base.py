@@ -13,16 +13,16 @@ from imagebuild.build import (
     KEYRING,
     PACKAGES,
     VERSION,
-    RootfsRecipe,
     base,
     bootstrap,
     ensure_mmdebstrap,
     make_rootfs,
     private,
+    rootfs_command,
     signed_source,
 )
-from imagebuild.core import AptSource, CommandError, ConfigError, ResultError, debian
-from imagebuild.oci import blob_path, images_in
+from imagebuild.core import AptSource, CommandError, ConfigError, Finished, ResultError, debian
+from imagebuild.oci import Layout, images_in
 from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
@@ -35,22 +35,23 @@ class Machine:
 
     cache: Path
     version: str = "13.1"
-    whole: bool = True
+    """Of what is made; empty: it is incomplete."""
     failure: BaseException | None = None
     commands: list[Sequence[str]] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
-    def run_logged(
-        self, command: Sequence[str], log: Callable[[str], None], *, name: str, env: Mapping[str, str]
-    ) -> None:
+    def execute(
+        self, command: Sequence[str], *, each_line: Callable[[str], object], env: Mapping[str, str]
+    ) -> Finished:
         self.commands.append(command)
-        log("I: running")
+        each_line("I: running")
         tar = Path(next(word for word in command if word.endswith("root.tar")))
         (tar.parent / "mmdebstrap.1234").mkdir(exist_ok=True)
         if self.failure:
             raise self.failure
-        tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.whole else {}))
+        tar.write_bytes(layer({VERSION: f"{self.version}\n".encode()} if self.version else {}))
+        return Finished(0, "")
 
     def bootstrap(self, *platforms: str, release: str = "trixie") -> str:
         return bootstrap(platforms, self.cache, release=release, log=self.lines.append)
@@ -66,7 +67,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     made = Machine(tmp_path / "cache")
     monkeypatch.setattr(base, "ensure_mmdebstrap", lambda log: None)
-    monkeypatch.setattr(base, "run_logged", made.run_logged)
+    monkeypatch.setattr(base, "execute", made.execute)
     monkeypatch.setattr(base, "run_program", lambda *command: "")
     monkeypatch.setattr(debian, "debian_sources", lambda release: (SOURCE,))
     monkeypatch.setattr(private, "ensure_emulation", made.emulated.append)
@@ -85,20 +86,18 @@ def test_one_image_of_all_platforms(machine: Machine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["13.1", "13.2"])
-def test_what_is_too_old_is_made_anew_and_the_same_packages_make_the_same(
-    machine: Machine, tmp_path: Path, version: str
-) -> None:
+def test_what_is_too_old_is_made_anew_and_the_same_packages_make_the_same(machine: Machine, version: str) -> None:
     first = machine.bootstrap(AMD64)
+    assert machine.bootstrap(AMD64) == first
+    assert len(machine.commands) == 1
     machine.age(8)
     machine.version = version
     assert (machine.bootstrap(AMD64) == first) is (version == "13.1")
     assert len(machine.commands) == 2
 
 
-def test_what_was_made_is_used_again_and_forgotten_when_nobody_did(machine: Machine, tmp_path: Path) -> None:
-    first = machine.bootstrap(AMD64)
-    assert machine.bootstrap(AMD64) == first
-    assert len(machine.commands) == 1
+def test_what_nobody_used_for_a_month_is_forgotten(machine: Machine) -> None:
+    machine.bootstrap(AMD64)
     machine.bootstrap(AMD64, release="bookworm")
     machine.age(31)
     machine.version = "13.2"
@@ -109,7 +108,7 @@ def test_what_was_made_is_used_again_and_forgotten_when_nobody_did(machine: Mach
 def test_a_damaged_cache_is_repaired(machine: Machine, tmp_path: Path) -> None:
     first = machine.bootstrap(AMD64)
     layout = Path(first.removeprefix("oci-layout://").partition("@")[0])
-    blob_path(layout, images_in(layout, tmp_path)[0].digest).write_bytes(b"")
+    Layout(layout).path(images_in(layout, tmp_path)[0].digest).write_bytes(b"")
     assert machine.bootstrap(AMD64) == first
     assert len(machine.commands) == 2
 
@@ -124,7 +123,7 @@ def test_a_failure_leaves_nothing(machine: Machine, tmp_path: Path, failure: Bas
 
 
 def test_what_cannot_be_made_is_reported(machine: Machine, tmp_path: Path) -> None:
-    machine.whole = False
+    machine.version = ""
     with pytest.raises(ResultError, match="is the disk full"):
         machine.bootstrap(AMD64)
     machine.cache = tmp_path / "file"
@@ -136,26 +135,17 @@ def test_what_cannot_be_made_is_reported(machine: Machine, tmp_path: Path) -> No
 SITE_KEY = "/etc/apt/keyrings/site.gpg"
 
 
-def command_of(monkeypatch: pytest.MonkeyPatch, run: Callable[..., str] = lambda *command: "") -> Sequence[str]:
-    started: list[Sequence[str]] = []
-    monkeypatch.setattr(base, "run_program", run)
-    monkeypatch.setattr(base, "run_logged", lambda command, log, name, env: started.append((*command, env["TMPDIR"])))
-    make_rootfs(RootfsRecipe("trixie", AMD64, (SOURCE,)), Path("/tmp/x/root.tar"), print)
-    return started[0]
-
-
-def test_the_file_system_is_minimal(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = command_of(monkeypatch)
+def test_the_file_system_is_minimal() -> None:
+    command = rootfs_command("trixie", "amd64", [SOURCE], "root", "x.tar")
     line = f"deb [signed-by={KEYRING}] http://archive.example/debian trixie main"
-    assert command[-4:] == ("trixie", "/tmp/x/root.tar", line, "/tmp/x")
-    assert {"--variant=minbase", "--architectures=amd64"} <= set(command)
+    assert command[-3:] == ("trixie", "x.tar", line)
+    assert {"--mode=root", "--variant=minbase", "--architectures=amd64"} <= set(command)
     assert not [word for word in command if word.startswith("--include")]
-    assert "--dpkgopt=path-include=/usr/share/doc/*/copyright" in command
 
 
 def test_an_archive_behind_https_needs_certificates_and_a_private_one_its_key() -> None:
     source = replace(SOURCE, uri="https://archive.example/debian", signed_by=SITE_KEY)
-    command = RootfsRecipe("trixie", AMD64, (source,)).command("root", "x.tar")
+    command = rootfs_command("trixie", "amd64", [source])
     assert "--include=ca-certificates" in command
     assert f'--setup-hook=install -D -m 644 {SITE_KEY} "$1"{SITE_KEY}' in command
 
@@ -179,21 +169,31 @@ def test_a_password_does_not_get_into_an_image() -> None:
     assert "geheim" not in str(error.value)
 
 
-@pytest.mark.parametrize(("uid", "mode", "contained"), [(0, "root", True), (1000, "unshare", False)])
-def test_who_runs_it_decides_on_the_mode(monkeypatch: pytest.MonkeyPatch, uid: int, mode: str, contained: bool) -> None:
+@pytest.mark.parametrize(
+    ("uid", "namespaces", "began"),
+    [
+        (0, True, (*DIE_WITH_US, "unshare")),
+        (0, False, (*DIE_WITH_US, "mmdebstrap")),
+        (1000, True, (*DIE_WITH_US, "mmdebstrap")),
+    ],
+)
+def test_root_is_contained_where_it_can_be(
+    machine: Machine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int,
+    namespaces: bool,
+    began: tuple[str, ...],
+) -> None:
+    def run(*command: str) -> None:
+        if not namespaces:
+            raise CommandError("Operation not permitted")
+
+    monkeypatch.setattr(base, "run_program", run)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    command = command_of(monkeypatch)
-    assert f"--mode={mode}" in command
-    assert command[:3] == DIE_WITH_US
-    assert ("--kill-child" in command) == contained
-
-
-def test_a_root_without_namespaces_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*command: str, **options: object) -> str:
-        raise CommandError("Operation not permitted")
-
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert command_of(monkeypatch, run)[:4] == (*DIE_WITH_US, "mmdebstrap")
+    make_rootfs("trixie", "amd64", [SOURCE], tmp_path / "root.tar", print)
+    assert machine.commands[0][:4] == began
+    assert f"--mode={'unshare' if uid else 'root'}" in machine.commands[0]
 
 
 def test_a_missing_mmdebstrap_is_installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ from imagebuild.build import (
     shorten_command,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
-from imagebuild.oci import Endpoint, images_in, write_index
-from imagebuild.project import BuildResult, Changes, Plan, Project, Step
+from imagebuild.oci import Endpoint, Layout, images_in
+from imagebuild.project import BuildResult, Changes, Plan, Project
 from imagebuild.render import Renderer
 from tests import layouts
 from tests.registry_fake import FakeRegistry
@@ -58,7 +58,6 @@ def read(*events: Any, indent: int | None = None, size: int = 7) -> EventStream:
     stream = EventStream()
     for start in range(0, len(text), size):
         list(stream.feed(text[start : start + size]))
-    stream.close()
     return stream
 
 
@@ -243,7 +242,7 @@ def test_a_source_is_named_by_its_component_its_pin_or_what_it_provides(project:
     (tmp_path / "configure").touch()
     stages = {f"{name}-source" for name in ("ucx", "nccl-git", "rdma-core-git", "pmix-git", "openmpi-git")}
     for name, component in {
-        "ucx": "ucx", "nccl": "nccl-git", "nccl-git": "nccl-git", "rdma-core": "rdma-core-git",
+        "ucx": "ucx", "nccl": "nccl-git", "nccl-git": "nccl-git", "rdma-core-git": "rdma-core-git",
         "pmix": "pmix-git", "openmpi": "openmpi-git", "mpi": "openmpi-git",
     }.items():  # fmt: skip
         assert replaced_sources(project, stages, [f"{name}={tmp_path}"]) == {f"{component}-source": str(tmp_path)}
@@ -293,22 +292,15 @@ def run(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> BuildRun:
 
 def export(run: BuildRun, digest: str) -> BuildResult:
     """Export what BuildKit left for the only target."""
-    (result,) = export_images(run, [built(run, digest)], BuildProgress())
+    metadata = {run.request.targets[0].bake_name: {"containerimage.digest": digest}}
+    (result,) = export_images(run, EventStream(), metadata, 1, BuildProgress())
     return result
 
 
 def layout(run: BuildRun) -> tuple[Path, str]:
     """What BuildKit leaves for two platforms: the folder and the digest of the index."""
     made = layouts.make(run.request.folder / run.request.targets[0].id, b"content")
-    return made.folder, made.digest
-
-
-def built(run: BuildRun, digest: str | None, *steps: Step) -> BuildResult:
-    (target,) = run.request.targets
-    return BuildResult(
-        target=target.id, digest=digest, tags=(target.name,), platforms=target.platforms, size_bytes=None, seconds=1,
-        steps=steps,
-    )  # fmt: skip
+    return made.layout.folder, made.digest
 
 
 def test_a_push_leaves_the_index_and_one_tag_in_the_staging_repository(run: BuildRun, registry: FakeRegistry) -> None:
@@ -345,7 +337,7 @@ def test_a_push_that_was_interrupted_leaves_no_result(run: BuildRun, registry: F
 
 def test_a_layout_without_a_platform_is_not_pushed(run: BuildRun, registry: FakeRegistry) -> None:
     folder, _ = layout(run)
-    only = write_index(folder, [i.descriptor for i in images_in(folder, folder) if i.platform == "linux/amd64"])
+    only = Layout(folder).write_index([i.descriptor for i in images_in(folder, folder) if i.platform == "linux/amd64"])
     with pytest.raises(ResultError, match="wrote no image for linux/arm64"):
         export(run, only)
     assert not registry.calls

@@ -6,7 +6,7 @@ import http.client
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,9 +19,9 @@ from imagebuild.build import (
     DownloadStore,
     Git,
     Needs,
-    Recording,
+    copy_commit,
     fetch_wheels,
-    make_plain,
+    finish_bundle,
     needs_of,
     package_proxy,
     stored_path,
@@ -31,6 +31,7 @@ from imagebuild.core import (
     ConfigError,
     Downloads,
     Mirrors,
+    Patience,
     ResultError,
     Settings,
     Unreachable,
@@ -64,13 +65,12 @@ def test_what_a_bundle_serves(tmp_path: Path, keys: dict[str, str], platforms: l
 
 
 def test_damage_of_a_bundle_is_found(tmp_path: Path) -> None:
-    recording = Recording.start(tmp_path / "b", {})
     for name in ("files/a", "git/x/.git/HEAD", "gone"):
-        (recording.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (recording.folder / name).write_text(name)
-    recording.finish(("x",))
-    bundle = Bundle.read(tmp_path / "b")
-    assert (bundle.manifest.targets, bundle.find_damage()) == (("x",), [])
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    finish_bundle(tmp_path, MANIFEST)
+    bundle = Bundle.read(tmp_path)
+    assert (bundle.manifest, bundle.find_damage()) == (MANIFEST, [])
     (bundle.folder / "files/a").write_text("another")
     (bundle.folder / "gone").unlink()
     assert bundle.find_damage() == [
@@ -118,7 +118,7 @@ def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Download:
 
 
 def mirror(folder: Path) -> Git:
-    return Git(Mirrors.model_construct(downloads={"https://nowhere.invalid/": f"file://{folder}/"}))
+    return Git(Mirrors.model_construct(downloads={"http://nowhere.invalid/": f"file://{folder}/"}))
 
 
 @pytest.mark.programs
@@ -127,8 +127,7 @@ def test_a_clone_of_a_mirror_becomes_what_add_makes(tmp_path: Path, upstream: Do
     (clone / "main").write_text("changed")
     with (clone / ".git" / "config").open("a") as file:
         file.write("[core]\n\tfsmonitor = touch ../ran; false\n")
-    Git().copy(clone, upstream.commit, made := tmp_path / "made")
-    make_plain(made)
+    copy_commit(clone, upstream.commit, made := tmp_path / "made")
     modes = {str(p.relative_to(made)): oct(p.stat().st_mode & 0o777) for p in made.rglob("*") if p.is_file()}
     assert modes == {
         "main": "0o755", ".dockerignore": "0o644", ".gitmodules": "0o644", "3rd/sub/sub": "0o755", "3rd/sub/.dockerignore": "0o644",
@@ -148,7 +147,7 @@ def test_a_clone_that_is_damaged_is_refused(tmp_path: Path, upstream: Download, 
         victim.chmod(0o644)
         victim.write_bytes(victim.read_bytes()[:-30] + b"0" * 30)
     with pytest.raises(ResultError, match="(?s)clone: .*make the bundle again"):
-        Git().copy(clone, upstream.commit, tmp_path / "made")
+        copy_commit(clone, upstream.commit, tmp_path / "made")
 
 
 NAME = "my_lib-1.0+x-py3-none-any.whl"
@@ -166,8 +165,9 @@ def site(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def store(tmp_path: Path, site: Server) -> DownloadStore:
     """A store that fetches."""
-    mirrors = Mirrors(downloads={"https://far.example/": f"http://127.0.0.1:{site.port}/"})
-    return DownloadStore(tmp_path / "store", Downloads(mirrors.download, pause_s=0))
+    near = f"http://127.0.0.1:{site.port}/"
+    mirrors = Mirrors(downloads={"http://far.example/": near, "https://far.example/": near})
+    return DownloadStore(tmp_path / "store", Downloads(mirrors.download, patience=Patience(0.1, 0.001)))
 
 
 def ask(address: str, target: str, method: str = "GET") -> tuple[int, bytes]:
@@ -180,38 +180,34 @@ def ask(address: str, target: str, method: str = "GET") -> tuple[int, bytes]:
 def test_a_proxy_records_and_plays_back(store: DownloadStore, site: Server) -> None:
     target = "http://far.example:443/host/x_1.0+b~1.deb"
     log: list[str] = []
-    with ExitStack() as stack:
-        recording = stack.enter_context(package_proxy("127.0.0.1", store, log.append))
-        replaying = stack.enter_context(package_proxy("127.0.0.1", DownloadStore(store.folder), log.append))
+    (store.folder / "wheels").mkdir(parents=True)
+    (store.folder / "wheels" / NAME).write_bytes(b"a wheel")
+    with (
+        package_proxy("127.0.0.1", store, log.append) as recording,
+        package_proxy("127.0.0.1", DownloadStore(store.folder), log.append) as replaying,
+    ):
         assert ask(replaying, target)[0] == 404
         for address in (recording, recording, replaying):
             assert ask(address, target) == (200, b"deb" * 100_000)
         assert ask(replaying, target, "HEAD") == (200, b"")
         assert [r.path for r in site.requests] == ["/host/x_1.0+b~1.deb"]
-        assert (store.folder / stored_path(URL)).is_file()
+        assert (store.folder / "files/https/far.example/host/x_1.0+b~1.deb").is_file()
         assert ask(recording, "http://far.example/host/gone")[0] == 404
-        site.fail("/host/", status=503, times=9)
+        site.failing["/host/"] = [503] * 9999
         assert ask(recording, "http://far.example/host/x_1.0+b~1.deb")[0] == 502
-        refused = [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/gone.whl")]
-        assert refused == [502] * 4
-    assert len(log) == 7
+        assert f'<a href="{NAME.replace("+", "%2B")}">'.encode() in ask(replaying, "/wheels/")[1]
+        assert ask(replaying, f"/wheels/{NAME.replace('+', '%2B')}") == (200, b"a wheel")
+        refused = [ask(recording, path)[0] for path in ("/", "/simple/", "/../etc/passwd", "/wheels/../../a.whl")]
+        assert refused == [502, 502, 502, 404]
+    assert len(log) == 6
     assert "503" in log[2]
 
 
 def test_half_a_download_is_not_kept(store: DownloadStore, site: Server) -> None:
-    site.truncate("/host/")
+    site.truncated.append("/host/")
     with pytest.raises(Unreachable, match="ended after"):
         store.get(URL)
     assert not [path for path in store.folder.rglob("*") if path.is_file()]
-
-
-def test_wheels_are_listed_on_one_page(store: DownloadStore) -> None:
-    (store.folder / "wheels").mkdir(parents=True)
-    (store.folder / "wheels" / NAME).write_bytes(b"a wheel")
-    with package_proxy("127.0.0.1", store, lambda _: None) as proxy:
-        link = NAME.replace("+", "%2B")
-        assert ask(proxy, "/wheels/") == (200, f'<a href="{link}">{NAME}</a>\n'.encode())
-        assert ask(proxy, f"/wheels/{link}") == (200, b"a wheel")
 
 
 @pytest.mark.programs
@@ -239,10 +235,6 @@ def test_wheels_are_fetched_for_both_architectures(tmp_path: Path, monkeypatch: 
 def test_addresses_that_are_no_files(url: str) -> None:
     with pytest.raises(ConfigError, match="is not the address of a file"):
         stored_path(url)
-
-
-def test_names_of_files() -> None:
-    assert stored_path("https://a.b:8/c/d_1%3a2.deb?x=1") == "files/https/a.b:8/c/d_1%3a2.deb%3Fx=1"
 
 
 def test_pip_is_told_the_index() -> None:

@@ -1,7 +1,9 @@
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,11 +30,11 @@ ROUTES = [
 ]
 
 
-def process(machine: Path, pid: int, *argv: str, parent: int = 1) -> None:
+def process(machine: Path, pid: int, *argv: str) -> None:
     folder = machine / "proc" / str(pid)
     folder.mkdir()
     (folder / "cmdline").write_text("\0".join(argv) + "\0")
-    (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1")
+    (folder / "stat").write_text(f"{pid} (a (b) c) S 1 1 1")
 
 
 def no_such_rule() -> str:
@@ -48,115 +50,113 @@ def no_such_rule() -> str:
     ],
 )
 def test_only_missing_pieces_are_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: dict[str, str], there: tuple[str, ...], missing: list[str]
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, str], there: tuple[str, ...], missing: list[str]
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in there else None)
-    monkeypatch.setattr(debian, "OS_RELEASE", tmp_path / "none")
+    monkeypatch.setattr(debian, "os_release", lambda: {"ID": "debian"})
     assert missing_packages(Runner(answers)) == missing
 
 
-def test_processes_of_this_engine_are_its_descendants_and_no_others(machine: Path, paths: EnginePaths) -> None:
-    config, socket = str(paths.config), f"{paths.exec_root}/containerd/containerd.sock"
-    process(machine, 10, "/usr/sbin/dockerd", "--config-file", config)
-    process(machine, 11, "containerd-shim-runc-v2", "-address", socket)
-    process(machine, 12, "sleep", "1000", parent=11)
-    process(machine, 13, "", parent=12)
-    process(machine, 14, "sh", "-c", "…", config, str(paths.log))
+def test_processes_of_this_engine_and_no_others(machine: Path, paths: EnginePaths) -> None:
+    config = str(paths.config)
+    process(machine, 10, "unshare", "--pid", "sh", "-c", "…", config)
+    process(machine, 11, "sh", "-c", "…", config)
+    process(machine, 12, "/usr/sbin/dockerd", "--config-file", config)
     process(machine, 20, "dockerd", "--config-file", "/etc/docker/daemon.json")
-    process(machine, 21, "containerd", "--config", "/run/docker/containerd/containerd.toml", parent=20)
     process(machine, 22, "vi", config)
-    process(machine, 23, "tail", "-f", f"{paths.exec_root}/log")
-    assert set(engine_processes(paths)) == {10, 11, 12, 13, 14}
+    assert engine_processes(paths) == {10: "unshare", 11: "sh", 12: "dockerd"}
 
 
-def installed(machine: Path, paths: EnginePaths, **more: str | Callable[[], str]) -> Runner:
-    """Everything is installed; launching makes a dockerd that answers at once."""
+@pytest.fixture(autouse=True)
+def started(machine: Path, paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """Commands that launch the engine; each makes one that answers at once. All that it needs is installed."""
+    commands: list[Sequence[str]] = []
 
-    def launch() -> str:
+    def launch(command: Sequence[str], **_: object) -> SimpleNamespace:
+        commands.append(command)
         paths.socket.touch()
-        process(machine, 50, "dockerd", "--config-file", str(paths.config))
-        return ""
+        return SimpleNamespace(poll=lambda: None, wait=lambda: None)
 
-    return Runner(
-        {
-            **BUILDX,
-            "ip -4 -j route": json.dumps(ROUTES),
-            "ip link": "",
-            "ip address": "",
-            "iptables --wait --table nat --delete": no_such_rule,
-            "iptables": "",
-            "setsid": more.pop("setsid", launch),
-            f"docker --host {paths.host}": "26.1.5\n",
-            **more,
-        }
-    )
-
-
-@pytest.fixture
-def _all_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "start_program", launch)
     tools = {"docker", "dockerd", "git", "ip", "iptables"}
     monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in tools else None)
+    return commands
 
 
-@pytest.mark.usefixtures("_all_tools")
-def test_up_starts_and_a_second_up_does_nothing(machine: Path, private: EnginePaths) -> None:
+def installed(paths: EnginePaths, routes: object = ROUTES, **more: str | Callable[[], str]) -> Runner:
+    answers: dict[str, str | Callable[[], str]] = {
+        **BUILDX, f"docker --host {paths.host}": "26.1.5\n", "ip -4 -j route": json.dumps(routes), "ip link": "",
+        "ip address": "", "iptables --wait --table nat --delete": no_such_rule, "iptables": "", **more,
+    }  # fmt: skip
+    return Runner(answers)
+
+
+@pytest.mark.usefixtures("private")
+def test_up_starts_and_a_second_up_does_nothing(paths: EnginePaths, started: list[Sequence[str]]) -> None:
     # dockerd gives the bridge the address that its database has, whatever the configuration says.
-    database = private.data / "network/files/local-kv.db"
+    database = paths.data / "network/files/local-kv.db"
     database.parent.mkdir(parents=True)
     database.touch()
-    run = installed(machine, private)
-    assert start_engine({}, run) == private
-    assert json.loads(private.config.read_text())["mtu"] == 1400
+    run = installed(paths)
+    assert start_engine({}, run) == paths
+    assert json.loads(paths.config.read_text())["mtu"] == 1400
     assert run.of("ip address") == ["ip address add 172.30.32.1/20 dev ib-test"]
     assert len([call for call in run.of("iptables") if "--insert" in call]) == 3
     assert not database.exists()
-    again = installed(machine, private)
-    start_engine({}, again)
-    assert not again.of("ip link")
+    start_engine({}, installed(paths))
+    assert len(started) == 1
 
 
-@pytest.mark.usefixtures("_all_tools")
-def test_what_fails_on_the_way_leaves_nothing(machine: Path, private: EnginePaths) -> None:
-    def die() -> str:
-        private.log.write_text("starting\nfailed to start daemon: no cgroups\n")
-        return ""
+@pytest.mark.usefixtures("private")
+def test_what_fails_on_the_way_leaves_nothing(
+    machine: Path, paths: EnginePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_: object, output: int) -> SimpleNamespace:
+        os.write(output, b"starting\nfailed to start daemon: no cgroups\n")
+        return SimpleNamespace(poll=lambda: 1, wait=lambda: 1)
 
     def add_bridge() -> str:
-        (machine / "net" / private.bridge).mkdir(exist_ok=True)
+        (machine / "net" / paths.bridge).mkdir(exist_ok=True)
         return ""
 
     def interrupt() -> str:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(private, "start_program", die)
     with pytest.raises(CommandError, match=r"ended; the end of .*dockerd\.log:\n.*starting\n.*no cgroups"):
-        start_engine({}, installed(machine, private, setsid=die))
-    assert not private.run.exists()
-    run = installed(machine, private, **{"ip link": add_bridge, "ip address": interrupt})
+        start_engine({}, installed(paths))
+    assert not paths.run.exists()
+    run = installed(paths, **{"ip link": add_bridge, "ip address": interrupt})
     with pytest.raises(KeyboardInterrupt):
         start_engine({}, run)
     assert "ip link delete ib-test" in run.calls
-    assert not private.run.exists()
-    private.config.unlink()
-    private.config.mkdir()
+    assert not paths.run.exists()
+    paths.config.unlink()
+    paths.config.mkdir()
     with pytest.raises(CommandError, match=r"daemon\.json: Is a directory"):
-        start_engine({}, installed(machine, private))
+        start_engine({}, installed(paths))
+    process(machine, 12, "dockerd", "--config-file", str(paths.config))
+    with pytest.raises(CommandError, match="the private engine runs, but no socket there; end it with"):
+        start_engine({}, installed(paths))
 
 
-def test_up_and_down_need_root(machine: Path, private: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("private")
+def test_up_and_down_need_root(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="needs root"):
         start_engine({}, Runner({}))
     stop_engine({}, Runner({}))  # nothing to do
-    private.run.mkdir()
+    paths.state.mkdir()
     with pytest.raises(ConfigError, match="needs root"):
         stop_engine({}, Runner({}))
 
 
-def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, private: EnginePaths) -> None:
-    private.run.mkdir()
-    private.data.mkdir(parents=True)
-    (machine / "net" / private.bridge).mkdir()
-    (private.state / "thesis.txt").touch()
+@pytest.mark.usefixtures("private")
+def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, paths: EnginePaths) -> None:
+    paths.run.mkdir()
+    paths.data.mkdir(parents=True)
+    (machine / "net" / paths.bridge).mkdir()
+    (paths.state / "thesis.txt").touch()
     routes = [
         {"dst": "default", "dev": "eth0"},
         {"dst": "172.30.0.0/20", "dev": "ib-test"},
@@ -164,14 +164,14 @@ def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, private: Engi
         {"dst": "172.30.0.1", "dev": "ib-test", "type": "local"},
         {"dst": "172.31.0.0/24", "dev": "docker0"},
     ]
-    run = installed(machine, private, **{"ip -4 -j route": json.dumps(routes)})
+    run = installed(paths, routes)
     stop_engine({}, run)
     assert [call.split()[3] for call in run.of("ip link delete")] == ["br-users", "ib-test"]
     assert len([call for call in run.of("iptables") if "--delete" in call]) == len(firewall_rules(POOL))
-    assert not private.run.exists()
-    assert private.data.exists()
+    assert not paths.run.exists()
+    assert paths.data.exists()
     stop_engine({}, run, purge=True)
-    assert [path.name for path in private.state.iterdir()] == ["thesis.txt"]  # whoever put it there
+    assert [path.name for path in paths.state.iterdir()] == ["thesis.txt"]  # whoever put it there
 
 
 def test_the_pool_overlaps_no_route() -> None:

@@ -28,14 +28,6 @@ def test_version(call: Call) -> None:
     assert call("--version") == (0, f"imagebuild {__version__}\n", "")
 
 
-def test_plan_json_is_the_full_plan(call: Call) -> None:
-    status, out, _ = call("plan", "--json", "-")
-    made = json.loads(out)
-    assert status == 0
-    assert {"id", "image", "axes", "platforms", "components", "tags", "stages"} <= set(made["targets"][0])
-    assert set(made["excluded"][0]) == {"image", "axes", "rule", "reason"}
-
-
 def test_plan_why_names_rule_and_reason(call: Call) -> None:
     _, out, _ = call("plan", "--why")
     assert "no-old-devel" in out
@@ -63,10 +55,6 @@ def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) 
     assert (status, "no selected target has such a stage" in err) == (2, True)
 
 
-def test_nothing_that_fits_has_an_exit_status_of_its_own(call: Call) -> None:
-    assert [call("plan", word)[0] for word in ("tiny", "nothing", "--set=x")] == [0, 3, 2]
-
-
 def test_the_header_has_the_command_that_makes_the_same_file_again(call: Call, tiny: Files) -> None:
     tiny.write("my more", "RUN mine")
     arguments = ["render", "tiny-cuda13.0-debian13-runtime", "--set", "library=1.3", "--append", "my more"]
@@ -86,7 +74,7 @@ def test_a_build_takes_the_file_that_render_prints(
     base = f"r.test/acme/base@sha256:{'a' * 64}"
     arguments = ["tiny-cuda13.0-debian13-runtime", "--set", "library=1.3", "--base-image", base, "--append", "more"]
     tiny.write("more", 'LABEL x="mine"\nCMD ["mine"]')
-    how = ["--lock", "imagebuild.lock", "--platform", "linux/amd64"]
+    how = ["--project", ".", "--platform", "linux/amd64"]
     built: list[str] = []
 
     def record(_: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
@@ -109,6 +97,7 @@ def test_unresolved_prints_what_the_lock_lacks(call: Call, tiny: Files) -> None:
     assert (status, "or print the Dockerfile with --unresolved" in complaint) == (2, True)
     status, text, _ = call("render", "tiny-cuda13.0-debian13-runtime", "--unresolved")
     assert (status, "debian:13-slim@sha256:unresolved" in text) == (0, True)
+    assert text.startswith("# This cannot be built yet. imagebuild.lock: 2 of 2 sources have no pin, so nothing would")
 
 
 def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,13 +115,10 @@ def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("image", "status", "message"),
     [
-        ("", 2, "not an image such as ubuntu:24.04"),
-        ("not an image", 2, "not an image"),
         ("x\nRUN y", 2, "not an image"),
-        ("ubuntu:24.04", 2, "packages and pins are for debian13; use a base image of that release"),
         ("r.test/debian:12", 2, "packages and pins are for debian13"),
-        ("debian:13.7-slim", 0, "must be debian13, which packages and pins are for; add @sha256:"),
-        (f"r.test/acme/base@sha256:{'a' * 64}", 0, "must be debian13"),
+        ("debian:13.7-slim", 0, ""),
+        (f"r.test/acme/base@sha256:{'a' * 64}", 0, ""),
     ],
 )
 def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, status: int, message: str) -> None:
@@ -175,4 +161,11 @@ def test_the_date_of_the_lock_is_set_alone(call: Call, tiny: Files) -> None:
     assert (status, "all digests change" in out) == (0, True)
     assert tiny.load().lock == before.model_copy(update={"date": date(2026, 11, 21)})
     status, out, _ = call("lock", "--check", "--offline", "--json", "-")
-    assert (status, json.loads(out)["findings"]) == (0, [])
+    assert (status, {source["state"] for source in json.loads(out)["sources"]}) == (0, {"as locked"})
+
+
+def test_a_plan_says_how_many_sources_have_no_pin(call: Call, tiny: Files) -> None:
+    tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
+    status, printed, shown = call("plan")
+    assert (status, "tiny-cuda13.0-debian13-runtime" in printed) == (0, True)
+    assert shown == "1 sources have no pin; `imagebuild lock tiny` adds them\n"

@@ -53,21 +53,6 @@ def test_options_are_explained_in_sentences(name: str) -> None:
         assert parameter.metavar or parameter.is_flag, f"{name} {parameter.name}: has no metavar"
 
 
-def test_the_same_option_means_the_same_in_every_command() -> None:
-    """An option's text is the same wherever it is shared, but for what depends on the command."""
-    own = {
-        "--catalog", "--database", "--key", "--no-tlog", "--nodes", "--offline", "--output", "--platform", "--profile",
-        "--results", "--set", "--sign", "--with",
-    }  # fmt: skip
-    meanings: dict[str, set[str]] = {}
-    for command in LEAVES.values():
-        for parameter in command.params:
-            for option in parameter.opts:
-                if option.startswith("--"):
-                    meanings.setdefault(option, set()).add(parameter.help)
-    assert {option for option, texts in meanings.items() if len(texts) > 1} <= own
-
-
 def imported_by(*words: str) -> set[str]:
     """Modules that a command imports, when texts are cached."""
     code = (
@@ -92,7 +77,7 @@ def test_the_help_imports_no_command() -> None:
 @pytest.mark.parametrize(
     ("words", "unneeded"),
     [
-        ("render", {"rich", "yaml", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
+        ("render", {"rich", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
         # Both end where they look for an engine.
         ("build --base registry", {f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.change", "build.inputs", "publish", "verify")}),
         ("verify", {f"imagebuild.{n}" for n in ("build", "publish", "jobs", "report")}),
@@ -119,9 +104,7 @@ def test_json_to_the_standard_output_is_alone_there(
     command: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("imagebuild.build.doctor.examine_machine", lambda: ())
-    own = () if arguments[0] in ("limits", "doctor") else (
-        "--matrix", tiny.root / "matrix.yaml", "--dockerfiles", tiny.root / "dockerfiles"
-    )  # fmt: skip
+    own = () if arguments[0] in ("limits", "doctor") else ("--project", tiny.root)
     status, out, _ = command(*arguments, *own, "--json", "-")
     assert status == 0
     json.loads(out)
@@ -154,11 +137,3 @@ def unknown_options(text: str) -> set[str]:
 @pytest.mark.parametrize("document", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name)
 def test_commands_in_documents_have_options_that_exist(document: Path) -> None:
     assert not unknown_options(document.read_text())
-
-
-def test_an_option_that_does_not_exist_is_noticed() -> None:
-    assert unknown_options("see `imagebuild verify IMAGE --check x`") == {"verify --check"}
-    assert unknown_options("```sh\nimagebuild bundle create \\\n  --platfrom local\n```") == {
-        "bundle create --platfrom"
-    }
-    assert not unknown_options("```\n$ imagebuild plan --json - | jq --raw-output .\n```")

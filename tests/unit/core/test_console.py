@@ -1,4 +1,5 @@
 import io
+import re
 import time
 
 import pytest
@@ -36,13 +37,22 @@ def test_what_people_copy_stays_whole_in_a_narrow_terminal(
     assert (row[2] in file.getvalue()) == (width == 100)
 
 
-def test_a_log_says_what_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_shows_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(console, "err", Console(file=file, width=200))
-    monkeypatch.setattr(console, "QUIET_S", 0.5)
+    monkeypatch.setattr(console, "FIRST_S", 0.3)
+    monkeypatch.setattr(console, "NEXT_S", 0.3)
     with console.Progress() as progress:
         progress.begin("1", "compiler 1/3")
-        deadline = time.monotonic() + 60
-        while "still running: compiler 1/3 for " not in file.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert "still running: compiler 1/3 for " in file.getvalue()
+        with console.doing("push") as push:
+            push.detail = "500; trying again"
+            soon(file, r"compiler 1/3 for \d.* s\n")  # the oldest
+            progress.end("1", "")
+            soon(file, r"push for \d.* s; 500; trying again\n")
+
+
+def soon(file: io.StringIO, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while not re.search(text, file.getvalue()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert re.search(text, file.getvalue())

@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from imagebuild.core import CommandError, OutputSink, run, run_logged, run_program
+from imagebuild.core import CommandError, Finished, execute, run, run_program
 from tests.unit.conftest import gone
 
 pytestmark = pytest.mark.programs
@@ -31,43 +31,32 @@ def test_a_slow_program_ends_with_its_children(forever: str) -> None:
     assert gone(forever)
 
 
-def test_lines_are_handed_on_and_the_last_ones_are_shown() -> None:
+def test_lines_are_handed_on_and_errors_of_who_takes_them_end_the_program(forever: str) -> None:
     lines: list[str] = []
-    run_logged(bash("echo one; echo $X >&2"), lines.append, name="x", env={"X": "two"})
-    assert lines == ["one", "two"]
-    with pytest.raises(CommandError) as error:
-        run_logged(bash("seq 100; exit 1"), lines.append, name="mmdebstrap", env={})
-    assert str(error.value).split() == ["mmdebstrap", "failed", "(1):", *map(str, range(86, 101))]
+    done = execute(bash("echo one; echo $X >&2; echo -n end; exit 3"), each_line=lines.append, env={"X": "two"})
+    assert (done, lines) == (Finished(3, "one\ntwo\nend"), ["one", "two", "end"])
+    with pytest.raises(ValueError, match="one"):
+        execute(bash(f"echo one; sleep {forever}"), each_line=int)
+    assert gone(forever)
 
 
-def test_an_interrupted_program_may_clean_up(tmp_path: Path) -> None:
-    def interrupt(_line: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_logged(
-            bash(f"trap 'touch {tmp_path}/clean; exit' TERM; echo; sleep 60 & wait"), interrupt, name="x", env={}
-        )
-    assert (tmp_path / "clean").exists()
-
-
-def test_ctrl_c_waits_for_the_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As one SIGINT, after which apt finishes the package that it is setting up."""
-
+@pytest.mark.parametrize(("finishes", "name"), [(True, "INT"), (False, "TERM")])
+def test_ctrl_c_waits_for_the_program(tmp_path: Path, finishes: bool, name: str) -> None:
+    """After one signal, upon which apt finishes the package that it is setting up, and mmdebstrap cleans up."""
     ready = tmp_path / "ready"
 
     def interrupt(_: int, frame: FrameType | None) -> None:
-        # Not before run_program has what it started: on a busy machine, the program may be further than its starter.
-        if ready.exists() and any(at.f_code.co_name == "communicate" for at, _ in walk_stack(frame)):
+        # Not before execute waits for what it started: on a busy machine, the program may be further than its starter.
+        if ready.exists() and any(at.f_code.co_name == "_await_end" for at, _ in walk_stack(frame)):
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
 
-    trap = f"trap 'sleep 0.2; touch {tmp_path}/done; kill $!' INT"
+    trap = f"trap 'sleep 0.2; touch {tmp_path}/done; exit' {name}"
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            run_program(*bash(f"{trap}; sleep 60 & touch {ready}; wait"))
+            execute(bash(f"{trap}; sleep 60 & : > {ready}; wait"), finishes=finishes)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -85,8 +74,14 @@ def test_a_deadline_and_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, deadline_s: float, status: int | None, reason: str
 ) -> None:
     monkeypatch.setattr(run, "LIMIT", 1 << 19)
-    with OutputSink(tmp_path / "new" / "log") as sink:
-        assert run.run_with_deadline(bash(text), sink, deadline_s) == status
-    assert sink.reason == reason
+    done = execute(bash(text), timeout_s=deadline_s, log=tmp_path / "new" / "log")
+    assert (done.status, done.problem) == (status, reason)
     written = (tmp_path / "new" / "log").read_text()
-    assert written.endswith(sink.text) if reason else written == sink.text == "x\n"
+    assert written.endswith(done.output) if reason else written == done.output == "x\n"
+
+
+def test_a_log_that_cannot_be_written_is_no_result() -> None:
+    with pytest.raises(CommandError, match="No space left on device"):
+        execute(bash("echo x"), log=Path("/dev/full"))
+    with pytest.raises(CommandError, match="/proc/no"):
+        execute(bash("echo x"), log=Path("/proc/no/log"))

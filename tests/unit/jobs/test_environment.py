@@ -8,23 +8,9 @@ import pytest
 
 from imagebuild.core import ConfigError
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import (
-    job,
-    messages,
-    rank_exports,
-    text,
-    variables_by_scope,
-)
+from tests.unit.jobs.job_fakes import job, messages, rank_exports
 
 H100 = "mpijob --profile h100 --fabric ib"
-SLURM = "slurm --profile h100 --fabric ib"
-
-
-def test_variables_of_the_user_land_in_the_scope_they_name() -> None:
-    line = "slurm --profile h100 --fabric ib --param container:NVIDIA_GDRCOPY=enabled --param batch:TMPDIR=/scratch"
-    variables = variables_by_scope(text(line))
-    assert variables["container"] == {"NVIDIA_GDRCOPY": "enabled"}
-    assert variables["batch"] == {"TMPDIR": "/scratch"}
 
 
 def test_the_documented_names_can_be_set_anew() -> None:

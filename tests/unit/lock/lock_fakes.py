@@ -1,27 +1,76 @@
-"""Upstream for unit tests: answers from tables, and what was asked."""
+"""Upstream for unit tests: answers from tables, and what was asked; and locks with what a test says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from imagebuild.core import Advance, ImagebuildError, Unreachable
-from imagebuild.lock import PackageIndex, Upstream, locked_repository
-from imagebuild.project import Entry, LockedRepository, PackageSource, Source, Wheel, WheelSet, key_of
+from imagebuild.core import Absent, Advance, ImagebuildError, Unreachable
+from imagebuild.lock import PackageIndex, Upstream, locked_repository, merged_sources
+from imagebuild.project import (
+    Archive,
+    BaseImage,
+    Entry,
+    GitRef,
+    ImageFacts,
+    Key,
+    Lock,
+    LockedArchive,
+    LockedImage,
+    LockedRepository,
+    PackageSource,
+    Source,
+    TreeFacts,
+    Wheel,
+    WheelSet,
+    key_of,
+)
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 KEY, OTHER = "A" * 40, "B" * 40
+
+
+def lock_of(entries: Mapping[Key, Entry]) -> Lock:
+    """A lock with these entries and no more."""
+    tables: dict[str, Any] = {}
+    for (kind, name), entry in entries.items():
+        tables.setdefault(kind, {})[name] = entry
+    return Lock.model_validate(tables)
+
+
+def made_up(source: Source) -> Entry:
+    """An entry that pins a source, made up."""
+    match source:
+        case Archive():
+            return LockedArchive(sha256=A, facts=TreeFacts(environment={}))
+        case BaseImage(facts=facts):
+            known = dict.fromkeys(("linux/amd64", "linux/arm64"), ImageFacts()) if facts else None
+            return LockedImage.model_validate({"digest": f"sha256:{B}", "facts": known})
+        case PackageSource(packages=packages):
+            versions = {package: package.partition("=")[2] or "1.0" for package in packages}
+            return LockedRepository(fingerprint="F" * 40, packages=versions)
+        case GitRef():
+            return "c" * 40
+        case WheelSet():
+            return ()
+
+
+def pinned(sources: Iterable[Source]) -> dict[Key, Entry]:
+    """An entry for each source, made up."""
+    return {key_of(source): made_up(source) for source in merged_sources(sources)}
 
 
 @dataclass
 class Fake(Upstream):
     """Where the table has no answer, nobody answers."""
 
-    answers: Mapping[tuple[str, ...], Entry | ImagebuildError] = field(default_factory=dict)
+    answers: Mapping[Key, Entry | ImagebuildError] = field(default_factory=dict)
     indexes: Mapping[str, PackageIndex] = field(default_factory=dict)
     git_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wheel_lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     digests: frozenset[str] = frozenset()
+    """Those of images that are there, whatever their tags name."""
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
@@ -29,10 +78,11 @@ class Fake(Upstream):
         if isinstance(source, PackageSource) and source.url in self.indexes:
             before = known if isinstance(known, LockedRepository) else None
             return locked_repository(source, self.indexes[source.url], before)
+        if isinstance(known, LockedImage):
+            if known.digest not in self.digests:
+                raise Absent(f"{known.digest}: the registry does not have it")
+            return known
         return self._answer(key_of(source))
-
-    def has_image(self, reference: str, digest: str) -> bool:
-        return digest in self.digests
 
     def index(self, source: PackageSource, packages: tuple[str, ...]) -> PackageIndex:
         self.asked.append(("index", source.url, *packages))
@@ -53,8 +103,8 @@ class Fake(Upstream):
     def wheel_versions(self, name: str) -> tuple[str, ...]:
         return self.wheel_lists[name]
 
-    def _answer(self, key: tuple[str, ...]) -> Entry:
-        found = self.answers.get(key, Unreachable(f"{' '.join(key)}: down"))
+    def _answer(self, key: Key) -> Entry:
+        found = self.answers.get(key, Unreachable(f"{key[1].partition(' ')[0]}: down"))
         if isinstance(found, ImagebuildError):
             raise found
         return found

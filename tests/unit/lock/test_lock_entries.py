@@ -1,28 +1,21 @@
-"""The lock as a table: what sources need of it."""
+"""The lock: what sources need of it, what nothing uses, and what names of sources mean."""
 
 import json
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.lock import (
-    keys_of,
-    lock_from_table,
-    lock_table,
-    lock_text,
-    merged_sources,
-    owners,
-    stale_entries,
-    without_stale,
-)
+from imagebuild.lock import keys_of, lock_text, merged_sources, unused_entries, without_unused
 from imagebuild.project import (
     UNREAD,
-    UNRESOLVED,
     Archive,
     BaseImage,
+    Entry,
     GitRef,
+    Key,
     Lock,
     LockedImage,
     LockedRepository,
@@ -30,15 +23,14 @@ from imagebuild.project import (
     Plan,
     Project,
     Source,
-    Table,
     Wheel,
     WheelSet,
+    check_pinned,
     key_of,
-    make_plan,
-    what_entry_lacks,
+    lacks,
 )
-from imagebuild.render import Renderer
-from tests.unit.lock.lock_fakes import KEY, A, B
+from imagebuild.render import Recipe, Renderer
+from tests.unit.lock.lock_fakes import KEY, A, B, lock_of
 
 REPOSITORY = "https://example.org/repository/"
 
@@ -51,26 +43,22 @@ def wheel(name: str, version: str) -> Wheel:
     return Wheel(name=name, version=version, sha256={"amd64": A, "arm64": B})
 
 
-ENTRIES: Table = {
+ENTRIES: dict[Key, Entry] = {
     ("archives", "https://example.org/a.tar"): A,
-    ("git", "https://example.org/g.git", "v1"): "1" * 40,
-    ("git", "https://example.org/g.git", "v2"): "unresolved",
+    ("git", "https://example.org/g.git v1"): "1" * 40,
+    ("git", "https://example.org/g.git v2"): "2" * 40,
     ("images", "debian:13"): LockedImage(digest=f"sha256:{A}", platforms={"linux/amd64": f"sha256:{B}"}),
     ("repositories", REPOSITORY): LockedRepository(fingerprint=KEY, packages={"a": "1", "b=2": "2"}),
-    ("wheels", "cuda", "13.0"): (wheel("nvidia-nvcc", "13.0.88"),),
+    ("wheels", "cuda 13.0"): (wheel("nvidia-nvcc", "13.0.88"),),
 }
+LOCK = lock_of(ENTRIES)
 
 
-def test_a_lock_survives_being_a_table_and_may_have_a_date() -> None:
-    lock = lock_from_table(ENTRIES, date(2026, 11, 21))
-    assert lock_table(lock) == ENTRIES
-    assert Lock.model_validate_json(lock_text(lock)) == lock
-    assert "date" not in json.loads(lock_text(lock_from_table(ENTRIES)))
-
-
-def test_the_projects_lock_is_written_as_it_is(project: Project) -> None:
-    text = lock_text(lock_from_table(lock_table(project.lock), project.lock.date))
-    assert text == (Path(__file__).parents[3] / "imagebuild.lock").read_text()
+def test_a_lock_may_have_a_date_and_is_written_as_it_is(project: Project) -> None:
+    dated = LOCK.model_copy(update={"date": date(2026, 11, 21)})
+    assert Lock.model_validate_json(lock_text(dated)) == dated
+    assert "date" not in json.loads(lock_text(LOCK))
+    assert lock_text(project.lock) == (Path(__file__).parents[3] / "imagebuild.lock").read_text()
 
 
 def test_sources_of_all_targets_become_one_for_each_entry(renderer: Renderer, full_plan: Plan) -> None:
@@ -93,83 +81,83 @@ def test_one_repository_has_one_key() -> None:
         (Archive("x", "https://example.org/a.tar"), ""),
         (Archive("x", "https://example.org/b.tar"), "not in the lock"),
         (GitRef("https://example.org/g.git", "v1"), ""),
-        (GitRef("https://example.org/g.git", "v2"), "unresolved"),
+        (GitRef("https://example.org/g.git", "v3"), "not in the lock"),
+        (GitRef("https://example.org/g.git", "v3", "3" * 40), ""),
         (BaseImage("debian:13"), ""),
         (BaseImage("debian:13", facts=True), UNREAD),
         (packages("a", "b=2"), ""),
-        (packages("a", "b=3", "c"), "the lock has no version of b=3, c"),
+        (packages("a", "b=3", "c"), "no version of b=3, c"),
         (WheelSet("cuda", "13.0", ("nvidia_nvcc==13.0.*",)), ""),
-        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.1.*",)), "the lock has other wheels than nvidia-nvcc==13.1.*"),
-        (
-            WheelSet("cuda", "13.0", ("nvidia-nvcc==13.0.*", "more")),
-            "the lock has other wheels than nvidia-nvcc==13.0.*, more",
-        ),
+        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.1.*",)), "other wheels than nvidia-nvcc==13.1.*"),
+        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.0.*", "x")), "other wheels than nvidia-nvcc==13.0.*, x"),
     ],
 )
-def test_what_an_entry_lacks(source: Source, answer: str) -> None:
-    assert what_entry_lacks(source, ENTRIES.get(key_of(source))) == answer
+def test_what_the_lock_lacks(source: Source, answer: str) -> None:
+    assert lacks(LOCK, source) == answer
+    if answer:
+        with pytest.raises(ConfigError, match="imagebuild.lock: 1 of 2 sources have no pin.*`imagebuild lock x`") as no:
+            check_pinned(LOCK, [source, GitRef("https://example.org/g.git", "v1"), source], "imagebuild lock x")
+        assert str(no.value).endswith(f": {answer}")
+    else:
+        check_pinned(LOCK, [source])
+
+
+def test_a_wheel_that_nobody_can_ask_for() -> None:
     with pytest.raises(ConfigError, match="wheels: "):
-        what_entry_lacks(WheelSet("cuda", "13.0", ("nvidia-nvcc=13",)), (wheel("nvidia-nvcc", "13.0.88"),))
+        lacks(LOCK, WheelSet("cuda", "13.0", ("nvidia-nvcc=13",)))
 
 
 def test_what_nothing_uses_is_removed() -> None:
     sources = (Archive("x", "https://example.org/a.tar"), packages("a"), GitRef("https://example.org/g.git", "v1"))
-    unused = set(stale_entries(ENTRIES, sources))
-    assert (("repositories", REPOSITORY), "b=2") in unused
-    assert (("git", "https://example.org/g.git", "v2"), None) in unused
-    left = without_stale(ENTRIES, sources)
-    assert {*left} == {key_of(s) for s in sources}
-    assert left["repositories", REPOSITORY] == LockedRepository(fingerprint=KEY, packages={"a": "1"})
-    assert set(stale_entries(left, sources)) == set()
-
-
-def test_what_was_stale_before_stays() -> None:
-    before = (Archive("x", "https://example.org/a.tar"), packages("a", "b=2"))
-    left = without_stale(ENTRIES, (packages("b=2"),), before)
-    assert ("archives", "https://example.org/a.tar") not in left
-    assert left["repositories", REPOSITORY] == LockedRepository(fingerprint=KEY, packages={"b=2": "2"})
-    assert ("images", "debian:13") in left
+    unused = set(unused_entries(LOCK, sources))
+    assert {
+        (("repositories", REPOSITORY), "b=2"), (("git", "https://example.org/g.git v2"), None)
+    } < unused  # fmt: skip
+    left = without_unused(LOCK, sources)
+    assert {key for key, _ in left.entries()} == {key_of(s) for s in sources}
+    assert left.repositories[REPOSITORY] == LockedRepository(fingerprint=KEY, packages={"a": "1"})
+    assert list(unused_entries(left, sources)) == []
+    assert lock_of(ENTRIES) == LOCK, "the other one is as it was"
 
 
 @pytest.fixture
-def known(renderer: Renderer, full_plan: Plan) -> dict[str, set[tuple[str, ...]]]:
-    return owners(renderer.recipe(target) for target in full_plan.targets)
+def recipes(renderer: Renderer, full_plan: Plan) -> Iterator[Recipe]:
+    return (renderer.recipe(target) for target in full_plan.targets)
 
 
-def test_names_of_components_pins_bases_and_addresses(known: dict[str, set[tuple[str, ...]]]) -> None:
-    def kinds(name: str) -> set[str]:
-        return {key[0] for key in keys_of([name], known)}
-
-    assert kinds("ucx") == {"git"}
-    assert kinds("hpcx") == {"archives"}  # the component, not the image that is called so
-    assert {k[1] for k in keys_of(["debian13"], known)} == {"debian:13.7-slim"}
-    assert {"git", "archives"} & kinds("openmpi") == {"git"}
-    assert kinds("nccl") == {"git", "repositories", "wheels"}
-    of_nccl = {
-        key[2].partition("=")[0] for key in keys_of(["nccl"], known) if key[0] == "repositories" and len(key) > 2
-    }
-    assert of_nccl == {"libnccl2", "libnccl-dev"}
-    assert (
-        len(keys_of(["nvidia/cuda:13.4*"], known)) > len(keys_of(["nvidia/cuda:13.4.2-devel-ubuntu24.04"], known)) == 1
-    )
+@pytest.mark.parametrize(
+    ("name", "kinds", "names"),
+    [
+        ("ucx", {"git"}, 1),
+        ("hpcx", {"archives"}, 10),  # the component, not the image that is called so
+        ("debian13", {"images"}, 1),
+        ("nccl", {"git", "repositories", "wheels"}, 8),
+        ("https://github.com/openucx/ucx.git", {"git"}, 1),
+        ("nvidia/cuda:13.4.2-devel-ubuntu24.04", {"images"}, 1),
+        ("nvidia/cuda:13.4*", {"images"}, 6),
+    ],
+)
+def test_names_of_components_pins_bases_and_addresses(
+    recipes: Iterator[Recipe], name: str, kinds: set[str], names: int
+) -> None:
+    found = keys_of([name], recipes)
+    assert ({kind for kind, _ in found}, len(found)) == (kinds, names)
 
 
 @pytest.mark.parametrize(
     ("name", "near"), [("ucxx", "ucx"), ("nvidia/cuda:13.4.2-devel-ubuntu24.4", "nvidia/cuda:13.4.2-devel-ubuntu24.04")]
 )
-def test_an_unknown_name(known: dict[str, set[tuple[str, ...]]], name: str, near: str) -> None:
+def test_an_unknown_name(recipes: Iterator[Recipe], name: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: no component.*; did you mean '{near}'"):
-        keys_of([name], known)
+        keys_of([name], recipes)
 
 
-def test_the_lock_has_every_source_of_every_target(project: Project, full_plan: Plan, renderer: Renderer) -> None:
-    assert full_plan == make_plan(project)
-    entries = lock_table(project.lock)
+def test_the_lock_has_every_source_of_what_can_be_built_without_nvidias_servers(
+    project: Project, full_plan: Plan, renderer: Renderer
+) -> None:
+    """And nothing else: no entry is of no use."""
     sources = merged_sources(s for t in full_plan.targets for s in renderer.recipe(t).sources())
-    lacking = {s: what_entry_lacks(s, entries.get(key_of(s))) for s in sources}
-    assert set(lacking.values()) == {"", UNRESOLVED, UNREAD}
-    # Digests that public text states come without what the images say of themselves.
-    assert all(
-        "nvidia/cuda" in s.reference for s, what in lacking.items() if what == UNREAD and isinstance(s, BaseImage)
-    )
-    assert list(stale_entries(entries, sources)) == []
+    assert list(unused_entries(project.lock, sources)) == []
+    for target in full_plan.targets:
+        if target.image != "hpcx":
+            check_pinned(project.lock, renderer.recipe(target).sources())

@@ -1,65 +1,167 @@
-"""The file of the lock: its date, and what `lock --check --json` and `bump --json` say of it."""
+"""Completing, renewing and checking the lock, with an upstream that answers from tables."""
+
+from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from imagebuild.core import Absent, ConfigError
-from imagebuild.lock import (
-    LockFile,
-    Upstream,
-    check_lock,
-    complete_lock,
-    facts_changes,
-    redate_lock,
-    shown_sources,
+from imagebuild.core import Absent, CommandError, ConfigError, Unreachable
+from imagebuild.lock import LockFile, PackageIndex, Upstream, check_lock, complaint
+from imagebuild.project import (
+    Archive,
+    BaseImage,
+    Changes,
+    Entry,
+    GitRef,
+    Key,
+    LockedArchive,
+    LockedImage,
+    LockedRepository,
+    Source,
+    TreeFacts,
+    Wheel,
+    WheelSet,
+    key_of,
+    make_plan,
+    versions_with,
 )
-from imagebuild.project import Changes, LockedArchive, Table, TreeFacts, Wheel, WheelSet, make_plan, versions_with
 from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, Files
-from tests.unit.lock.lock_fakes import A, Fake
+from tests.unit.lock.lock_fakes import KEY, OTHER, A, B, C, Fake, lock_of
+from tests.unit.lock.test_lock_entries import packages, wheel
 
 FIRST, LATER = date(2026, 11, 21), date(2027, 1, 2)
+REPOSITORY = "https://packages.example/"
+GIT = ("git", "https://example.org/tool.git 3.4")
 
 
-def job(tiny: Files, today: date) -> LockFile:
+def job(tiny: Files, today: date = FIRST) -> LockFile:
     project = tiny.load()
     renderer = Renderer(project, versions_with(project, Changes()))
-    return LockFile(project, renderer, make_plan(project).targets, tiny.root / "imagebuild.lock", today)
+    return LockFile(project, renderer, make_plan(project).targets, today)
+
+
+@pytest.fixture
+def archives(tiny: Files) -> Files:
+    """Two archives, and a repository of packages; the lock has none of them."""
+    repository = f"repository: {{name: r, url: '{REPOSITORY}', key: k}}\n"
+    tiny.component(
+        "library", f"{LIBRARY}archive: https://one\n{repository}packages: {{runtime: [aa], devel: ['bb=2']}}\n"
+    )
+    tiny.component("tool", f"{LIBRARY}archive: https://two\n", build="FROM x AS tool\n")
+    return tiny
+
+
+INDEX = PackageIndex((KEY,), {"aa": ["1", "3"], "bb": ["1", "2"]})
+ONE, TWO, PACKAGES = ("archives", "https://one"), ("archives", "https://two"), ("repositories", REPOSITORY)
+IMAGE = ("images", "debian:13-slim")
 
 
 def test_the_first_date_stays(tiny: Files) -> None:
     before = tiny.load().lock
     assert before.date is None
-    job(tiny, FIRST).write()
+    job(tiny).write()
     assert tiny.load().lock == before.model_copy(update={"date": FIRST})
     job(tiny, LATER).write()
     assert tiny.load().lock.date == FIRST
-    redate_lock(job(tiny, LATER), LATER)
+    job(tiny).redate(LATER)
     assert tiny.load().lock == before.model_copy(update={"date": LATER})
 
 
-def test_a_check_without_upstream_names_what_the_lock_lacks(tiny: Files) -> None:
-    lock = job(tiny, FIRST)
-    assert check_lock(lock, None, whole=True).exit_status == 0
-    lock.entries.pop(next(key for key in lock.entries if key[0] == "images"))
-    result = json.loads(check_lock(lock, None, whole=True).model_dump_json())
-    assert (result["upstream"], result["sources"]) == (False, len(lock.sources))
-    (finding,) = result["findings"]
-    assert finding == {
-        "state": "missing", "source": finding["source"], "detail": "not in the lock; `imagebuild lock` adds it",
-    }  # fmt: skip
-    assert finding["source"].startswith("image ")
+def test_what_is_there_is_not_asked_and_what_lacks_is_written_at_once(archives: Files) -> None:
+    written: list[int] = []
+
+    class Counted(LockFile):
+        def write(self, lock: Any = None) -> None:
+            super().write(lock)
+            written.append(len(dict(self.lock.entries())))
+
+    upstream = Fake(answers={TWO: B}, indexes={REPOSITORY: INDEX})
+    answers = Counted(**vars(job(archives))).complete(upstream, whole=True)
+    assert sorted(upstream.asked) == [ONE, TWO, PACKAGES]
+    assert written == [3, 4], "after each answer; and git's entry stays, as not all could be had"
+    locked = archives.load().lock
+    assert (locked.entry(TWO), locked.entry(ONE), locked.entry(GIT)) == (B, None, "b" * 40)
+    assert locked.repositories[REPOSITORY] == LockedRepository(
+        fingerprint=KEY, packages={"aa": "3", "bb=2": "2"}, candidates={"aa": ("1", "3"), "bb": ("1", "2")}
+    )
+    assert complaint(answers).splitlines()[1:] == ["  archive https://one: down"]
+    assert not complaint(job(archives).complete(Fake(answers={ONE: A}), whole=True))
+    assert archives.load().lock.entry(GIT) is None, "nothing uses it any more"
 
 
-def test_a_source_that_could_not_be_compared_has_a_status_of_its_own(tiny: Files) -> None:
-    lock = job(tiny, FIRST)
-    result = check_lock(lock, Fake(), whole=True)
-    assert (result.exit_status, result.unchecked) == (4, len(lock.sources))
-    gone = dict.fromkeys(lock.entries, Absent("gone"))
-    assert check_lock(lock, Fake(answers=gone), whole=True).exit_status == 1
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (Absent("https://one: the server does not have it (404)"), "are not there; pin other versions"),
+        (CommandError("https://one: is bad"), "wrong answers, so imagebuild.lock keeps what it had"),
+        (Unreachable("https://one: down"), "could not be resolved; run this again"),
+    ],
+)
+def test_what_cannot_be_had_changes_nothing(archives: Files, answer: Any, says: str) -> None:
+    before = (archives.root / "imagebuild.lock").read_text()
+    upstream = Fake(answers=dict.fromkeys((ONE, TWO), answer))
+    assert complaint(job(archives).complete(upstream, whole=True)).startswith(says)
+    assert (archives.root / "imagebuild.lock").read_text() == before
+    archives.lock({"archives": {"https://one": A}})
+    assert complaint(job(archives).update(upstream, ["library"]))
+    assert archives.load().lock.entry(ONE) == A
+
+
+def test_versions_of_packages_stay_until_they_are_renewed(archives: Files) -> None:
+    """And a key that is another one is taken only then."""
+    known = {"fingerprint": OTHER, "packages": {"aa": "1", "other": "7"}}
+    archives.lock({"repositories": {REPOSITORY: known}})
+    upstream = Fake(indexes={REPOSITORY: INDEX})
+    refused = complaint(job(archives).complete(upstream, whole=False))
+    assert f"signed by the key {KEY}, but imagebuild.lock trusts {OTHER}" in refused
+    assert not complaint(job(archives).update(upstream, [REPOSITORY]))
+    renewed = archives.load().lock.repositories[REPOSITORY]
+    assert (renewed.fingerprint, renewed.packages) == (KEY, {"aa": "3", "bb=2": "2", "other": "7"})
+    without = Fake(indexes={REPOSITORY: PackageIndex((KEY,), {"bb": ["2"]})})
+    assert "has no package aa" in complaint(job(archives).update(without, [REPOSITORY]))
+    assert archives.load().lock.repositories[REPOSITORY].packages == {"bb=2": "2", "other": "7"}, "aa is there no more"
+    archives.lock({"repositories": {REPOSITORY: {**known, "fingerprint": KEY}}})
+    job(archives).complete(upstream, whole=False)
+    assert archives.load().lock.repositories[REPOSITORY].packages == {"aa": "1", "bb=2": "2", "other": "7"}
+
+
+def test_a_package_that_is_not_there_costs_what_needs_it(archives: Files) -> None:
+    upstream = Fake(indexes={REPOSITORY: PackageIndex((KEY,), {"aa": ["1"], "bb": ["3"]})})
+    said = complaint(job(archives).complete(upstream, whole=False))
+    assert "has no bb in version 2; the newest: 3; all else of it is pinned" in said
+    assert archives.load().lock.repositories[REPOSITORY].packages == {"aa": "1"}
+
+
+def test_what_images_adapt_is_said_of_what_was_read_now(tiny: Files) -> None:
+    url = "https://example.org/a.tar"
+    unpacked = "unpacked: {prefix: /opt/x, script: ':', left-out: [OLD_*]}"
+    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
+    archive = LockedArchive(sha256=A, facts=TreeFacts(environment={"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}))
+    answers = job(tiny).complete(Fake(answers={("archives", url): archive}), whole=True)
+    assert [name for kind, name, _ in answers if kind == "adapted"] == ["library: OLD_PATH: no image has these"]
+    assert job(tiny).complete(Fake(), whole=True) == []
+    lines = list(job(tiny).shown(["library"]))
+    assert lines[:2] == [f"archive {url}", "  facts:"]
+    assert lines[-2:] == ["adapted in images", "  library: OLD_PATH: no image has these"]
+    assert list(job(tiny).shown(["tool"])) == ["git https://example.org/tool.git 3.4", f"  pin: {'b' * 40}"]
+    with pytest.raises(ConfigError, match="gone: no component, pin, base, image or address of a source"):
+        list(job(tiny).shown(["gone"]))
+
+
+def test_a_platform_limits_what_is_locked(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: [linux/amd64, linux/arm64]")
+    tiny.component("library", LIBRARY + 'archive: "https://example.org/{arch}.tar"\n')
+    upstream = Fake(answers={("archives", "https://example.org/arm64.tar"): A})
+    answers = replace(job(tiny), platforms=("linux/arm64",)).complete(upstream, whole=False)
+    assert upstream.asked == [("archives", "https://example.org/arm64.tar")]
+    assert [(kind, name) for kind, name, _ in answers] == [("resolved", "archive https://example.org/arm64.tar")]
 
 
 @pytest.mark.parametrize("archive", [{"hash": f"sha256={A}", "hashes": {"sha256": A}}, {"hash": f"sha256={A}"}])
@@ -71,51 +173,110 @@ def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> Non
     )
 
 
-def test_a_new_archive_says_what_changed() -> None:
-    def archive(ucx: str, **environment: str) -> LockedArchive:
-        return LockedArchive(sha256=A, facts=TreeFacts(environment=environment, versions={"ucx": ucx}))
+# What `lock --check` and `doctor --upstream` say
 
-    def address(version: str) -> tuple[str, str]:
-        return ("archives", f"https://example.org/stack-{version}-x86_64.tbz")
+ARCHIVE, REPO = Archive("x", "https://content.example/x.tbz"), packages("aa", "bb=2", url=REPOSITORY)
+CUDA, TAG = BaseImage("nvidia/cuda:1"), GitRef("https://example.org/g.git", "v1")
+WHEELS = WheelSet("cuda", "13.0", ("w==13.0.*",))
+NOW = LockedImage(digest=f"sha256:{A}", platforms={"linux/amd64": f"sha256:{B}"})
+LOCKED: dict[Key, Entry] = {
+    key_of(ARCHIVE): LockedArchive(sha256=A, size=10),
+    key_of(REPO): LockedRepository(fingerprint=KEY, packages={"aa": "1", "bb=2": "2"}),
+    key_of(CUDA): NOW,
+    key_of(TAG): "1" * 40,
+    key_of(WHEELS): (wheel("w", "13.0.88"),),
+}
+SAME = {key: entry for key, entry in LOCKED.items() if key[0] not in ("archives", "repositories")}
+MOVED = NOW.model_copy(update={"digest": f"sha256:{B}"})
+BOTH = ("linux/amd64", "linux/arm64")
+STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
+    "as locked": [
+        (ARCHIVE, {}, "0.0 MB"),
+        (REPO, {}, f"signed by {KEY}; aa 1, bb 2"),
+        (CUDA, {}, f"sha256:{A[:12]}"),
+        (TAG, {}, "111111111111"),
+        (WHEELS, {}, "w 13.0.88"),
+    ],
+    "moved": [
+        (CUDA, {"now": MOVED, "digests": {NOW.digest}}, f"the tag names sha256:{B[:12]} now; the pinned"),
+        (CUDA, {"now": Absent("x: gone"), "digests": {NOW.digest}}, "the tag names nothing now; the pinned"),
+    ],
+    "not locked": [
+        (ARCHIVE, {"locked": None}, "0.0 MB; not in the lock"),
+        (REPO, {"locked": None}, f"signed by {KEY}; aa 3, bb 2; not in the lock"),
+        (CUDA, {"locked": None}, f"sha256:{A[:12]}; not in the lock"),
+    ],
+    "wrong": [
+        (ARCHIVE, {"size": 12}, "has 12 bytes, but the lock says 10"),
+        (REPO, {"index": PackageIndex((OTHER,), INDEX.versions)}, f"signed by the key {OTHER}, but imagebuild.lock"),
+        (REPO, {"index": PackageIndex((KEY,), {"bb": ["1"]})}, "has no package aa; has no bb in version 2; the new"),
+        (CUDA, {"platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
+        (CUDA, {"locked": None, "platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
+        (TAG, {"now": "2" * 40}, "upstream has 222222222222 now, locked is 111111111111"),
+        (WHEELS, {"now": (wheel("w", "1").model_copy(update={"sha256": {"amd64": C}}),)}, "other files of w"),
+        (WHEELS, {"now": CommandError("pip finds no w")}, "pip finds no w"),
+    ],
+    "gone": [
+        (ARCHIVE, {"length": Absent("the server does not have it (404)")}, "the server does not have it (404)"),
+        (ARCHIVE, {"length": Absent("gone"), "locked": None}, "gone; not in the lock"),
+        (CUDA, {"now": MOVED}, "the registry does not have it"),
+    ],
+    "no answer": [
+        (ARCHIVE, {"length": Unreachable("https://content.example/x.tbz: Connection refused")}, "Connection refused"),
+        (REPO, {"index": None}, "down"),
+        (CUDA, {"now": Unreachable("nvidia/cuda: down")}, "down"),
+    ],
+}  # fmt: skip
+ROWS = [(state, *row) for state, rows in STATES.items() for row in rows]
 
-    before: Table = {address("1"): archive("1.20", PATH="/a"), ("git", "g", "v1"): "1" * 40}
-    assert facts_changes(before, {**before, address("2"): archive("1.22", PATH="/a", NEW="/b")}) == [
-        "archive https://example.org/stack-2-x86_64.tbz",
-        "  versions.ucx: 1.20 → 1.22",
-        "  environment.NEW: absent → /b",
+
+def length(answer: object) -> Callable[[str], int]:
+    """What asks for the size of a file."""
+
+    def ask(_: str) -> int:
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, int)
+        return answer
+
+    return ask
+
+
+@pytest.mark.parametrize(("state", "source", "world", "found"), ROWS, ids=[f"{r[0]}-{i}" for i, r in enumerate(ROWS)])
+def test_a_source_is_compared_and_nothing_is_downloaded(
+    state: str, source: Source, world: dict[str, Any], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream = Fake(
+        answers={**SAME, key_of(source): world["now"]} if "now" in world else SAME,
+        indexes={REPO.url: index} if (index := world.get("index", INDEX)) else {},
+        digests=frozenset(world.get("digests", ())),
+    )
+    monkeypatch.setattr(upstream.web, "length", length(world.get("length", world.get("size", 10))))
+    entry = world.get("locked", LOCKED[key_of(source)])
+    lock = SimpleNamespace(
+        lock=lock_of({key_of(source): entry} if entry is not None else {}), sources=(source,), platforms=(),
+        targets=(SimpleNamespace(id="hpcx-a", platforms=world.get("platforms", ("linux/amd64",))),),
+    )  # fmt: skip
+    report = check_lock(cast(LockFile, lock), upstream)
+    (answer,) = report.sources
+    assert answer.state == state
+    assert found in answer.found
+    assert bool(answer.locked) == (entry is not None)
+    assert bool(answer.consequence) == (state != "as locked")
+    assert state != "wrong" or f"`imagebuild lock --update {key_of(source)[1].split()[0]}`" in answer.consequence
+    assert report.exit_status == {"as locked": 0, "moved": 0, "no answer": 4}.get(state, 1)
+
+
+def test_without_upstream_only_what_the_lock_says(archives: Files) -> None:
+    archives.lock(
+        {"images": {"debian:13-slim": {"digest": f"sha256:{A}"}}, "archives": {"https://one": A, "https://x": B}}
+    )
+    report = check_lock(job(archives), None, whole=True)
+    assert (report.asked, report.exit_status) == (None, 1)
+    assert [(source.source, source.state) for source in report.sources] == [
+        ("archive https://two", "not locked"),
+        (f"packages {REPOSITORY}", "not locked"),
+        ("archive https://x", "not used"),
+        ("archive https://one", "as locked"),
+        ("image debian:13-slim", "as locked"),
     ]
-    assert facts_changes(before, before) == facts_changes({}, before) == []
-
-
-def test_what_images_adapt_is_said_of_what_was_read_now(tiny: Files) -> None:
-    url = "https://example.org/a.tar"
-    unpacked = "unpacked: {prefix: /opt/x, script: ':', left-out: [OLD_*]}"
-    tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
-    archive = LockedArchive(sha256=A, facts=TreeFacts(environment={"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}))
-    lock = job(tiny, FIRST)
-    _, outcome = complete_lock(lock, Fake(answers={("archives", url): archive}), whole=True)
-    assert outcome.adaptations == ["library: OLD_PATH: no image has these"]
-    assert complete_lock(lock, Fake(), whole=True)[1].adaptations == []
-    assert "  library: OLD_PATH: no image has these" in list(shown_sources(job(tiny, FIRST), ["library"]))
-
-
-def test_what_is_known_of_a_source_is_shown(tiny: Files) -> None:
-    lines = list(shown_sources(job(tiny, FIRST), ["tool"]))
-    assert lines == ["git https://example.org/tool.git 3.4", f"  pin: {'b' * 40}"]
-    with pytest.raises(ConfigError, match="gone: no component, pin, base, image or address of a source"):
-        list(shown_sources(job(tiny, FIRST), ["gone"]))
-
-
-def test_a_platform_limits_what_is_locked(tiny: Files) -> None:
-    tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: [linux/amd64, linux/arm64]")
-    tiny.component("library", LIBRARY + 'archive: "https://example.org/{arch}.tar"\n')
-    lock = replace(job(tiny, FIRST), platforms=("linux/arm64",))
-    upstream = Fake(answers={("archives", "https://example.org/arm64.tar"): A})
-    _, outcome = complete_lock(lock, upstream, whole=False)
-    assert outcome.adaptations == []
-    assert upstream.asked == [("archives", "https://example.org/arm64.tar")]
-    assert outcome.resolved == ["archive https://example.org/arm64.tar"]
-    silent = Fake()
-    both = job(tiny, FIRST)
-    complete_lock(both, silent, whole=False)
-    assert ("archives", "https://example.org/amd64.tar") not in both.entries, "nothing is written of what failed"

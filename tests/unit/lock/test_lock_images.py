@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from imagebuild.core import Absent, CommandError, Mirrors, Unreachable
-from imagebuild.lock import Upstream, resolve_sources
-from imagebuild.project import BaseImage, LockedImage, Table
-from tests.registry_fake import FakeRegistry, image, index, put_image, serve
+from imagebuild.core import Absent, CommandError, Mirrors, Patience, Unreachable
+from imagebuild.lock import Upstream
+from imagebuild.project import LockedImage
+from tests.registry_fake import FakeRegistry, index, put_image, serve
 
 
 @pytest.fixture
@@ -19,26 +19,27 @@ def registry() -> Iterator[FakeRegistry]:
 
 def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry) -> None:
     platforms = ("linux/amd64", "linux/arm64", "linux/riscv64", "unknown/unknown")
-    made = {name: image(registry, "some/image", name.encode(), name) for name in platforms}
+    made = {name: put_image(registry, "some/image", name.encode(), platform=name) for name in platforms}
     digest = index(registry, "some/image", made.values(), "13")
     reference = f"{registry.address}/some/image:13"
     found = Upstream().image(reference)
     assert found == LockedImage(digest=digest, platforms={name: made[name].digest for name in platforms[:2]})
     entry = made["linux/amd64"].digest
-    content = registry.manifest("some/image", entry)
-    assert content
-    registry.put_manifest("some/image", "13", content.content, content.media_type)
+    registry.at("some/image").put_manifest(registry.at("some/image").manifest(entry), "13")
     assert Upstream().image(reference) == LockedImage(digest=entry)  # a single manifest has no platforms
-    assert Upstream().image(reference, known=LockedImage(digest=digest)) == found
-    with pytest.raises(CommandError, match="the pinned .* is for one platform; `lock --update` takes all"):
-        Upstream().image(reference, known=LockedImage(digest=entry))
-    assert Upstream().has_image(reference, digest)
-    assert not Upstream().has_image(reference, f"sha256:{'0' * 64}")
+    assert Upstream().image(reference, digest=digest) == found
+    with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` takes"):
+        Upstream().image(reference, digest=entry)
+    with pytest.raises(Absent, match="the registry does not have it"):
+        Upstream().image(reference, digest=f"sha256:{'0' * 64}")
 
 
 def test_what_the_configuration_says_is_kept_unless_it_is_a_path_only(registry: FakeRegistry) -> None:
     env = ["PATH=/usr/bin", "NCCL_VERSION=2.30.7-1"]
-    made = [put_image(registry, "some/cuda", [b"x"], platform, Env=env) for platform in ("linux/amd64", "linux/arm64")]
+    made = [
+        put_image(registry, "some/cuda", b"x", platform=platform, Env=env)
+        for platform in ("linux/amd64", "linux/arm64")
+    ]
     index(registry, "some/cuda", made, "13")
     found = Upstream().image(f"{registry.address}/some/cuda:13")
     assert found.facts
@@ -54,18 +55,13 @@ def test_a_tag_that_is_not_there_and_a_registry_that_is_not_there(registry: Fake
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(Unreachable, match=f"{address}/some/image:13: .*[Cc]onnection refused") as caught:
-        Upstream(registry_patience_s=0).image(f"{address}/some/image:13")
+        Upstream(patience=Patience(0)).image(f"{address}/some/image:13")
     assert not isinstance(caught.value, Absent)
 
 
-def test_the_lock_names_the_public_image_and_a_mirror_is_asked(registry: FakeRegistry) -> None:
+def test_a_mirror_is_asked_for_the_public_image(registry: FakeRegistry) -> None:
     digest = index(registry, "some/image", [], "13-slim")
     upstream = Upstream(Mirrors(images={"docker.io/library/debian": f"{registry.address}/some/image"}))
-    entries: Table = {}
-    sources = [BaseImage("debian:13-slim"), BaseImage("debian:14-slim")]
-    outcome = resolve_sources(entries, sources, upstream, keep=lambda: None)
-    assert entries == {
-        ("images", "debian:13-slim"): LockedImage(digest=digest),
-        ("images", "debian:14-slim"): "unresolved",
-    }
-    assert "does not have it" in outcome.absent["image debian:14-slim"]
+    assert upstream.image("debian:13-slim") == LockedImage(digest=digest)
+    with pytest.raises(Absent, match="some/image:14-slim: the registry does not have it"):
+        upstream.image("debian:14-slim")

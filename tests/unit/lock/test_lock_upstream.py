@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
-import lzma
 import os
 import re
 import shutil
@@ -15,36 +13,24 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
 
-from imagebuild.core import (
-    Absent,
-    CommandError,
-    ConfigError,
-    Mirrors,
-    Unreachable,
-    run_program,
-)
-from imagebuild.lock import Upstream, incomplete
+from imagebuild.core import Absent, CommandError, ConfigError, Mirrors, Patience, Unreachable, run_program
+from imagebuild.lock import Upstream
 from imagebuild.project import (
     Archive,
     ArchiveTree,
-    Entry,
     LockedArchive,
     LockedRepository,
     PackageSource,
-    Table,
     WheelSet,
-    key_of,
 )
-from tests.conftest import LIBRARY, ROOT, Files
+from tests.conftest import LIBRARY, ROOT, Files, git
 from tests.unit.conftest import LOGIN, Site
 from tests.upstream.keys import CUDA, DOCA, Keys
 from tests.upstream.server import Server
@@ -79,108 +65,59 @@ def publish(root: Path, keys: Keys, *, by: str = CUDA) -> None:
     """A flat repository at /repo/, signed by a key."""
     folder = root / "repo"
     shutil.rmtree(folder, ignore_errors=True)
-    packages = PACKAGES.encode()
-    keys.publish(folder, {"Packages.gz": gzip.compress(packages), "Packages.xz": lzma.compress(packages)}, by)
-    for name in (CUDA, DOCA):
-        shutil.copy(keys.public / f"{name}.asc", folder)
-        shutil.copy(keys.public / f"{name}.gpg", folder)
+    keys.publish(folder, {"Packages.gz": gzip.compress(PACKAGES.encode())}, by)
+    shutil.copy(keys.public / f"{by}.asc", folder / "key.asc")
 
 
 def at(server: Server, path: str) -> str:
     return f"http://127.0.0.1:{server.port}/{path}"
 
 
-def source(server: Server, *packages: str, key: str = f"{CUDA}.asc") -> PackageSource:
-    return PackageSource(at(server, "repo/"), "/", at(server, f"repo/{key}"), packages)
+def resolved(server: Server, *packages: str) -> LockedRepository:
+    source = PackageSource(at(server, "repo/"), "/", at(server, "repo/key.asc"), packages)
+    entry = Upstream(patience=Patience(0.1, 0.001)).resolve(source, None, lambda *_: None)
+    assert isinstance(entry, LockedRepository)
+    return entry
 
 
-def resolved(server: Server, *packages: str, known: Entry | None = None, key: str = f"{CUDA}.asc") -> Entry:
-    return Upstream(pause_s=0.01).resolve(source(server, *packages, key=key), known, lambda *_: None)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server) -> None:
-    content = tar_of({"stack-1/init.sh": b"export PATH=$PWD/bin:$PATH", "stack-1/bin/tool": b""}, "w:bz2")
-    (server.root / "host/stack.tbz").write_bytes(content)
-    tree = ArchiveTree(prefix="/opt/stack", script=". ./init.sh")
-    wanted = Archive("stack", at(server, "host/stack.tbz"), tree)
-    entry = Upstream(pause_s=0.01).resolve(wanted, "unresolved", lambda *_: None)
+def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "stack-1/bin").mkdir(parents=True)
+    (tmp_path / "stack-1/init.sh").write_text("export PATH=$PWD/bin:$PATH")
+    packed = server.root / "host/stack.tbz"
+    with tarfile.open(packed, "w:bz2") as archive:
+        archive.add(tmp_path / "stack-1", "stack-1")
+    wanted = Archive("stack", at(server, "host/stack.tbz"), ArchiveTree(prefix="/opt/stack", script=". ./init.sh"))
+    entry = Upstream(patience=Patience(0.1, 0.001)).resolve(wanted, None, lambda *_: None)
     assert isinstance(entry, LockedArchive)
-    assert (entry.sha256, entry.size) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert (entry.sha256, entry.size) == (hashlib.sha256(packed.read_bytes()).hexdigest(), packed.stat().st_size)
     assert entry.facts
     assert entry.facts.environment == {"PATH": "/opt/stack/bin"}
     assert [request.path for request in server.requests] == ["/host/stack.tbz"]
     # A hash that was pinned without facts is compared.
-    table: Table = {key_of(wanted): entry.sha256}
-    assert incomplete(table, [wanted]) == [wanted]
     assert Upstream().resolve(wanted, entry.sha256, lambda *_: None) == entry
     with pytest.raises(CommandError, match=f"has the sha256 {entry.sha256}, but the lock says {SHA256}"):
         Upstream().resolve(wanted, SHA256, lambda *_: None)
 
 
-@pytest.mark.parametrize("key", [f"{CUDA}.asc", f"{CUDA}.gpg"])
-def test_a_signed_repository(server: Server, keys: Keys, key: str) -> None:
-    assert resolved(server, "tool", "nccl=2.9.9-1+cuda12.9", key=key) == LockedRepository(
-        fingerprint=keys.fingerprint(CUDA),
-        packages={"tool": "1:1.0", "nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9"},
-        candidates={"tool": ("1:1.0~rc1", "1:1.0"), "nccl": ("2.9.9-1+cuda12.9", "2.32.3-1+cuda12.9")},
-    )
-
-
-def tar_of(files: dict[str, bytes], mode: Literal["w:xz", "w:bz2"]) -> bytes:
-    """A packed archive with these files."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def package_with(files: dict[str, bytes]) -> bytes:
-    """A Debian package with these files."""
-    members = {
-        "debian-binary": b"2.0\n",
-        "control.tar.xz": tar_of({"./control": b""}, "w:xz"),
-        "data.tar.xz": tar_of({f"./{name}": data for name, data in files.items()}, "w:xz"),
-    }
-    result = b"!<arch>\n"
-    for name, data in members.items():
-        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n"
-        result += head.encode() + data + b"\n" * (len(data) % 2)
-    return result
-
-
-INDEX_9 = b"Package: tool\nVersion: 9\n"
-
-
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    ("name", "old", "new", "reason"),
     [
-        ("InRelease", None, "the signature is not of this text"),
-        ("InRelease", b"Origin: test\n", "there is no signature"),
-        (f"{CUDA}.asc", b"<html>", "expected an OpenPGP key"),
+        ("InRelease", b"Origin: test", b"Origin: evil", "gpg says BADSIG"),
+        ("key.asc", b"-----BEGIN", b"<html>", "gpg says ERRSIG"),
     ],
 )
-def test_what_was_tampered_with(server: Server, name: str, content: bytes | None, reason: str) -> None:
-    text = (server.root / "repo" / "InRelease").read_bytes()
-    server.replace(f"/repo/{name}", content or text.replace(b"Origin: test", b"Origin: evil"))
-    with pytest.raises(CommandError, match=f"repo/: .*{reason}"):
+def test_what_was_tampered_with(server: Server, name: str, old: bytes, new: bytes, reason: str) -> None:
+    server.replaced[f"/repo/{name}"] = (server.root / "repo" / name).read_bytes().replace(old, new)
+    with pytest.raises(CommandError, match=f"repo/: expected a good signature by the repository's key, but {reason}"):
         resolved(server, "tool")
 
 
 def test_text_around_the_signature_does_not_count(server: Server) -> None:
     text = (server.root / "repo" / "InRelease").read_bytes()
-    evil = f"SHA256:\n {hashlib.sha256(gzip.compress(INDEX_9)).hexdigest()} 9 Packages.gz\n\n".encode()
-    server.replace("/repo/InRelease", evil + text)
-    entry = resolved(server, "tool")
-    assert isinstance(entry, LockedRepository)
-    assert entry.packages == {"tool": "1:1.0"}
+    other = gzip.compress(b"Package: tool\nVersion: 9\n")
+    evil = f"SHA256:\n {hashlib.sha256(other).hexdigest()} 9 Packages.gz\n\n".encode()
+    server.replaced["/repo/InRelease"] = evil + text
+    assert resolved(server, "tool").packages == {"tool": "1:1.0"}
 
 
 def test_a_suite_that_is_not_flat() -> None:
@@ -192,22 +129,16 @@ def test_a_suite_that_is_not_flat() -> None:
 def project_git(tmp_path: Path) -> Path:
     """A git repository with an annotated tag, a plain one and releases that are not stable."""
     folder = tmp_path / "tool.git"
-
-    def run(*words: str) -> None:
-        who = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "tag.gpgSign=false")
-        subprocess.run(["git", *who, "-C", folder, *words], check=True, capture_output=True)
-
     folder.mkdir()
-    run("init", "-q", "-b", "main")
+    git(folder, "init", "-q", "-b", "main")
     for number, tag in enumerate(["v3.4", "v3.5", "v3.10", "v4.0-rc1", "latest"]):
-        run("commit", "-q", "--allow-empty", "-m", str(number))
-        run("tag", *(["-a", "-m", tag] if tag == "v3.10" else []), tag)
+        git(folder, "commit", "-q", "--allow-empty", "-m", str(number))
+        git(folder, "-c", "tag.gpgSign=false", "tag", *(["-a", "-m", tag] if tag == "v3.10" else []), tag)
     return folder
 
 
 def head(folder: Path, tag: str) -> str:
-    words = ["git", "-C", str(folder), "rev-parse", f"{tag}^{{commit}}"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    return git(folder, "rev-parse", f"{tag}^{{commit}}")
 
 
 def test_tags_become_commits(project_git: Path) -> None:
@@ -215,10 +146,9 @@ def test_tags_become_commits(project_git: Path) -> None:
     for tag in ("v3.4", "v3.10"):
         assert Upstream().commit(address, tag) == head(project_git, tag)
     assert Upstream().tags(address)["v3.10"] == head(project_git, "v3.10")
-    with pytest.raises(Absent, match="has no tag v9"):
-        Upstream().commit(address, "v9")
-    with pytest.raises(Absent, match="has no tag v3"):  # not a pattern
-        Upstream().commit(address, "v3")
+    for absent in ("v9", "v3"):  # not a pattern
+        with pytest.raises(Absent, match=f"has no tag {absent}"):
+            Upstream().commit(address, absent)
     with pytest.raises(Unreachable, match="gone.git: .*does not appear to be a git repository"):
         Upstream().tags(address.replace("tool", "gone"))
 
@@ -235,9 +165,8 @@ def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
     upstream = Upstream(run=run)
     (found,) = upstream.wheels(WheelSet("c", "1.2", ("some-wheel==1.2.*",)))
     assert (found.name, found.version) == ("some-wheel", "1.2.10")
-    assert found.sha256["arm64"] == hashlib.sha256(
-        (tmp_path / "some_wheel-1.2.10-py3-none-manylinux2014_aarch64.whl").read_bytes()
-    ).hexdigest()  # fmt: skip
+    file = tmp_path / "some_wheel-1.2.10-py3-none-manylinux2014_aarch64.whl"
+    assert found.sha256["arm64"] == hashlib.sha256(file.read_bytes()).hexdigest()
     with pytest.raises(CommandError, match="pip finds no half-wheel for arm64") as caught:
         upstream.wheels(WheelSet("c", "1", ("half-wheel",)))
     assert not isinstance(caught.value, Unreachable)
@@ -268,7 +197,9 @@ def test_git_and_pip_get_the_certificates_and_the_passwords_of_downloads(
 
 
 def test_a_package_index_that_is_down() -> None:
-    upstream = Upstream(Mirrors(python_index=f"http://127.0.0.1:{free_port()}/simple/"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    upstream = Upstream(Mirrors(python_index=f"http://127.0.0.1:{port}/simple/"))
     with pytest.raises(Unreachable, match="its index does not answer"):
         upstream.wheels(WheelSet("c", "1", ("no-such-wheel-anywhere==1",)))
 
@@ -279,11 +210,8 @@ class Command:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environ = {
-            **os.environ,
-            "XDG_CONFIG_HOME": str(folder),
-            "PYTHONPATH": str(ROOT),
-            "TMPDIR": str(folder / "tmp"),
-        }
+            **os.environ, "XDG_CONFIG_HOME": str(folder), "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")
+        }  # fmt: skip
         (folder / "tmp").mkdir()
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -301,8 +229,8 @@ class Command:
         return out + err
 
     @property
-    def lock(self) -> dict[str, dict[str, object]]:
-        read: dict[str, dict[str, object]] = json.loads((self.folder / "imagebuild.lock").read_text())
+    def lock(self) -> dict[str, dict[str, Any]]:
+        read: dict[str, dict[str, Any]] = json.loads((self.folder / "imagebuild.lock").read_text())
         return read
 
 
@@ -313,7 +241,7 @@ def files(tiny: Files, server: Server, project_git: Path) -> Files:
     tiny.component(
         "library",
         LIBRARY + f"archive: {at(server, 'host/a.tar')}\npackages: {{runtime: [tool, 'nccl={{version}}-1+cuda12.9']}}\n"
-        f"repository: {{name: repo, url: '{at(server, 'repo/')}', key: '{at(server, f'repo/{CUDA}.asc')}'}}\n",
+        f"repository: {{name: repo, url: '{at(server, 'repo/')}', key: '{at(server, 'repo/key.asc')}'}}\n",
     )
     tiny.component("tool", f"{LIBRARY}requires: [library]\narchive: {at(server, 'host/b.tar')}\n")
     tiny.component(
@@ -333,57 +261,38 @@ def command(files: Files) -> Command:
 
 
 def test_lock_from_nothing_check_and_changes(command: Command, server: Server, project_git: Path, keys: Keys) -> None:
-    printed = command("lock")
-    assert "imagebuild.lock: 4 resolved; all 5 sources are pinned" in printed
+    assert "imagebuild.lock: 4 resolved; all 5 sources are pinned" in command("lock")
     lock = command.lock
+    tag = f"{project_git.as_uri()} v3.4"
     assert lock["archives"][at(server, "host/a.tar")] == SHA256
-    assert lock["git"][project_git.as_uri()] == {"v3.4": head(project_git, "v3.4")}
+    assert lock["git"] == {tag: head(project_git, "v3.4")}
     assert lock["repositories"][at(server, "repo/")] == {
         "fingerprint": keys.fingerprint(CUDA),
         "packages": {"nccl=2.9.9-1+cuda12.9": "2.9.9-1+cuda12.9", "tool": "1:1.0"},
         "candidates": {"nccl": ["2.9.9-1+cuda12.9", "2.32.3-1+cuda12.9"], "tool": ["1:1.0~rc1", "1:1.0"]},
     }
-    text = (command.folder / "imagebuild.lock").read_text()
-    server.forget()
+    server.requests.clear()
     assert "0 resolved; all 5 sources are pinned" in command("lock")
     assert server.requests == []
-    assert "all 5 sources are as locked; upstream was not asked" in command("lock", "--check", "--offline")
+    assert command("lock", "--check", "--offline") == "as locked: 5\nupstream was not asked\n"
 
-    (server.root / "host" / "a.tar").write_bytes(b"other")
-    subprocess.run(["git", "-C", project_git, "tag", "-f", "v3.4", "v3.5"], check=True, capture_output=True)
+    text = (command.folder / "imagebuild.lock").read_text()
+    git(project_git, "tag", "-f", "v3.4", "v3.5")
     publish(server.root, keys, by=DOCA)
-    shutil.copy(keys.public / f"{DOCA}.asc", server.root / "repo" / f"{CUDA}.asc")
+    (server.root / "host" / "a.tar").unlink()
     out = command("lock", "--check", expect=1)
-    assert f"changed      archive {at(server, 'host/a.tar')}" in out
-    assert f"upstream has {head(project_git, 'v3.5')[:12]} now, locked is {lock_commit(lock, project_git)[:12]}" in out
+    assert re.search(rf"gone +archive {at(server, 'host/a.tar')}", out)
+    assert f"upstream has {head(project_git, 'v3.5')[:12]} now, locked is {lock['git'][tag][:12]}" in out
     assert f"imagebuild.lock trusts {keys.fingerprint(CUDA)}" in out
+    assert {request.method for request in server.requests if request.path.endswith(".tar")} == {"HEAD"}
     assert (command.folder / "imagebuild.lock").read_text() == text
 
     command("lock", "--update", "git-tool")
-    after = command.lock
-    assert after["git"][project_git.as_uri()] == {"v3.4": head(project_git, "v3.5")}
-    assert {**after, "git": lock["git"]} == lock
-    assert "wrong answers" not in command("lock", "--update", at(server, "repo/"))
-    assert command.lock["repositories"][at(server, "repo/")]["fingerprint"] == keys.fingerprint(DOCA)  # type: ignore[index]
+    assert command.lock["git"] == {tag: head(project_git, "v3.5")}
+    assert {**command.lock, "git": lock["git"]} == lock
+    command("lock", "--update", at(server, "repo/"))
+    assert command.lock["repositories"][at(server, "repo/")]["fingerprint"] == keys.fingerprint(DOCA)
     assert "no component" in command("lock", "--update", "git-tol", expect=2)
-
-
-def lock_commit(lock: dict[str, dict[str, object]], folder: Path) -> str:
-    found = lock["git"][folder.as_uri()]
-    assert isinstance(found, dict)
-    return str(found["v3.4"])
-
-
-def test_what_nothing_uses_goes_unless_targets_are_selected(command: Command, files: Files) -> None:
-    command("lock")
-    content = command.lock
-    content["archives"]["https://example.org/old.tar"] = "0" * 64
-    files.write("imagebuild.lock", json.dumps(content))
-    assert "stale  archive https://example.org/old.tar" in command("lock", "--check", "--offline", expect=1)
-    command("lock", "cuda=13.0")
-    assert "https://example.org/old.tar" in command.lock["archives"]
-    command("lock")
-    assert "https://example.org/old.tar" not in command.lock["archives"]
 
 
 def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: Server, files: Files) -> None:
@@ -392,7 +301,7 @@ def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: 
     component = "dockerfiles/components/tool/component.yaml"
     files.replace(component, at(server, "host/b.tar"), f"{at(server, 'host/{cuda}.tar')}\nkey: [cuda]")
     files.replace("matrix.yaml", 'git-tool: "3.4"', 'git-tool: "3.5"')
-    server.forget()
+    server.requests.clear()
     # One target: its sources only, each asked for and shown once; nothing is written of what failed.
     out = command("lock", "tiny-cuda12.9-debian13-runtime", expect=4)
     assert f"archive {at(server, 'host/12.9.tar')}: the server does not have it (404)" in out
@@ -404,76 +313,54 @@ def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: 
     (server.root / "host" / "13.0.tar").write_bytes(b"13")
     command("lock", expect=4)
     failed = command.lock
-    assert failed["archives"][at(server, "host/12.9.tar")] == "unresolved"
-    assert "unresolved  archive" in command("lock", "--check", "--offline", expect=1)
+    assert at(server, "host/12.9.tar") not in failed["archives"]
     assert failed["archives"][at(server, "host/13.0.tar")] == hashlib.sha256(b"13").hexdigest()
     assert failed["archives"].items() >= before["archives"].items()
-    assert all(tag in str(failed["git"]) for tag in ("v3.4", "v3.5"))
+    assert [name.split()[1] for name in failed["git"]] == ["v3.4", "v3.5"]
     (server.root / "host" / "12.9.tar").write_bytes(b"12")
+    assert "not used" in command("lock", "--check", "--offline", expect=1)
+    command("lock", "cuda=12.9")
+    assert at(server, "host/b.tar") in command.lock["archives"], "other targets were not asked about"
     command("lock")
     assert at(server, "host/b.tar") not in command.lock["archives"]
 
 
-class Stuck(BaseHTTPRequestHandler):
-    """Sends the beginning of a file and then nothing."""
-
-    release = threading.Event()
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000000")
-        self.end_headers()
-        self.wfile.write(b"x" * 1000)
-        self.wfile.flush()
-        self.release.wait(600)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_resumes(command: Command, server: Server, files: Files, how: signal.Signals) -> None:
-    Stuck.release.clear()
-    with HTTPServer(("127.0.0.1", 0), Stuck) as stuck:
-        threading.Thread(target=stuck.serve_forever, daemon=True).start()
-        slow = f"http://127.0.0.1:{stuck.server_address[1]}/b.tar"
-        files.replace("dockerfiles/components/tool/component.yaml", at(server, "host/b.tar"), slow)
-        process = command.start("lock")
-        deadline = time.monotonic() + 120
-        while not ((command.folder / "imagebuild.lock").exists() and len(command.lock.get("repositories", {}))
-                   and command.lock.get("git") and command.lock.get("archives")):  # fmt: skip
-            assert time.monotonic() < deadline, "was not written on the way"
-            time.sleep(0.05)
-        process.send_signal(how)
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == (130 if how == signal.SIGINT else 143), err
-        assert "Traceback" not in err
-        Stuck.release.set()
-        stuck.shutdown()
-    assert slow not in command.lock["archives"]
+def test_an_interrupted_run_resumes(command: Command, server: Server, how: signal.Signals) -> None:
+    server.cut.clear()
+    server.truncated.append("/host/b.tar")
+    process = command.start("lock")
+    deadline = time.monotonic() + 120
+    while not all(command.lock.get(kind) for kind in ("archives", "git", "repositories")):
+        assert time.monotonic() < deadline, "was not written on the way"
+        time.sleep(0.05)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == (130 if how == signal.SIGINT else 143), err
+    assert "Traceback" not in err
+    server.cut.set()
+    assert at(server, "host/b.tar") not in command.lock["archives"]
     assert list((command.folder / "tmp").iterdir()) == []
-    files.replace("dockerfiles/components/tool/component.yaml", slow, at(server, "host/b.tar"))
-    server.forget()
+    server.truncated.clear()
+    server.requests.clear()
     assert "1 resolved; all 5 sources are pinned" in command("lock")
     assert [r.path for r in server.requests] == ["/host/b.tar"]
 
 
 def test_the_users_mirrors_are_asked(command: Command, server: Server, files: Files) -> None:
     component = "dockerfiles/components/library/component.yaml"
-    files.write(component, (files.root / component).read_text().replace(at(server, ""), "https://example.org/"))
+    files.replace(component, at(server, ""), "https://example.org/")
     files.write("config.yaml", f"mirrors: {{downloads: {{https://example.org/: '{at(server, '')}'}}}}\n")
     command.environ["IMAGEBUILD_CONFIG"] = str(files.root / "config.yaml")
-    shutil.move(server.root / "host" / "a.tar", server.root / "host" / "kept")
+    server.failing["/host/a.tar"] = [404]
     gone = rf"https://example.org/host/a.tar \(as http://127.0.0.1:{server.port}/host/a.tar\)"
     assert re.search(gone, command("lock", expect=4))
-    shutil.move(server.root / "host" / "kept", server.root / "host" / "a.tar")
     command("lock")
     assert command.lock["archives"]["https://example.org/host/a.tar"] == SHA256
     assert "https://example.org/repo/" in command.lock["repositories"]
 
 
-def test_bump_proposes_and_writes(command: Command, project_git: Path) -> None:
-    command("lock")
+def test_bump_proposes_and_writes(command: Command) -> None:
     before = (command.folder / "matrix.yaml").read_text()
     out = command("bump")
     changed = {line for line in out.splitlines() if line[:1] in "+-" and line[1:3] not in {"--", "++"}}
@@ -483,13 +370,10 @@ def test_bump_proposes_and_writes(command: Command, project_git: Path) -> None:
     }  # fmt: skip
     assert "tool  3.4      nobody lists its versions" in out
     assert (command.folder / "matrix.yaml").read_text() == before
-    out = command("bump", "--pre", "git-tool", "--relock")
+    out = command("bump", "--pre", "git-tool")
     assert '+  git-tool: "4.0-rc1" # and this' in out
-    assert f'+   "v4.0-rc1": "{head(project_git, "v4.0-rc1")}"' in out
-    assert '-   "v3.4": ' in out
     assert "+  library: " not in out
-    command("bump", "--write", "--relock")
+    assert "matrix.yaml: written; `imagebuild lock` pins the new versions" in command("bump", "--write")
     after = before.replace('git-tool: "3.4"', 'git-tool: "3.10"').replace('"2.9.9"', '"2.32.3"')
     assert (command.folder / "matrix.yaml").read_text() == after
-    assert "all 5 sources are as locked" in command("lock", "--check", "--offline")
     assert "no newer version" in command("bump")

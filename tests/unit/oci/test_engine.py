@@ -75,7 +75,7 @@ def test_find_ends_at_the_private_engine(private: EnginePaths) -> None:
 
 def test_find_does_not_fall_back_from_docker_host() -> None:
     run = Runner({**BUILDX, **CONTEXT, "docker version": "28.0.0"})
-    with pytest.raises(CommandError, match=rf"DOCKER_HOST={HOST}: .*Cannot connect; .*unset DOCKER_HOST"):
+    with pytest.raises(CommandError, match=rf"unset DOCKER_HOST\n  DOCKER_HOST \({HOST}\): .*Cannot connect"):
         find_engine({"DOCKER_HOST": HOST}, run)
     with pytest.raises(CommandError, match=r"`docker buildx` cannot be used.*imagebuild engine up"):
         find_engine({"DOCKER_HOST": HOST}, Runner({}))

@@ -33,7 +33,7 @@ Inspect = Callable[..., tuple[CheckResult, ...]]
 def inspect(renderer: Renderer, full_plan: Plan) -> Inspect:
     def read_and_judge(source: Any, **options: Any) -> tuple[CheckResult, ...]:
         with ImageFinder().find(str(source)) as found:
-            return judge_images(read_images(replace(found, **options), renderer, full_plan))
+            return tuple(judge_images(read_images(replace(found, **options), renderer, full_plan)))
 
     return read_and_judge
 
@@ -70,15 +70,13 @@ def test_folder_tar_compressed_tar_and_stream_are_the_same(tmp_path: Path) -> No
     (tmp_path / "x.tar").write_bytes(saved(made.root))
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(saved(made.root)))
     (tmp_path / "x.tar.zst").write_bytes(zstandard.compress(saved(made.root)))
-    sources = (
-        tmp_path / "x",
-        tmp_path / "x.tar",
-        tmp_path / "x.tar.gz",
-        tmp_path / "x.tar.zst",
-        chunks(saved(made.root)),
-    )
-    for source in sources:
+    streams = [chunks(data) for data in (saved(made.root), gzip.compress(saved(made.root)))]
+    for source in (*(tmp_path / name for name in ("x", "x.tar", "x.tar.gz", "x.tar.zst")), *streams):
         assert read(source, tmp_path / "spool") == [["etc/hostname"]]
+    # Nothing else than what is of images is unpacked.
+    (tmp_path / "evil.tar").write_bytes(saved(made.root, {"../evil": b"x", "blobs/sha256/../../evil": b"x"}))
+    assert read(tmp_path / "evil.tar", tmp_path / "other") == [["etc/hostname"]]
+    assert not list(tmp_path.rglob("evil"))
 
 
 def test_several_platforms(inspect: Inspect, tmp_path: Path) -> None:
@@ -122,7 +120,7 @@ def test_what_is_no_image(tmp_path: Path) -> None:
 def test_a_megabyte_of_zeros_does_not_come_at_once(tmp_path: Path, pack: Any) -> None:
     (tmp_path / "layer").write_bytes(data := pack(layer({"zeros": bytes(100 << 20)})))
     tracemalloc.start()
-    with layer_members(Blob(tmp_path / "layer", 0, len(data))) as members:
+    with layer_members(Blob(tmp_path / "layer", len(data))) as members:
         assert [path for _, _, path in members] == ["zeros"]
     assert tracemalloc.get_traced_memory()[1] < 30 << 20
     tracemalloc.stop()
@@ -137,7 +135,7 @@ def test_a_layer_that_is_cut_is_an_error(tmp_path: Path, size: int) -> None:
     whole = layer({"file": random.Random(1).randbytes(100_000)})
     for data in (whole, gzip.compress(whole, 0), zstandard.compress(whole, 1)):
         (tmp_path / "layer").write_bytes(data[:size])
-        blob = Blob(tmp_path / "layer", 0, size, f"sha256:{hashlib.sha256(data).hexdigest()}")
+        blob = Blob(tmp_path / "layer", size, f"sha256:{hashlib.sha256(data).hexdigest()}")
         with pytest.raises(ResultError, match=r"cannot be read|is damaged"):
             scan(blob, 0)
 
@@ -156,7 +154,7 @@ def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) ->
             data[chance.randrange(6000)] = chance.randrange(256)
         (tmp_path / "layer").write_bytes(data)
         try:
-            scan(Blob(tmp_path / "layer", 0, len(data)), 0)
+            scan(Blob(tmp_path / "layer", len(data)), 0)
         except ResultError:
             refused += 1
     assert refused > 50

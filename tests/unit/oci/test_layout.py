@@ -11,16 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.oci import (
-    MANIFEST,
-    Descriptor,
-    ImageSettings,
-    add_image,
-    blob_path,
-    has_image,
-    images_in,
-    write_index,
-)
+from imagebuild.core import CommandError
+from imagebuild.oci import MANIFEST, Descriptor, ImageSettings, Layout, copy_image, images_in
 from tests.unit.image_files import layer
 
 SETTINGS = ImageSettings("2025-08-09T00:00:00Z", ("PATH=/bin",), ("bash",), {"b": "2", "a": "1"}, "made by hand")
@@ -47,14 +39,14 @@ def test_a_platform_is_spelled_as_oci_does_and_read_back(platform: str, expected
 
 
 def test_what_an_image_consists_of(tmp_path: Path, tar: Path) -> None:
-    layout = tmp_path / "layout"
-    digest = write_index(layout, [add_image(layout, tar, "linux/amd64", SETTINGS)])
-    blobs = list((layout / "blobs" / "sha256").iterdir())
+    layout = Layout(tmp_path / "layout")
+    digest = layout.write_index([layout.add_image(tar, "linux/amd64", SETTINGS)])
+    blobs = list((layout.folder / "blobs" / "sha256").iterdir())
     assert len(blobs) == 4  # layer, config, manifest, index
     assert all(blob.name == hashlib.sha256(blob.read_bytes()).hexdigest() for blob in blobs)
-    assert blob_path(layout, digest) in blobs
-    assert json.loads((layout / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
-    (image,) = images_in(layout, tmp_path)
+    assert layout.path(digest) in blobs
+    assert json.loads((layout.folder / "oci-layout").read_bytes()) == {"imageLayoutVersion": "1.0.0"}
+    (image,) = images_in(layout.folder, tmp_path)
     assert gzip.decompress(image.layers[0].read()) == tar.read_bytes()
     assert image.config == {
         "created": SETTINGS.created, "os": "linux", "architecture": "amd64",
@@ -68,10 +60,11 @@ def test_digests_depend_on_content_alone(tmp_path: Path, tar: Path) -> None:
     other = tmp_path / "another name.tar"
     other.write_bytes(tar.read_bytes())
     os.utime(other, (0, 0))
-    made = [add_image(tmp_path / "a", tar, name, SETTINGS) for name in ("linux/arm64", "linux/amd64")]
-    assert add_image(tmp_path / "b", other, "linux/arm64", SETTINGS) == made[0]
-    assert write_index(tmp_path / "a", made) == write_index(tmp_path / "a", made[::-1])
-    assert [image.descriptor for image in images_in(tmp_path / "a", tmp_path)] == made[::-1]
+    layout = Layout(tmp_path / "a")
+    made = [layout.add_image(tar, name, SETTINGS) for name in ("linux/arm64", "linux/amd64")]
+    assert Layout(tmp_path / "b").add_image(other, "linux/arm64", SETTINGS) == made[0]
+    assert layout.write_index(made) == layout.write_index(made[::-1])
+    assert [image.descriptor for image in images_in(layout.folder, tmp_path)] == made[::-1]
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -79,15 +72,30 @@ def test_digests_depend_on_content_alone(tmp_path: Path, tar: Path) -> None:
 def test_a_missing_or_cut_off_blob_is_noticed(
     tmp_path: Path, tar: Path, part: int, damage: Callable[[Path], object]
 ) -> None:
-    manifest = add_image(tmp_path, tar, "linux/amd64", SETTINGS)
-    image = write_index(tmp_path, [manifest])
-    assert has_image(tmp_path, image)
-    document = json.loads(blob_path(tmp_path, manifest.digest).read_bytes())
-    damage(blob_path(tmp_path, [document["config"], *document["layers"]][part]["digest"]))
-    assert not has_image(tmp_path, image)
+    layout, copied = Layout(tmp_path / "a"), Layout(tmp_path / "b")
+    manifest = layout.add_image(tar, "linux/amd64", SETTINGS)
+    image = layout.write_index([manifest])
+    copied.start()
+    assert copy_image(image, layout, copied)["manifests"] == 2
+    assert layout.has(image)
+    assert copied.has(image)
+    document = json.loads(layout.path(manifest.digest).read_bytes())
+    damage(layout.path([document["config"], *document["layers"]][part]["digest"]))
+    assert not layout.has(image)
+    layout.path(manifest.digest).write_bytes(b"{}")
+    assert not layout.has(image)
 
 
 def test_nothing_is_left_of_a_failed_write(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        add_image(tmp_path, tmp_path / "missing.tar", "linux/amd64", SETTINGS)
+        Layout(tmp_path).add_image(tmp_path / "missing.tar", "linux/amd64", SETTINGS)
     assert list((tmp_path / "blobs" / "sha256").iterdir()) == []
+
+
+def test_a_blob_that_cannot_be_read_is_no_fault_of_the_connection(tmp_path: Path, tar: Path) -> None:
+    layout = Layout(tmp_path)
+    digest = layout.add_image(tar, "linux/amd64", SETTINGS).digest
+    stream = layout.content(Descriptor(MANIFEST, digest, layout.path(digest).stat().st_size))
+    layout.path(digest).unlink()
+    with pytest.raises(CommandError, match="No such file"):
+        list(stream)

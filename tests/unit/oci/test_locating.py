@@ -16,15 +16,16 @@ from imagebuild.oci import (
     MANIFEST,
     Descriptor,
     FoundImage,
+    Manifest,
     Registry,
     image,
     images_in,
 )
-from imagebuild.project import BuildResult, Plan, Project, make_plan
+from imagebuild.project import BuildResult, Plan, Target, make_plan
 from imagebuild.verify import ImageFinder
 from tests import registry_fake
 from tests.conftest import Files
-from tests.registry_fake import FakeRegistry, pushed
+from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make
 
 STATUS = {
@@ -64,21 +65,9 @@ def test_a_layout_and_an_archive(tmp_path: Path) -> None:
             assert image.labels == {"a": "b"}
             assert image.compressed
             again = image.as_layout(tmp_path / f"copy-{Path(name).name}")
-            (same,) = images_in(again, tmp_path)
+            (same,) = images_in(again.folder, tmp_path)
             assert same.digest == image.digest
             assert [blob.read() for blob in same.layers]
-
-
-def test_platforms(tmp_path: Path) -> None:
-    several = make.Layout(tmp_path)
-    for platform in ("linux/amd64", "linux/arm64"):
-        several.image([make.layer({})], platform=platform)
-    with found_at(f"oci:{tmp_path}") as found:
-        assert found.image("linux/arm64").architecture == "arm64"
-        with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose with --platform"):
-            found.image(None)
-        with pytest.raises(ConfigError, match="is not for linux/s390x, but for"):
-            found.image("linux/s390x")
 
 
 @pytest.fixture
@@ -95,7 +84,9 @@ def at(registry: FakeRegistry, plan: Plan | None = None) -> ImageFinder:
 
 
 def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
-    images = [pushed(registry, STATUS, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")]
+    images = [
+        put_image(registry, "gpu/open", STATUS, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")
+    ]
     attestation = Descriptor(MANIFEST, images[0].digest, images[0].size, "unknown/unknown")
     digest = registry_fake.index(registry, "gpu/open", [*images, attestation], "1")
     for name in ("registry.test/gpu/open:1", f"registry.test/gpu/open@{digest}", "registry:registry.test/gpu/open:1"):
@@ -106,13 +97,15 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
             assert image.digest == images[1].digest
             assert image.fetch(image.layers[0]).read()
             assert image.repository
+            with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose with --platform"):
+                found.image(None)
 
 
 def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: Path) -> None:
-    about = pushed(registry, {"x": b"1"}, STATUS, {"y": b"1"})
+    about = put_image(registry, "gpu/open", {"x": b"1"}, STATUS, {"y": b"1"})
 
     def fetched() -> int:
-        return registry.asked_for("GET", "/blobs/") - 1  # the configuration
+        return registry.asked_for("GET", "/blobs/") - 1  # the configuration, which a layout asks for again
 
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
@@ -120,29 +113,24 @@ def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: 
         image.fetch(image.layers[1])
         assert fetched() == 1
         copied = image.as_layout(tmp_path / "layout")
-        assert fetched() == 3
-        (same,) = images_in(copied, tmp_path)
+        assert fetched() == 4
+        (same,) = images_in(copied.folder, tmp_path)
         assert same.digest == about.digest
         assert [len(blob.read()) for blob in same.layers]
 
 
-def test_a_layer_that_was_damaged_on_its_way_is_not_used(registry: FakeRegistry) -> None:
-    about = pushed(registry, STATUS)
+def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = put_image(registry, "gpu/open", STATUS)
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
         registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
         with pytest.raises(CommandError, match="the registry sent something else as blob"):
             image.fetch(image.layers[0])
-
-
-def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = pushed(registry, STATUS)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-    with (
-        found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found,
-        pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; TMPDIR may name another folder"),
-    ):
-        found.image(None).fetch(found.image(None).layers[0])
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+        with pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; TMPDIR may name another folder"):
+            image.fetch(image.layers[0])
 
 
 @pytest.mark.parametrize(
@@ -157,8 +145,8 @@ def test_a_layer_that_does_not_fit_is_not_begun(registry: FakeRegistry, monkeypa
     ],
 )
 def test_what_is_not_there(registry: FakeRegistry, name: str, error: type[Exception], message: str) -> None:
-    registry.put_manifest("gpu/open", "1", b'{"schemaVersion": 2}', MANIFEST)
-    registry.put_manifest("gpu/open", "2", b'{"manifests": []}', INDEX)
+    registry.at("gpu/open").put_manifest(Manifest(b'{"schemaVersion": 2}', MANIFEST), "1")
+    registry.at("gpu/open").put_manifest(Manifest(b'{"manifests": []}', INDEX), "2")
     with pytest.raises(error, match=message), found_at(name, at(registry)):
         pass
     if name.startswith("registry.test"):
@@ -166,34 +154,32 @@ def test_what_is_not_there(registry: FakeRegistry, name: str, error: type[Except
             pass
 
 
-def test_targets(tiny: Files, tmp_path: Path) -> None:
-    project: Project = tiny.load()
-    plan = make_plan(project)
-    target = plan.targets[0]
-    folder = tmp_path / "build"
-    places = ImageFinder(plan, folder)
-    with pytest.raises(ConfigError, match="is not built"), found_at(target.id, places):
+@pytest.fixture
+def plan(tiny: Files) -> Plan:
+    return make_plan(tiny.load())
+
+
+def labels_of(target: Target) -> dict[str, str]:
+    return {f"imagebuild.component.{name}": version for name, version in target.components.items()}
+
+
+def test_targets_that_were_built(plan: Plan, tmp_path: Path) -> None:
+    first, second = plan.targets[:2]
+    places = ImageFinder(plan, tmp_path)
+    with pytest.raises(ConfigError, match="is not built"), found_at(first.id, places):
         pass
-    labels = {f"imagebuild.component.{name}": version for name, version in target.components.items()}
-    make.layout(folder / target.id / "layout", STATUS, Labels=labels)
-    with found_at(target.id, places) as found:
-        assert found.name == target.id
-        assert found.image(None).labels == labels
-
-
-def test_a_build_with_other_versions_is_not_the_target(tiny: Files, tmp_path: Path) -> None:
-    target = make_plan(tiny.load()).targets[0]
-    labels = {f"imagebuild.component.{name}": "0" for name in target.components}
-    make.layout(tmp_path / "build" / target.id / "layout", STATUS, Labels=labels)
-    places = ImageFinder(make_plan(tiny.load()), tmp_path / "build")
-    with pytest.raises(ConfigError, match="has other versions than the plan"), found_at(target.id, places):
+    make.layout(tmp_path / first.id / "layout", STATUS, Labels=labels_of(first))
+    with found_at(first.id, places) as found:
+        assert (found.name, found.image(None).labels) == (first.id, labels_of(first))
+    # A build with other versions is not the target.
+    make.layout(tmp_path / second.id / "layout", STATUS, Labels=dict.fromkeys(labels_of(second), "0"))
+    with pytest.raises(ConfigError, match="has other versions than the plan"), found_at(second.id, places):
         pass
 
 
-def test_a_target_that_was_pushed(tiny: Files, tmp_path: Path, registry: FakeRegistry) -> None:
-    plan = make_plan(tiny.load())
+def test_a_target_that_was_pushed(plan: Plan, tmp_path: Path, registry: FakeRegistry) -> None:
     target = plan.targets[0]
-    about = pushed(registry, STATUS, Labels={f"imagebuild.component.{n}": v for n, v in target.components.items()})
+    about = put_image(registry, "gpu/open", STATUS, Labels=labels_of(target))
     result = BuildResult(
         target=target.id, digest=about.digest, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=(),
         repository="registry.test/gpu/open",

@@ -13,19 +13,17 @@ from typing import Any
 import pytest
 import requests
 
-from imagebuild.core import CommandError
+from imagebuild.core import CommandError, Patience
 from imagebuild.oci import (
-    Credentials,
     Login,
     Registry,
-    RepositoryAt,
     connect_registry,
     copy_image,
     digest_of,
     parse_challenge,
     stored_credentials,
 )
-from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, image, serve
+from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, put_image, serve
 
 
 @pytest.fixture
@@ -48,7 +46,7 @@ def log_in(folder: Path, host: str, **entry: str) -> None:
 
 
 def connect(server: FakeRegistry) -> Registry:
-    return connect_registry(server.address, patience_s=1, environ={"IMAGEBUILD_CONFIG": ""})
+    return connect_registry(server.address, patience=Patience(0), environ={"IMAGEBUILD_CONFIG": ""})
 
 
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
@@ -56,10 +54,10 @@ def test_someone_who_is_logged_in(folder: Path, server: FakeRegistry, scheme: st
     server.wants = scheme
     log_in(folder, server.address)
     registry = connect(server)
-    assert registry.put_blob("a/b", b"x", digest_of(b"x"))
-    described = image(server, "a/b")
-    assert registry.digest("a/b", described.digest) == described.digest
-    registry.delete("a/b", described.digest)
+    assert registry.at("a/b").put_blob(b"x", digest_of(b"x"))
+    described = put_image(server, "a/b")
+    assert registry.at("a/b").digest(described.digest) == described.digest
+    registry.at("a/b").delete(described.digest)
     assert server.changed("delete")
     # One refusal taught it how to ask; each further kind of access takes a token and no refusal.
     assert len(server.tokens) == (3 if scheme == "bearer" else 0)
@@ -68,11 +66,11 @@ def test_someone_who_is_logged_in(folder: Path, server: FakeRegistry, scheme: st
 
 
 def test_mounting_takes_a_token_for_both_repositories(folder: Path, server: FakeRegistry) -> None:
-    described = image(server, "a-staging")
+    described = put_image(server, "a-staging")
     server.wants = "bearer"
     log_in(folder, server.address)
     registry = connect(server)
-    moved = copy_image(described.digest, RepositoryAt(registry, "a-staging"), RepositoryAt(registry, "a"))
+    moved = copy_image(described.digest, registry.at("a-staging"), registry.at("a"))
     assert (moved["mounted"], moved["blobs"]) == (2, 0)
     assert {"repository:a:push", "repository:a:pull", "repository:a-staging:pull"} in server.tokens.values()
 
@@ -80,17 +78,17 @@ def test_mounting_takes_a_token_for_both_repositories(folder: Path, server: Fake
 def test_identity_token(folder: Path, server: FakeRegistry) -> None:
     server.wants = "bearer"
     log_in(folder, server.address, auth="", identitytoken=IDENTITY)
-    assert connect(server).put_blob("a", b"x", digest_of(b"x"))
+    assert connect(server).at("a").put_blob(b"x", digest_of(b"x"))
     assert server.asked_for("POST", "^/token$") == len(server.tokens) > 0
 
 
 def test_reading_without_a_login(folder: Path, server: FakeRegistry) -> None:
     server.wants, server.open_to_read = "bearer", True
-    described = image(server, "a")
+    described = put_image(server, "a")
     registry = connect(server)
-    assert registry.digest("a", described.digest) == described.digest
+    assert registry.at("a").digest(described.digest) == described.digest
     with pytest.raises(CommandError, match=r"a: upload of sha256.*401 \(UNAUTHORIZED\); log in with `docker login`"):
-        registry.put_blob("a", b"x", digest_of(b"x"))
+        registry.at("a").put_blob(b"x", digest_of(b"x"))
 
 
 @pytest.mark.parametrize("scheme", ["basic", "bearer"])
@@ -98,7 +96,7 @@ def test_wrong_password(folder: Path, server: FakeRegistry, scheme: str, capfd: 
     server.wants = scheme
     log_in(folder, server.address, auth=base64.b64encode(b"someone:not-the-secret").decode())
     with pytest.raises(CommandError) as caught:
-        connect(server).tags("a")
+        connect(server).at("a").tags()
     assert "docker login" in str(caught.value)
     assert "401" in str(caught.value)
     assert "not-the-secret" not in str(caught.value) + repr(caught.value) + "".join(capfd.readouterr())
@@ -108,10 +106,10 @@ def test_a_token_that_ends_is_replaced(folder: Path, server: FakeRegistry) -> No
     server.wants = "bearer"
     log_in(folder, server.address)
     registry = connect(server)
-    assert registry.tags("a") == ()
+    assert registry.at("a").tags() == ()
     assert len(server.tokens) == 1
     server.tokens = {"another": set()}  # the registry forgets it before its time
-    assert registry.tags("a") == ()
+    assert registry.at("a").tags() == ()
     assert len(server.tokens) == 2
 
 
@@ -120,7 +118,7 @@ def test_threads_share_a_token(folder: Path, server: FakeRegistry) -> None:
     log_in(folder, server.address)
     registry = connect(server)
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda _: registry.tags("a"), range(32))) == [()] * 32
+        assert list(pool.map(lambda _: registry.at("a").tags(), range(32))) == [()] * 32
     assert len(server.tokens) == 1
 
 
@@ -129,7 +127,7 @@ def test_netrc_is_not_for_registries(folder: Path, server: FakeRegistry) -> None
     (folder / "home" / ".netrc").write_text(f"machine 127.0.0.1 login {USER} password {PASSWORD}\n")
     server.wants = "basic"
     with pytest.raises(CommandError, match="401"):
-        connect(server).tags("a")
+        connect(server).at("a").tags()
 
 
 def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
@@ -140,7 +138,7 @@ def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
         raise AssertionError(url)
 
     login = Login("registry.example", ask)
-    login.credentials = Credentials("someone", "secret")
+    login.credentials = {"username": "someone", "password": "secret"}
     login._challenge = {"scheme": "bearer", "realm": "http://evil.example/token", "service": "s"}
     with pytest.raises(CommandError, match="wants the password sent to http://evil.example/token without TLS"):
         login.header(("repository:a:pull",))
@@ -155,11 +153,8 @@ def test_credential_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     helper.chmod(helper.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     (folder / "config.json").write_text('{"credsStore": "test"}')
-    found = stored_credentials("box:5000")
-    assert found is not None
-    assert found.identity_token == "identity"
-    assert "identity" not in repr(found)
-    assert stored_credentials("elsewhere:5000") is None
+    assert stored_credentials("box:5000")["identitytoken"] == "identity"
+    assert stored_credentials("elsewhere:5000") == {}
 
     helper.write_text("#!/bin/sh\necho the secret is 1234; exit 3\n")
     with pytest.raises(CommandError, match="credentials of `docker login` cannot be read") as caught:

@@ -7,11 +7,10 @@ from unittest.mock import ANY
 import pytest
 
 from imagebuild.core import CommandError, ConfigError, run_program
-from imagebuild.lock import edited, with_pins
+from imagebuild.lock import edited
 from imagebuild.project import (
     Changes,
     Project,
-    ProjectPaths,
     files_at_revision,
     layers,
     load_project,
@@ -41,18 +40,13 @@ def own(folder: Path, extends: str, more: str = "") -> Path:
     return folder
 
 
-def load(folder: Path) -> Project:
-    paths = ProjectPaths.beside(folder / "matrix.yaml")
-    return load_project(paths.matrix, paths.dockerfiles, paths.lock)
-
-
 def render(project: Project) -> str:
     (target,) = make_plan(project).targets
     return Renderer(project, versions_with(project, Changes())).dockerfile(target).text
 
 
 def test_all_but_the_images_comes_along(tmp_path: Path, tiny: Files) -> None:
-    project = load(own(tmp_path / "own", ".."))
+    project = load_project(own(tmp_path / "own", ".."))
     plan = make_plan(project)
     assert [target.id for target in plan.targets] == ["train-cuda13.0-debian13-runtime"]
     assert plan.targets[0].components == {"library": "1.2", "tool": "3.4"}
@@ -60,8 +54,7 @@ def test_all_but_the_images_comes_along(tmp_path: Path, tiny: Files) -> None:
 
 
 def test_the_own_lock_gets_what_its_targets_need_of_the_other_one(tmp_path: Path, tiny: Files, command: Call) -> None:
-    unused = {"git": {**LOCK["git"], "https://example.org/other.git": {"1": "d" * 40}}}
-    tiny.lock({**LOCK, **unused})
+    tiny.lock({**LOCK, "git": {**LOCK["git"], "https://example.org/other.git 1": "d" * 40}})
     folder = own(tmp_path / "own", "..")
     for options in ([], ["--set", "library=1.5"]):
         assert command("lock", "--project", folder, *options)[0] == 0
@@ -74,23 +67,23 @@ def test_the_own_lock_gets_what_its_targets_need_of_the_other_one(tmp_path: Path
 
 def test_own_versions_bases_components_and_entries_of_the_lock_count_instead(tmp_path: Path, tiny: Files) -> None:
     folder = own(tmp_path / "own", "..", 'versions: {library: "1.5"}\n')
-    (folder / "imagebuild.lock").write_text(json.dumps({"git": {"https://example.org/tool.git": {"3.4": "c" * 40}}}))
+    (folder / "imagebuild.lock").write_text(json.dumps({"git": {"https://example.org/tool.git 3.4": "c" * 40}}))
     component = folder / "dockerfiles/components/library"
     component.mkdir(parents=True)
     (component / "component.yaml").write_text("title: Own\ndescription: x\nhomepage: https://x.org\nlicense: MIT\n")
-    project = load(folder)
+    project = load_project(folder)
     text = render(project)
     assert "AS library" not in text, "the replaced component has no build.j2, so neither has the image"
     assert ("c" * 40 in text, "b" * 40 in text) == (True, False)
     assert make_plan(project).targets[0].components["library"] == "1.5"
-    assert [("versions", name) in project.inherited for name in ("library", "tool")] == [False, True]
+    assert [project.is_own("versions", name) for name in ("library", "tool")] == [True, False]
     assert project.template("components/tool/build.j2") == tmp_path / "own/../dockerfiles/components/tool/build.j2"
 
 
 def test_a_newer_version_is_written_into_the_own_matrix(tmp_path: Path, tiny: Files) -> None:
-    project = load(own(tmp_path / "own", "..", 'versions: {library: "1.5"}\n'))
+    project = load_project(own(tmp_path / "own", "..", 'versions: {library: "1.5"}\n'))
     changes = {("library", 0): "1.6"}
-    text = edited(project.matrix, with_pins(project, changes).matrix, changes)
+    text = edited(project.matrix, changes)
     assert text == project.matrix.path.read_text().replace('"1.5"', '"1.6"')
 
 
@@ -105,7 +98,7 @@ def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> N
       RUN echo last
       CMD ["mine"]
 """
-    text = render(load(own(tmp_path / "own", "..", more)))
+    text = render(load_project(own(tmp_path / "own", "..", more)))
     assert "\n  htop \\\n  'jq=1.7*'\n" in text
     assert 'TEAM="net work"' in text
     assert 'PATH="/opt/acme/bin:/usr/local/sbin' in text
@@ -125,7 +118,7 @@ def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> N
 )
 def test_what_cannot_be_extended(tmp_path: Path, extends: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load(own(tmp_path, extends))
+        load_project(own(tmp_path, extends))
     assert message.format(tmp_path) in str(error.value)
 
 
@@ -149,7 +142,7 @@ def test_a_commit_is_extended(tmp_path: Path, tiny: Files, monkeypatch: pytest.M
     commit = git(tmp_path, "rev-parse", "HEAD")
     folder = own(tmp_path / "own", f"{{git: 'file://{tmp_path}', commit: {commit}}}")
     tiny.write("matrix.yaml", "broken: later")
-    assert "b" * 40 in render(load(folder))
+    assert "b" * 40 in render(load_project(folder))
 
 
 @pytest.mark.programs
@@ -162,7 +155,7 @@ def test_a_commit_is_fetched_with_the_users_password(
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     site = serve((401, {"WWW-Authenticate": 'Basic realm="x"', "Content-Length": "0"}, b""), (404, {}, b""))
     with pytest.raises(CommandError, match="not found"):
-        load(own(tmp_path / "own", f"{{git: '{site.address}', commit: {'a' * 40}}}"))
+        load_project(own(tmp_path / "own", f"{{git: '{site.address}', commit: {'a' * 40}}}"))
     assert site.asked[:2] == [None, LOGIN]
 
 
@@ -190,9 +183,9 @@ def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, tiny: 
     git(work, "commit", "-qm", "one")
     tool = work / "vendor/dockerfiles/components/tool/build.j2"
     tool.write_text(tool.read_text().replace("make", "make all"))
-    now = make_plan(load(work))
-    with files_at_revision("HEAD", ProjectPaths.beside(work / "matrix.yaml"), run_program) as paths:
-        before = load_project(paths.matrix, paths.dockerfiles, paths.lock)
+    now = make_plan(load_project(work))
+    with files_at_revision("HEAD", work, run_program) as folder:
+        before = load_project(folder)
         assert make_plan(before) == now
         assert "RUN make\n" in render(before)
     status, _, printed = command("plan", "--project", work, "--github", "--changed-since", "HEAD")

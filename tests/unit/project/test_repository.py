@@ -7,19 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.project import (
-    Archive,
-    BaseImage,
-    Component,
-    GitRef,
-    Lock,
-    Matrix,
-    PackageSource,
-    Plan,
-    Project,
-    is_unresolved,
-    script_of,
-)
+from imagebuild.project import Component, Lock, Matrix, Plan, Project, script_of
 from imagebuild.render import Renderer
 from imagebuild.verify import IMAGE_CHECKS, select_checks
 from tests.conftest import ROOT, ran
@@ -39,17 +27,6 @@ def test_no_pin_is_unused(project: Project) -> None:
     """Pins of components that no image has are for `--with`."""
     pins = {*project.components, *(d.model.pin for d in project.components.values() if d.model.pin)}
     assert set(project.matrix.model.versions) <= pins
-
-
-def test_the_lock_has_every_source_and_no_other(project: Project, renderer: Renderer, full_plan: Plan) -> None:
-    needed = {source for target in full_plan.targets for source in renderer.recipe(target).sources()}
-    for source in needed:
-        is_unresolved(project.lock, source)  # raises where the lock has nothing
-    assert set(project.lock.images) == {s.reference for s in needed if isinstance(s, BaseImage)}
-    assert set(project.lock.archives) == {s.url for s in needed if isinstance(s, Archive)}
-    assert set(project.lock.repositories) == {s.url for s in needed if isinstance(s, PackageSource)}
-    tags = {(url, tag) for url, entries in project.lock.git.items() for tag in entries}
-    assert tags == {(s.url, s.tag) for s in needed if isinstance(s, GitRef) and not s.commit}
 
 
 @pytest.mark.parametrize("model", [Matrix, Component, Lock])

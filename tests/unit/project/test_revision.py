@@ -21,25 +21,21 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def current(folder: Path) -> str | None:
-    return current_revision(folder / "matrix.yaml", folder / "dockerfiles")
-
-
 def test_a_commit_and_changes_of_it(project: Path) -> None:
     commit = git(project, "rev-parse", "HEAD")
-    assert current(project) == commit
+    assert current_revision(project) == commit
     (project / "verify.json").write_text("a result of CI is no change")
-    assert current(project) == commit
+    assert current_revision(project) == commit
     (project / "dockerfiles/new.j2").write_text("but a template is")
-    assert current(project) == f"{commit}-dirty"
+    assert current_revision(project) == f"{commit}-dirty"
     (project / "dockerfiles/new.j2").unlink()
     (project / "other.txt").write_text("2")
-    assert current(project) == f"{commit}-dirty"
+    assert current_revision(project) == f"{commit}-dirty"
 
 
 def test_no_repository(tmp_path: Path) -> None:
     (tmp_path / "matrix.yaml").touch()
-    assert current(tmp_path) is None
+    assert current_revision(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +51,7 @@ def test_no_repository(tmp_path: Path) -> None:
     ],
 )
 def test_the_source_is_where_people_find_it_and_no_secret(remote: str, source: str | None) -> None:
-    found = origin_of_build(Path("matrix.yaml"), {}, lambda *_, **__: f"{remote}\n")
+    found = origin_of_build(Path(), {}, lambda *_, **__: f"{remote}\n")
     assert found == ({"source": source} if source else {})
 
 
@@ -64,7 +60,7 @@ def test_a_job_of_github_knows_its_run_and_workflow() -> None:
         "GITHUB_REPOSITORY": "acme/images", "GITHUB_RUN_ID": "42", "GITHUB_RUN_ATTEMPT": "2",
         "GITHUB_WORKFLOW_REF": "acme/images/.github/workflows/images.yml@refs/heads/main",
     }  # fmt: skip
-    assert origin_of_build(Path("matrix.yaml"), environ) == {
+    assert origin_of_build(Path(), environ) == {
         "source": "https://github.com/acme/images",
         "run": "https://github.com/acme/images/actions/runs/42/attempts/2",
         "workflow": "https://github.com/acme/images/.github/workflows/images.yml@refs/heads/main",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.oci import INDEX, Descriptor, ImageReference, RepositoryAt, encode_json, parse_reference
+from imagebuild.oci import INDEX, Descriptor, ImageReference, Manifest, Repository, encode_json, parse_reference
 from imagebuild.project import Project
 from imagebuild.publish import (
     DEFAULT_KINDS,
@@ -48,8 +48,8 @@ class Published:
     reference: ImageReference
 
     @property
-    def place(self) -> RepositoryAt:
-        return RepositoryAt(self.registry, REPOSITORY)
+    def place(self) -> Repository:
+        return self.registry.at(REPOSITORY)
 
     @property
     def amd64(self) -> str:
@@ -84,14 +84,14 @@ def put_index(registry: FakeRegistry, children: list[Descriptor], *tags: str) ->
     notes = {"org.opencontainers.image.revision": COMMIT}
     listed = [child.to_json() for child in children]
     content = encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed, "annotations": notes})
-    digests = [registry.put_manifest(REPOSITORY, tag, content, INDEX) for tag in tags]
+    digests = [registry.at(REPOSITORY).put_manifest(Manifest(content, INDEX), tag) for tag in tags]
     return digests[0]
 
 
 @pytest.fixture
 def published() -> Published:
     registry = FakeRegistry()
-    children = [put_image(registry, REPOSITORY, [p.encode() * 100], p, Labels=LABELS) for p in PLATFORMS]
+    children = [put_image(registry, REPOSITORY, p.encode() * 100, platform=p, Labels=LABELS) for p in PLATFORMS]
     digest = put_index(registry, children, TAG, "13.0-runtime")
     reference = parse_reference(f"registry.test/{REPOSITORY}:{TAG}")
     return Published(registry, dict(zip(PLATFORMS, children, strict=True)), digest, reference)

@@ -9,7 +9,7 @@ import pytest
 
 from imagebuild import __version__
 from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import BUNDLE_MEDIA, MANIFEST, Attachment, digest_of
+from imagebuild.oci import BUNDLE_MEDIA, Attachment, Repository, digest_of
 from imagebuild.project import Catalog, Project, PublishedImage, make_plan
 from imagebuild.publish import Freshness, catalog_from_registry, split_tags, with_signers, with_updates
 from tests import attached
@@ -41,7 +41,7 @@ def test_an_image_with_what_refers_to_it(
     ]
     published.attach("scan", attached.scan(published.amd64, "failed", findings=findings, started="2026-11-20"))
     published.attach("scan", attached.scan(published.amd64, started="2026-11-13"))
-    published.registry.attach(REPOSITORY, published.platforms[ARM64], Attachment("s", BUNDLE_MEDIA, b"{}"))
+    published.place.attach(published.platforms[ARM64], Attachment("s", BUNDLE_MEDIA, b"{}"))
     text = catalog(published.registry, ours).model_dump_json(indent=1, exclude_defaults=True)
     golden("tests/golden/images.json", text.replace(f'"{__version__}"', '"VERSION"') + "\n")
 
@@ -68,11 +68,9 @@ def test_updates_that_an_image_lacks(published: Published, ours: Project) -> Non
 
 def test_an_image_of_one_platform(published: Published, ours: Project) -> None:
     """Nothing says its commit, so that all of its tags may move."""
-    registry = published.registry
-    content = registry.manifest(REPOSITORY, published.amd64).content  # type: ignore[union-attr]
     for tag in (TAG, "13.0-runtime"):
-        registry.put_manifest(REPOSITORY, tag, content, MANIFEST)
-    image = one(registry, ours)
+        published.place.put_manifest(published.place.manifest(published.amd64), tag)
+    image = one(published.registry, ours)
     assert (image.digest, [p.platform for p in image.platforms]) == (published.amd64, [AMD64])
     assert (image.tags, image.aliases) == ((), (TAG, "13.0-runtime"))
 
@@ -82,7 +80,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(published: Published, ou
     published.attach("scan", {"verdict": "perhaps"})
     published.attach("sbom", [1])
     published.attach("verification", attached.verification(f"sha256:{'9' * 64}"))
-    other = put_image(published.registry, REPOSITORY, [b"other"])
+    other = put_image(published.registry, REPOSITORY, b"other")
     index(published.registry, REPOSITORY, [other], "broken")
     del published.registry.repositories[REPOSITORY].manifests[other.digest]
     found = catalog(published.registry, ours)
@@ -102,7 +100,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(published: Published, ou
 
 def test_attestations_of_buildkit_are_no_platform(published: Published, ours: Project) -> None:
     registry = published.registry
-    other = put_image(registry, REPOSITORY, [b"b"], "unknown/unknown")
+    other = put_image(registry, REPOSITORY, b"b", platform="unknown/unknown")
     put_index(registry, [published.platforms[AMD64], other], TAG, "13.0-runtime")
     assert [platform.platform for platform in one(registry, ours).platforms] == [AMD64]
 
@@ -113,10 +111,10 @@ def test_a_registry_that_is_empty_or_fails(ours: Project, project: Project, monk
     assert (found.images, found.problems) == ((), ())
     assert (found.repository, found.read) == ("registry.test/acme", "2026-11-21T10:45:00Z")
 
-    def refuse(_: str) -> tuple[str, ...]:
+    def refuse(_: Repository) -> tuple[str, ...]:
         raise CommandError("registry.test: 503")
 
-    monkeypatch.setattr(registry, "tags", refuse)
+    monkeypatch.setattr(Repository, "tags", refuse)
     with pytest.raises(CommandError, match="503"):
         catalog(registry, ours)
     with pytest.raises(ConfigError, match="names no registry; give --registry"):
@@ -127,7 +125,7 @@ def test_the_newest_comes_first(ours: Project) -> None:
     registry, created = FakeRegistry(), "org.opencontainers.image.created"
     for day, content in (("2026-11-01", b"old"), ("2026-11-19", b"new"), ("2026-11-10", b"middle")):
         labels = {**LABELS, created: f"{day}T00:00:00Z"}
-        child = put_image(registry, REPOSITORY, [content], Labels=labels)
+        child = put_image(registry, REPOSITORY, content, Labels=labels)
         put_index(registry, [child], f"13.0-debian13-runtime-{digest_of(content)[7:14]}")
     days = [image.created[:10] for image in catalog(registry, ours).images]
     assert days == ["2026-11-19", "2026-11-10", "2026-11-01"]

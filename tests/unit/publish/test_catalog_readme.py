@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 from tests.unit.conftest import Call
 
 TEXT = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
-FILES = ("--matrix", ROOT / "matrix.yaml", "--dockerfiles", ROOT / "dockerfiles")
+FILES = ("--project", ROOT)
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import yaml
 
 from imagebuild.oci import registry
 from imagebuild.project import revision
-from imagebuild.publish import attest
+from imagebuild.publish import signatures
 from tests.conftest import ROOT
 from tests.publish_fakes import COMMIT, HOST, NEW, OLD, Site
-from tests.registry_fake import FakeRegistry, image, index
+from tests.registry_fake import FakeRegistry, index, put_image
 from tests.unit.conftest import Call
 
 TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
@@ -43,7 +43,7 @@ def test_what_is_printed(site: Site, command: Call) -> None:
     assert "attached  4 provenance, 4 verification" in out
     status, out, _ = command(*publish)
     assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
-    before = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")], tag="latest")
+    before = index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")], tag="latest")
     _, out, _ = command(*publish)
     assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
     site.ready(NEW, dockerfile="0" * 64)
@@ -67,7 +67,9 @@ def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command
     assert unpublished(command) == [OLD, OLD]
     # An alias that something else took, a check, the lock's date, an alias that is new.
     published = site.tags()["latest"]
-    site.fake.repositories["acme/tiny"].tags["latest"] = index(site.fake, "acme/tiny", [image(site.fake, "acme/tiny")])
+    site.fake.repositories["acme/tiny"].tags["latest"] = index(
+        site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")]
+    )
     assert NEW in unpublished(command)
     site.fake.repositories["acme/tiny"].tags["latest"] = published
     for file, old, new in (
@@ -122,6 +124,6 @@ def test_wrong_options(
     site: Site, command: Call, monkeypatch: pytest.MonkeyPatch, options: str, said: tuple[int, str]
 ) -> None:
     site.ready(NEW)
-    monkeypatch.setattr(attest, "which", lambda _: None)
+    monkeypatch.setattr(signatures, "which", lambda _: None)
     status, _, err = command("publish", "--results", site.evidence, *options.split())
     assert (status, said[1] in err) == (said[0], True), err

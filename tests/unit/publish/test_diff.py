@@ -11,7 +11,7 @@ from imagebuild.oci import image, images_in
 from imagebuild.publish import Comparison, compare_images, dpkg_status
 from imagebuild.verify import ImageFinder, Layer
 from tests import attached
-from tests.registry_fake import FakeRegistry, pushed
+from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
 
@@ -123,7 +123,7 @@ def test_platforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_sboms_a_registry_is_asked_for_no_layer() -> None:
     registry = FakeRegistry()
     finder = ImageFinder(connect=lambda _: registry)
-    children = [pushed(registry, {"x": b"1"}, status(libc6=version)) for version in ("1", "2")]
+    children = [put_image(registry, "gpu/open", {"x": b"1"}, status(libc6=version)) for version in ("1", "2")]
     names = [f"registry.test/gpu/open@{child.digest}" for child in children]
     attached.attach(registry, "gpu/open", children[0], "sbom", b"no JSON")
     found = changes(compared(*names, finder=finder), "packages")

@@ -19,7 +19,6 @@ from imagebuild.project import (
     Plan,
     Project,
     Target,
-    Wheel,
     digest_of,
     make_plan,
     select_one,
@@ -78,12 +77,9 @@ def test_every_pin_of_the_dockerfile_is_named(renderer: Renderer, full_plan: Pla
     target = select_one(full_plan, OPEN)
     document = json.dumps(stated(renderer, full_plan, OPEN))
     text = renderer.dockerfile(target).text
-    for address, tags in project.lock.git.items():
-        for commit in tags.values():
-            assert (commit in text) == (commit in document), address
-    wheels = [w for versions in project.lock.wheels.values() for found in versions.values() for w in found]
-    for wheel in wheels:
-        assert isinstance(wheel, Wheel)
+    for name, commit in project.lock.git.items():
+        assert (commit in text) == (commit in document), name
+    for wheel in (wheel for wheels in project.lock.wheels.values() for wheel in wheels):
         assert (wheel.sha256["amd64"] in text) == (wheel.sha256["amd64"] in document), wheel.name
 
 
@@ -123,7 +119,7 @@ def test_a_folder_instead_of_a_commit_has_no_digest(renderer: Renderer, full_pla
     (item,) = [item for item in found if item["name"] == "ucx-source"]
     assert "digest" not in item
     assert "/home" not in json.dumps(document)
-    commit = project.lock.git["https://github.com/openucx/ucx.git"]["v1.22.0"]
+    commit = project.lock.git["https://github.com/openucx/ucx.git v1.22.0"]
     assert item["annotations"]["instead-of"].endswith(commit)
     assert Provenance.model_validate(document).folders == ("ucx-source",)
     assert commit not in {d.get("digest", {}).get("gitCommit") for d in found}

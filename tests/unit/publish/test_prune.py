@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from imagebuild.core import CommandError
-from imagebuild.oci import Attachment, Descriptor, RepositoryAt, referrers_tag
+from imagebuild.oci import Attachment, Descriptor, Repository, referrers_tag
 from imagebuild.project import staged_tag
 from imagebuild.publish import PruneVerdict, delete_staged, judge_staged
-from tests.registry_fake import FakeRegistry, image, index
+from tests.registry_fake import FakeRegistry, index, put_image
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LIMIT = timedelta(days=14)
@@ -30,7 +30,7 @@ class Site:
         """An index of two platforms, pushed so many days ago, and what it names."""
         self.pushed += 1
         parts = parts or [
-            image(self.registry, STAGING, f"{self.pushed}-{platform}".encode(), f"linux/{platform}")
+            put_image(self.registry, STAGING, f"{self.pushed}-{platform}".encode(), platform=f"linux/{platform}")
             for platform in ("amd64", "arm64")
         ]
         digest = index(self.registry, STAGING, parts)
@@ -41,8 +41,8 @@ class Site:
         self.registry.repositories[STAGING].tags[name] = digest
 
     @property
-    def place(self) -> RepositoryAt:
-        return RepositoryAt(self.registry, STAGING)
+    def place(self) -> Repository:
+        return self.registry.at(STAGING)
 
     def verdicts(self) -> dict[str, PruneVerdict]:
         return {verdict.digest: verdict for verdict in judge_staged(self.place, NOW, LIMIT)}
@@ -90,7 +90,7 @@ def by_tag(suffix: str) -> Callable[[Site, str, list[Descriptor]], None]:
             "is part of x",
         ),
         *((by_tag(suffix), " has sha256-") for suffix in ("", ".sig", ".att")),
-        (lambda site, _, parts: site.registry.attach(STAGING, parts[0], Attachment("f", "a/b", b"")), "has attachments"),
+        (lambda site, _, parts: site.place.attach(parts[0], Attachment("f", "a/b", b"")), "has attachments"),
     ],
 )  # fmt: skip
 def test_what_keeps_an_image(site: Site, arrange: Callable[[Site, str, list[Descriptor]], object], reason: str) -> None:
@@ -104,7 +104,7 @@ def test_what_keeps_an_image(site: Site, arrange: Callable[[Site, str, list[Desc
 
 def test_shared_parts_stay_with_the_young(site: Site) -> None:
     old, parts = site.push(30)
-    young, _ = site.push(1, [parts[0], image(site.registry, STAGING, b"new", "linux/arm64")])
+    young, _ = site.push(1, [parts[0], put_image(site.registry, STAGING, b"new", platform="linux/arm64")])
     site.tag(parts[0].digest, staged_tag(parts[0].digest, NOW - timedelta(days=40)))
     verdicts = site.verdicts()
     assert (verdicts[old].kept, verdicts[old].parts) == ("", (parts[1].digest,))

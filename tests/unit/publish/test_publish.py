@@ -35,7 +35,7 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
     assert done.state == "published"
     assert done.given == tuple(f"{HOST}/acme/tiny:{name}" for name in (TAG, "cuda13.0", "latest"))
     assert site.tags() == dict.fromkeys((TAG, "cuda13.0", "latest"), done.digest)
-    index = site.fake.manifest("acme/tiny", TAG)
+    index = site.fake.at("acme/tiny").find(TAG)
     assert index
     assert index.media_type == INDEX
     assert [child.platform for child in manifests_of(index.document)] == [AMD64, ARM64]
@@ -103,7 +103,7 @@ ACTS: Mapping[str, Callable[[Site], object]] = {
     "of_another_digest": lambda site: edit(site, digest=OTHER),
     "of_no_digest": lambda site: edit(site, digest=None),
     "of_several_platforms": lambda site: edit(site, platform=f"{AMD64}, {ARM64}"),
-    "pruned": lambda site: site.fake.delete("acme/tiny-staging", edit(site)["digest"]),
+    "pruned": lambda site: site.fake.at("acme/tiny-staging").delete(edit(site)["digest"]),
 }
 REFUSED = yaml.safe_load((ROOT / "tests/data/publish/refused.yaml").read_text())
 
@@ -252,7 +252,7 @@ def test_what_attest_verify_would_refuse_gets_no_tag(signing: Signing) -> None:
     site = signing.site
     signing.publish()
     digest = site.fake.repositories["acme/tiny"].tags.pop("latest")
-    (image, _) = manifests_of(site.fake.manifest("acme/tiny", digest).document)  # type: ignore[union-attr]
+    (image, _) = manifests_of(site.fake.at("acme/tiny").manifest(digest).document)
     failed = site.verified(image.digest, file="x.json", outcomes={"library/works": "failed"})
     (site.evidence / "x.json").unlink()
     content = encode_predicate(failed.model_dump(mode="json"))

@@ -16,8 +16,9 @@ import pytest
 from imagebuild.core import CommandError
 from imagebuild.oci import blobs_of, manifests_of
 from imagebuild.project import Outcome, Published
+from tests.faulty import Answer
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site, passing
-from tests.registry_fake import Answer, FakeRegistry, Request
+from tests.registry_fake import FakeRegistry, Request
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
 
@@ -155,7 +156,7 @@ def test_whatever_the_evidence_tags_name_only_what_passed(tmp_path: Path) -> Non
             passed.setdefault(digest, set()).update({check} if outcome == "passed" else ())
             failed |= {digest} if outcome == "failed" else set()
         for tag in site.tags():
-            index = site.fake.manifest("acme/tiny", tag)
+            index = site.fake.at("acme/tiny").find(tag)
             assert index
             children = manifests_of(index.document)
             assert [child.platform for child in children] == [AMD64, ARM64]

@@ -14,14 +14,15 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from imagebuild import __version__
 from imagebuild.core import CommandError, Package, ResultError
-from imagebuild.oci import PlatformImage, encode_predicate
+from imagebuild.oci import Layout, Manifest, PlatformImage, encode_predicate
 from imagebuild.project import Plan, Project, select_one
 from imagebuild.publish import SpdxDocument, complete_document, creation_time, run_syft, sbom
 from tests.attached import spdx
 from tests.conftest import ROOT
 
 DATA = ROOT / "tests" / "data" / "sbom" / "syft.json"
-DIGEST = f"sha256:{'1' * 64}"
+MADE = Manifest(b"{}", "application/vnd.oci.image.manifest.v1+json")
+DIGEST = MADE.digest
 LABELS = {
     "imagebuild.target": "tiny-cuda13.0-debian13-runtime", "imagebuild.component.hpcx": "2.51",
     "imagebuild.component.theirs": "1.0", "org.opencontainers.image.title": "tiny",
@@ -36,7 +37,7 @@ def found() -> dict[str, Any]:
 
 def located(labels: Mapping[str, str] = LABELS, created: str | None = "2026-02-03T04:05:06.789Z") -> PlatformImage:
     config = {"created": created, "config": {"Labels": labels}}
-    return PlatformImage("linux/arm64", DIGEST, config, layers=(), name="image")
+    return PlatformImage("linux/arm64", MADE, config, (), Layout(Path()), "image")
 
 
 def completed(found: dict[str, Any], project: Project, image: PlatformImage) -> dict[str, Any]:

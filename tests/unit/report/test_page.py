@@ -117,7 +117,7 @@ def test_heat_maps() -> None:
     (drawing,) = lay_out(report(tests=(matrix("GB/s", (None, 390.0), (214.7, None)),))).matrices
     trace = drawing.figure["data"][0]
     assert (trace["z"], trace["zmax"], trace["reversescale"]) == ([[None, 390.0], [214.7, None]], 390.0, False)
-    assert drawing.notes[0].startswith("214.7 to 390.0 GB/s")
+    assert drawing.notes[0].startswith("214.7 to 390 GB/s")
     assert list(drawing.tables[0].rows[1]) == ["1", "214.7", "–"]
 
 

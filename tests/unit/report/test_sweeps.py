@@ -31,7 +31,7 @@ from tests.unit.conftest import Call
 def test_a_slow_host_is_told_from_a_slow_pair(slow: dict[tuple[str, ...], float], outliers: list[str]) -> None:
     (sweep,) = find_sweeps(pairs(slow))
     assert [outlier.label for outlier in sweep.outliers] == outliers
-    assert sweep.is_even is not bool(outliers)
+    assert sweep.word == ("slow" if outliers else "even")
     assert (sweep.scope, sweep.subject) == ("15 runs of 6 hosts", "sendrecv, 2 ranks, 2 nodes")
 
 

@@ -18,7 +18,6 @@ from imagebuild.verify import (
     judge_check,
     judged_speed,
     plan_checks,
-    read_results,
     run_check,
     select_checks,
 )
@@ -246,7 +245,7 @@ CHECK = Check(name="all-reduce", description="d", run="x", results="nccl-tests")
 
 
 def run(busbw: float = 300.0, **changes: object) -> Run:
-    return speed_fakes.run((1 << 33, busbw, busbw), **{"device": "NVIDIA H100 80GB HBM3", **changes})
+    return speed_fakes.run((1 << 33, busbw, busbw), **{"devices": ("NVIDIA H100 80GB HBM3",), **changes})
 
 
 def result(*runs: Run, outcome: str = "passed") -> CheckResult:
@@ -278,26 +277,27 @@ def test_what_makes_results_bad(tool: str, results: Results, message: str) -> No
     assert bool(correctness_problem(results, tool)) is bool(message)
 
 
-def test_a_benchmark_s_results_must_be_good(tiny: Files, tmp_path: Path) -> None:
-    reason = "no result of nccl-tests in the output"
-    for status, expected in ((0, reason), (3, f"exit status 3; {reason}")):
-        session = Answers({"a": (status, "all is well\n")})
-        done = run_check(one_check(tiny, "results: nccl-tests"), session, tmp_path / "a.log")
-        assert (done.outcome, done.reason) == ("failed", expected)
+TABLE = """\
+# size count type redop root time algbw busbw #wrong time algbw busbw #wrong
+8589934592 2147483648 float sum -1 41090 209.05 365.84 0 41085 209.08 365.88 0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 365.86
+"""
+NO_RESULT = "no result of nccl-tests in the output"
 
 
-def test_a_log_is_read_under_the_check_s_name(tmp_path: Path) -> None:
-    log = tmp_path / "x.log"
-    log.write_text("nothing that a benchmark prints\n")
-    assert read_results(log, "nccl-tests/all-reduce") == Results()
-    names = "size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
-    log.write_text(
-        f"# {names}\n8589934592 2147483648 float sum -1 41090 209.05 365.84 0 41085 209.08 365.88 0\n"
-        "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 365.86\n"
-    )
-    found = read_results(log, "nccl-tests/all-reduce")
-    assert [r.source for r in found.runs] == ["nccl-tests/all-reduce"]
-    assert [s.path for s in found.sources] == ["nccl-tests/all-reduce"]
+@pytest.mark.parametrize(
+    ("status", "printed", "reason"),
+    [(0, TABLE, ""), (0, "all is well\n", NO_RESULT), (3, "all is well\n", f"exit status 3; {NO_RESULT}")],
+)
+def test_a_benchmark_s_results_must_be_good(
+    tiny: Files, tmp_path: Path, status: int, printed: str, reason: str
+) -> None:
+    session = Answers({"a": (status, printed)})
+    done = run_check(one_check(tiny, "results: nccl-tests"), session, tmp_path / "a.log")
+    assert (done.outcome, done.reason) == ("failed" if reason else "passed", reason)
+    assert done.results
+    assert [run.source for run in done.results.runs] == ([] if reason else ["library/a"])
 
 
 SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
@@ -309,7 +309,7 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
         (result(run(480.0)), CHECK, "passed", ""),
         (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
         (result(run(2000.0)), CHECK, "failed", "impossible"),
-        (result(run(device="NVIDIA A40")), CHECK, "failed", "it ran on NVIDIA A40"),
+        (result(run(devices=("NVIDIA A40",))), CHECK, "failed", "it ran on NVIDIA A40"),
         (result(run(360.0, ranks=4)), CHECK, "passed", ""),
         (result(run(), outcome="failed"), CHECK, "skipped", "its data are not right"),
         (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers of one host"),

@@ -89,6 +89,16 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
 
 
 @pytest.mark.programs
+def test_a_layout_is_read_without_an_engine(call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    image_files.layout(tiny.root / "layout", {"a": b"x"}, Labels={"imagebuild.component.library": "1.2"})
+    status, printed, err = call("oci:layout", "--only", "image/no-*", "--only", "library", "--json", "r.json")
+    assert (status, "no check was started" in err, "5 passed, 0 failed, 5 skipped" in printed) == (4, True, True)
+    checks = json.loads((tiny.root / "r.json").read_text())["checks"]
+    assert {check["outcome"] for check in checks if check["component"] != "image"} == {"skipped"}
+
+
+@pytest.mark.programs
 def test_a_foreign_place_is_checked_by_name(call: Call, tmp_path: Path) -> None:
     status, _, _ = call("--runner", "exec:env", "--only", "library/version", "--json", str(tmp_path / "r.json"))
     assert status == 0
@@ -115,7 +125,7 @@ OTHER_FILES = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"
     [
         (HERE, "passed", ""),
         ({**HERE, "etc/hostname": b"another", "usr/lib/libcuda.so.1": b"a driver"}, "passed", ""),
-        (HERE | OTHER_FILES, "failed", "2 of 4 files differ: "),
+        (HERE | OTHER_FILES, "failed", "2 of 4 files differ, such as "),
         ({"etc/hostname": b"x"}, "skipped", "no files to compare"),
     ],
     ids=["the-same", "what-a-runtime-changes", "another-image", "nothing-to-tell-by"],

@@ -12,7 +12,7 @@ import pytest
 from imagebuild.oci import Blob
 from imagebuild.verify import Elf, GpuCode, Layer, Loader, NotElf, Tree, describe_code, elf, gpu_code, runs, scan
 from tests.unit import image_files
-from tests.unit.image_files import Files, cache, symlink
+from tests.unit.image_files import REAL, Files, cache, symlink
 
 SUFFIX_A, SUFFIX_F = 1 << 20, 1 << 21
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
@@ -23,27 +23,18 @@ def read(data: bytes) -> Elf:
 
 
 def test_everything_that_is_read_of_a_file() -> None:
-    found = read(
-        image_files.elf(
-            soname="libx.so.1", needed=["liba.so", "libb.so"], rpath="/one:/two", runpath="$ORIGIN",
-            interpreter="/lib64/ld-linux-x86-64.so.2", wants={"liba.so": ["A_1", "A_2"], "libb.so": ["B"]},
-            offers=["X_1", "X_2"], fatbin=image_files.fatbin(("code", 90, 0), ("ptx", 90, 0)),
-        )
-    )  # fmt: skip
-    assert (found.machine, found.loadable) == (62, True)
-    assert (found.soname, found.needed, found.rpath, found.runpath) == (
-        "libx.so.1", ("liba.so", "libb.so"), ("/one", "/two"), ("$ORIGIN",),
-    )  # fmt: skip
-    assert found.interpreter == "/lib64/ld-linux-x86-64.so.2"
-    assert found.wants == (("liba.so", ("A_1", "A_2")), ("libb.so", ("B",)))
-    assert found.offers == ("itself", "X_1", "X_2")
+    found = read(REAL["libx.so"])
+    assert (found.machine, found.loadable, found.interpreter) == (62, True, "/lib64/ld-linux-x86-64.so.2")
+    assert (found.soname, found.needed, found.runpath) == ("libx.so.1", ("libv.so.1",), ("$ORIGIN/..",))
+    assert (found.wants, found.offers) == ((("libv.so.1", ("V_2", "V_1")),), ("libx.so.1", "X_1"))
     assert found.gpu == (GpuCode("code", "90"), GpuCode("ptx", "90"))
+    assert read(image_files.elf(rpath="/one:/two", needed=["a"])) == Elf(
+        62, True, needed=("a",), rpath=("/one", "/two")
+    )
 
 
 def test_a_damaged_file_is_none_and_never_crashes() -> None:
-    whole = image_files.elf(soname="libx.so", needed=["a"], wants={"a": ["b"]}, offers=["d"],
-                            fatbin=image_files.fatbin(("code", 90, 0)))  # fmt: skip
-    chance = random.Random(1)
+    whole, chance = REAL["libx.so"], random.Random(1)
     refused = 0
     for _ in range(400):
         data = bytearray(whole[: chance.randrange(4, len(whole) + 1)])
@@ -97,72 +88,49 @@ def read_layer(files: Files) -> Layer:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return scan(Blob(Path(file.name), 0, len(data)), 0)
-
-
-def found_by(files: Files, env: dict[str, str] | None = None, path: str = "app/program") -> dict[str, str | None]:
-    return Loader(Tree([read_layer(files)]), env or {}).closure(path).libraries
+        return scan(Blob(Path(file.name), len(data)), 0)
 
 
 LIBRARY = image_files.elf(soname="libx.so.1")
-
-
-def program(**options: str) -> bytes:
-    return image_files.elf(needed=["libx.so.1"], **options)  # type: ignore[arg-type]
-
-
+SECOND = image_files.elf(soname="liby.so", needed=["libx.so.1"])
+CACHE = cache(["/opt/c/libx.so.1"])
 PLACES: Files = {f"{place}/libx.so.1": LIBRARY for place in ("app", "opt/r", "opt/l", "opt/c", MULTIARCH)}
 
 
+def program(*needed: str, **options: str) -> bytes:
+    return image_files.elf(needed=needed or ["libx.so.1"], **options)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("options", "env", "place"),
+    ("main", "path", "files", "found"),
     [
-        ({"rpath": "$ORIGIN", "interpreter": "x"}, "/opt/l", "app"),
-        ({"rpath": "/opt/r", "runpath": "/absent"}, "/opt/l", "opt/l"),
-        ({"runpath": "${ORIGIN}/../opt/r"}, "/opt/l", "opt/l"),
-        ({"runpath": "${ORIGIN}/../opt/r"}, "", "app/../opt/r"),
-        ({}, "/absent:/opt/l", "opt/l"),
-        ({}, "", "opt/c"),
+        (program(rpath="$ORIGIN", interpreter="x"), "/opt/l", {}, "app/libx.so.1"),
+        (program(rpath="/opt/r", runpath="/absent"), "/opt/l", {}, "opt/l/libx.so.1"),
+        (program(runpath="${ORIGIN}/../opt/r"), "/opt/l", {}, "opt/l/libx.so.1"),
+        (program(runpath="${ORIGIN}/../opt/r"), "", {}, "app/../opt/r/libx.so.1"),
+        (program(), "/absent:/opt/l", {}, "opt/l/libx.so.1"),
+        (program(), "", {}, "opt/c/libx.so.1"),
+        # of another machine
+        (program(), "/opt/l", {"opt/l/libx.so.1": image_files.elf(machine=183)}, "opt/c/libx.so.1"),
+        # without a cache, only default folders count
+        (program(), "", {"etc/ld.so.cache": b""}, f"{MULTIARCH}/libx.so.1"),
+        (program(), "", {"etc/ld.so.cache": b"", f"{MULTIARCH}/libx.so.1": b""}, None),
+        # links
+        (program(), "/lib", {"lib": symlink("usr/lib"), "usr/lib/libx.so.1": symlink("x.2"), "usr/lib/x.2": LIBRARY},
+         "lib/libx.so.1"),
+        # RPATH of the program serves its libraries, but RUNPATH does not
+        (program("liby.so", rpath="/opt/r"), "", {"opt/r/liby.so": SECOND}, "opt/r/libx.so.1"),
+        (program("liby.so", runpath="/opt/r"), "", {"opt/r/liby.so": SECOND}, "opt/c/libx.so.1"),
     ],
-)
-def test_where_the_loader_looks_first(options: dict[str, str], env: str, place: str) -> None:
-    files = {**PLACES, "app/program": program(**options), "etc/ld.so.cache": cache(["/opt/c/libx.so.1"])}
-    assert found_by(files, {"LD_LIBRARY_PATH": env}) == {"libx.so.1": f"{place}/libx.so.1"}
-
-
-def test_without_a_cache_only_default_folders_count() -> None:
-    assert found_by({**PLACES, "app/program": program()}) == {"libx.so.1": f"{MULTIARCH}/libx.so.1"}
-    assert found_by({"opt/c/libx.so.1": LIBRARY, "app/program": program()}) == {"libx.so.1": None}
-
-
-def test_a_library_of_another_machine_is_passed_over() -> None:
-    files = {
-        "opt/l/libx.so.1": image_files.elf(machine=183), "opt/c/libx.so.1": LIBRARY, "app/program": program(),
-        "etc/ld.so.cache": cache(["/opt/c/libx.so.1"]),
-    }  # fmt: skip
-    assert found_by(files, {"LD_LIBRARY_PATH": "/opt/l"}) == {"libx.so.1": "opt/c/libx.so.1"}
-
-
-def test_rpath_of_the_program_serves_its_libraries_but_runpath_does_not() -> None:
-    middle = image_files.elf(soname="libm.so", needed=["libx.so.1"])
-    for option, found in (("rpath", "opt/r/libx.so.1"), ("runpath", None)):
-        main = image_files.elf(needed=["libm.so"], **{option: "/opt/r"})  # type: ignore[arg-type]
-        files = {"app/program": main, "opt/r/libm.so": middle, "opt/r/libx.so.1": LIBRARY}
-        assert found_by(files) == {"libm.so": "opt/r/libm.so", "libx.so.1": found}
+)  # fmt: skip
+def test_where_the_loader_finds_a_library(main: bytes, path: str, files: Files, found: str | None) -> None:
+    layers = [{**PLACES, "etc/ld.so.cache": CACHE, "app/program": main}, files]
+    loader = Loader(Tree(map(read_layer, layers)), {"LD_LIBRARY_PATH": path})
+    assert loader.closure("app/program").libraries["libx.so.1"] == found
 
 
 def test_what_is_loaded_already_is_not_looked_for_again() -> None:
-    first = image_files.elf(soname="libx.so.1")
-    second = image_files.elf(soname="liby.so", needed=["libx.so.1"])
-    main = image_files.elf(needed=["/opt/r/first.so", "liby.so"], runpath="/opt/r")
-    files = {"app/program": main, "opt/r/first.so": first, "opt/r/liby.so": second}
-    assert found_by(files) == {"/opt/r/first.so": "opt/r/first.so", "liby.so": "opt/r/liby.so"}
-
-
-def test_links_to_libraries_are_followed() -> None:
-    files: Files = {
-        "app/program": program(),
-        "usr/lib/libx.so.1": symlink("libx.so.1.2"),
-        "usr/lib/libx.so.1.2": LIBRARY,
-    }
-    assert found_by({**files, "lib": symlink("usr/lib")}) == {"libx.so.1": "lib/libx.so.1"}
+    main = program("/opt/r/first.so", "liby.so", runpath="/opt/r")
+    layer = read_layer({"app/program": main, "opt/r/first.so": LIBRARY, "opt/r/liby.so": SECOND})
+    found = Loader(Tree([layer]), {}).closure("app/program").libraries
+    assert found == {"/opt/r/first.so": "opt/r/first.so", "liby.so": "opt/r/liby.so"}

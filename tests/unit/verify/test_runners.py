@@ -3,7 +3,6 @@
 import os
 import pwd
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,11 @@ from imagebuild.verify import (
     CDI,
     GPU,
     Command,
-    ExecRunner,
     ExecSession,
     Execution,
     command_line,
     container_options,
+    read_prefix,
     read_probe,
     surroundings_of,
     with_ranks,
@@ -107,15 +106,9 @@ def test_arguments_are_quoted_once_for_each_shell_on_the_way() -> None:
     assert command_line(["ssh", "jump", "ssh", "node"], argv) == ["ssh", "jump", "ssh", "node", shlex.quote(once[-1])]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "changed"),
-    [
-        ("srun --container-image=x", "srun --mpi=pmix --ntasks=4 --nodes=2 --container-image=x"),
-        ("ssh login srun", "ssh login srun --mpi=pmix --ntasks=4 --nodes=2"),
-    ],
-)
-def test_srun_is_told_the_ranks(prefix: str, changed: str) -> None:
-    assert with_ranks(prefix.split(), 4, 2) == changed.split()
+def test_srun_is_told_the_ranks() -> None:
+    words = ["--mpi=pmix", "--ntasks=4", "--nodes=2"]
+    assert with_ranks(["ssh", "a", "srun", "-v"], 4, 2) == ["ssh", "a", "srun", *words, "-v"]
 
 
 # What ssh does with its arguments: joined by blanks, read by a shell on the other side. It is not ssh: there is no
@@ -135,11 +128,10 @@ def program(folder: Path, name: str, text: str) -> str:
 
 
 @pytest.fixture(params=["env", "ssh -o Option=a host"], ids=["plain", "joining"])
-def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecSession]:
+def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExecSession:
     program(tmp_path, "ssh", JOINING)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with ExecRunner(request.param).session() as started:
-        yield started
+    return ExecSession(request.param.split())
 
 
 def run(session: ExecSession, script: str, **more: object) -> Execution:
@@ -218,9 +210,9 @@ def test_output_is_kept_whole_in_the_log_but_not_without_end(
 
 @pytest.mark.programs
 def test_secrets_are_not_kept(session: ExecSession) -> None:
-    done = run(session, "echo $A_TOKEN", environment={"A_TOKEN": "abc", "SIZE": "1G"})
-    assert done.output == "abc\n"
-    assert done.environment["A_TOKEN"] == "(redacted)"
+    done = run(session, "echo $SITE", environment={"SITE": "https://me:abc@x", "SIZE": "1G"})
+    assert done.output == "https://me:abc@x\n"
+    assert done.environment["SITE"] == "https://(redacted)@x"
     assert done.environment["SIZE"] == "1G"
 
 
@@ -234,11 +226,10 @@ def test_the_outer_deadline_holds_where_the_launcher_hangs(
         "launch",
         f'#!/bin/sh\nif [ -e "$0.used" ]; then sleep {forever} & sleep {forever}; fi\n: > "$0.used"\nexec "$@"\n',
     )
-    monkeypatch.setattr("imagebuild.verify.prefix.CONNECT_S", 1)
-    monkeypatch.setattr("imagebuild.verify.prefix.STOP_S", 1)
+    monkeypatch.setattr("imagebuild.verify.runner.CONNECT_S", 1)
+    monkeypatch.setattr("imagebuild.verify.runner.STOP_S", 1)
     monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 0)
-    with ExecRunner(hung).session() as session:
-        done = run(session, "echo never", timeout_s=1)
+    done = run(ExecSession([hung]), "echo never", timeout_s=1)
     assert done.status is None
     assert gone(forever)
 
@@ -249,10 +240,10 @@ def test_what_a_lost_launcher_left_on_the_other_side_is_ended(
 ) -> None:
     """The launcher starts commands in sessions of their own, as sshd does."""
     launcher = program(tmp_path, "launch", '#!/bin/sh\nsetsid "$@" < /dev/null &\nwait\n')
-    with ExecRunner(launcher).session() as session:
-        monkeypatch.setattr("imagebuild.verify.prefix.CONNECT_S", -600)
-        monkeypatch.setattr("imagebuild.verify.prefix.STOP_S", 620)
-        done = run(session, f"sleep {forever}", timeout_s=598)
+    session = ExecSession([launcher])
+    monkeypatch.setattr("imagebuild.verify.runner.CONNECT_S", -600)
+    monkeypatch.setattr("imagebuild.verify.runner.STOP_S", 620)
+    done = run(session, f"sleep {forever}", timeout_s=598)
     assert done.status is None
     assert gone(forever)
 
@@ -263,22 +254,10 @@ def test_a_launcher_that_cannot_start_anything_is_an_error(tmp_path: Path) -> No
         (program(tmp_path, "refuse", "#!/bin/sh\necho no route to host >&2\nexit 255\n"), "no route to host"),
         (str(tmp_path / "absent"), "cannot be run"),
     ):
-        with pytest.raises(CommandError, match=message), ExecRunner(prefix).session():
-            pass
+        with pytest.raises(CommandError, match=message):
+            ExecSession([prefix])
     with pytest.raises(ConfigError, match="No closing quotation"):
-        ExecRunner("ssh 'node")
-
-
-@pytest.mark.programs
-def test_what_a_place_lacks_is_an_obstacle(session: ExecSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session.obstacle(Command("x", user=me())) == ""
-    monkeypatch.setattr(session, "tools", {"bash", "timeout"})
-    monkeypatch.setattr(session, "is_root", True)
-    assert session.obstacle(Command("x", user="other")) == "the image has no setpriv"
-    monkeypatch.setattr(session, "is_root", False)
-    assert session.obstacle(Command("x", user="other")) == f"needs the user other; commands run as {me()} here"
-    monkeypatch.setattr(session, "tools", {"bash", "setpriv"})
-    assert session.obstacle(Command("x", user=me())) == "the image has no timeout"
+        read_prefix("ssh 'node")
 
 
 @pytest.mark.programs
@@ -298,6 +277,6 @@ def test_root_becomes_another_user_whose_processes_end_too(session: ExecSession,
 def test_hosts_are_nodes(session: ExecSession) -> None:
     assert session.surroundings.nodes == 1
     assert "--hosts" in session.surroundings.why["nodes"]
-    with ExecRunner("env", ["a", "b", "c"]).session() as several:
-        assert several.surroundings.nodes == 3
-        assert several.run(Command("echo $IMAGEBUILD_NODES", user=me(), nodes=2)).output == "a b\n"
+    several = ExecSession(["env"], ["a", "b", "c"])
+    assert several.surroundings.nodes == 3
+    assert several.run(Command("echo $IMAGEBUILD_NODES", user=me(), nodes=2)).output == "a b\n"

@@ -8,12 +8,8 @@ RUN --mount=type=bind,target=/recipe --mount=type=bind,from=nccl,target=/nccl --
     bash /recipe/cuda.sh /out
 
 FROM tools AS doca
-RUN --mount=type=bind,target=/recipe bash /recipe/doca.sh /out amd64
-
-FROM tools AS doca-arm64
-RUN --mount=type=bind,target=/recipe bash /recipe/doca.sh /out arm64
+RUN --mount=type=bind,target=/recipe bash /recipe/doca.sh /out
 
 FROM scratch
 COPY --from=cuda /out /cuda
 COPY --from=doca /out /doca
-COPY --from=doca-arm64 /out /doca-arm64

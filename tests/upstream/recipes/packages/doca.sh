@@ -1,14 +1,13 @@
-# doca.sh FOLDER ARCH: rdma-core of Debian under the names and with versions as in the DOCA repository, and decoys.
+# doca.sh FOLDER: rdma-core of Debian under the names and with versions as in the DOCA repository, and decoys.
 . /recipe/common.sh
 version=2607mlnx60-1.2607050
 pool=$1/pool
 mkdir -p "$pool" /debian
-dpkg --add-architecture "$arch"
 apt-get update -qq
 cd /debian
 for name in ibverbs-providers ibverbs-utils infiniband-diags libibmad-dev libibmad5 libibnetdisc5t64 libibnetdisc-dev \
   libibumad-dev libibumad3 libibverbs-dev libibverbs1 librdmacm-dev librdmacm1t64 rdma-core rdmacm-utils; do
-  apt-get download -qq "$name:$arch"
+  apt-get download -qq "$name"
 done
 packages=$(for file in *.deb; do dpkg-deb -f "$file" Package; done | paste -sd '|')
 for file in *.deb; do
@@ -48,12 +47,7 @@ for file in *.deb; do
   dpkg-deb --root-owner-group -Zgzip -b /tree/repack "$pool" > /dev/null
 done
 lib=/tree/libxpmem0/usr/lib/x86_64-linux-gnu
-if [ "$arch" = arm64 ]; then # without a compiler for it; no test installs this
-  mkdir -p "${lib/x86_64/aarch64}"
-  touch "${lib/x86_64/aarch64}/libxpmem.so.0"
-else
-  echo 'int xpmem_version(void) { return 0; }' | library "$lib/libxpmem.so.0" libxpmem.so.0
-fi
+echo 'int xpmem_version(void) { return 0; }' | library "$lib/libxpmem.so.0" libxpmem.so.0
 deb libxpmem0 "2.7-0.$version" "xpmem that knows its version only" <<< 'Depends: libc6
 Section: libs'
 # Nothing may pull these, however high their versions are.
