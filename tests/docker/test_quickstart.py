@@ -34,8 +34,6 @@ def test_the_result_says_what_was_built(quickstart: Built, client: DockerClient)
     result = quickstart.result
     assert result.target == TARGET
     assert client.images.get(quickstart.tag).id == result.digest
-    assert result.size_bytes is not None
-    assert 100e6 < result.size_bytes < 500e6
     assert {s.component for s in result.steps} >= {"fetch", "cuda", "nccl-wheel"}
     assert all(s.cached or s.seconds > 0 for s in result.steps)
     assert not any(s.error for s in result.steps)

@@ -73,7 +73,6 @@ def test_diff_of_runtime_and_devel(
     (stubs,) = made.differences["components"].items()
     assert (stubs[0], stubs[1][0]) == ("cuda-stubs", None)
     assert "PATH" in made.differences["environment"]
-    sizes = (quickstart.result.size_bytes, devel.result.size_bytes)
-    assert (made.a.size_bytes, made.b.size_bytes) == pytest.approx(sizes, rel=0.001)
+    assert 100e6 < made.a.size_bytes < made.b.size_bytes < 800e6
     assert made.shared_bytes > 20_000_000  # the base
     assert f"different: 1 components, {len(made.differences['packages'])} packages, " in done.out
