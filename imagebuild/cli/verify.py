@@ -43,7 +43,7 @@ def verify(
             "--only COMPONENT/CHECK", "Run only checks that match this glob. Repeat for several.", completes="checks"
         ),
     ] = None,
-    list_checks_: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
+    list_checks: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
     env: Annotated[
         list[str] | None, option("--env NAME=VALUE", "Set a variable for all checks. Repeat for several.")
     ] = None,
@@ -66,13 +66,17 @@ def verify(
 
     Exit status 1 if a check fails, 3 if all are skipped, 4 if nothing could be started in the image.
     """
-    from imagebuild.verify.verify import VerifyRequest, list_checks, verify_image
+    from imagebuild.verify.checks import select_checks
+    from imagebuild.verify.rules import IMAGE_CHECKS
+    from imagebuild.verify.subject import target_with_id
+    from imagebuild.verify.verify import VerifyRequest, verify_image
 
     workspace = project.open(edits.parse())
-    if list_checks_:
+    if list_checks:
         from imagebuild.core.console import print_table
 
-        entries = list_checks(workspace.project, workspace.plan, image, only or ())
+        target = target_with_id(workspace.plan, image) if image else None
+        entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only or ())
         listed = [
             {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
             for e in entries

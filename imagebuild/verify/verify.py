@@ -66,9 +66,9 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
         image, start = find_image(plan, request, folder, stack)
         components = components_to_check(project, image, request)
-        chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks)
-        planned = checks.plan_checks(project, chosen, components, image.axes)
-        rules = [check.name for check in chosen if check.component == IMAGE]
+        chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks, image.axes)
+        planned = [check for check in chosen if check.check]
+        rules = [check.name for check in chosen if not check.check]
         evidence = ResultFolder(image, request.output or folder / "evidence", kept=request.output is not None)
         try:
             # Before anything is started: what runs beside a benchmark changes what it measures.
@@ -180,20 +180,6 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
             "choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
         )
     return dict.fromkeys(project.components)
-
-
-def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ImageCheck]:
-    """Return the checks that can be chosen for a target, a layout or an archive; for others, those of all components.
-
-    Raises ConfigError for a glob that fits no check, NothingSelected if no check of the image fits.
-    """
-    components: Mapping[str, str | None] = {}
-    if image and (target := subject.target_with_id(plan, image)):
-        components = target.components
-    elif image and (path := subject.path_of_image(image)):
-        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            components = subject.subject_in_files(path, Path(folder)).components
-    return checks.select_checks(project, IMAGE_CHECKS, components or None, globs)
 
 
 REPORT_TIMEOUT_S = 60

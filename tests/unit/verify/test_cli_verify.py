@@ -48,13 +48,11 @@ def test_a_component_that_is_not_known_here(call: Call) -> None:
     [
         ((), ["image/no-keys", "library/large", "gpus>=64", "tool/runs"]),
         (("--only", "image/no-*"), ["image/no-keys"]),
-        (("./layout",), ["image/no-keys", "library/large", "gpus>=64"]),  # an image without the tool
         (("ghcr.io/acme/foreign:1",), ["image/no-keys", "library/large", "gpus>=64", "tool/runs"]),  # nobody is asked
     ],
 )
 def test_the_list_says_what_checks_need(call: Call, tiny: Files, arguments: tuple[str, ...], listed: list[str]) -> None:
     tiny.component("tool", TOOL + "checks: [{name: runs, description: d, run: x}]\n")
-    image_files.layout(tiny.root / "layout", {}, Labels={"imagebuild.component.library": "1.2"})
     status, out, _ = call("--list", *arguments)
     known = ("image/no-keys", "library/large", "gpus>=64", "tool/runs")
     assert (status, [words for words in known if words in out]) == (0, listed)
