@@ -308,11 +308,8 @@ class Job:
 
     @cached_property
     def nccl(self) -> str:
-        """Return the image's version of NCCL; if it is not known, the newest of the images on offer.
-
-        If those do not tell either, it is the release whose variables are known.
-        """
-        return self.image.nccl or choose.newest_nccl(self.offer, self.facts.stacks, self.facts.nccl_variables.release)
+        """Return the image's version of NCCL; if it is not known, the release whose variables are known."""
+        return self.image.nccl or self.facts.nccl_variables.release
 
     @cached_property
     def stack(self) -> Stack:

@@ -14,7 +14,6 @@ from tests import catalog_samples
 from tests.unit.jobs.job_fakes import facts, profiles, request, text
 
 IB = "mpijob --profile h100 --fabric ib"
-NAME_ONE = "name an image with --image"
 
 
 @pytest.fixture
@@ -61,12 +60,11 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
     amd64 = [image.model_copy(update={"platforms": image.platforms[:1]}) for image in published.images]
     only_amd64 = published_offer(Offer(), published.model_copy(update={"images": tuple(amd64)}))
     for line, offer, problem in (
-        (f"{IB} --param driver=500", planned, f"also runs on driver 500; {NAME_ONE}"),
-        ("mpijob --profile p5 --fabric efa", planned, "no image of the plan that has nccl-tests and runs on amd64 also "
-         "has the plug-in 'ofi'; build open with --with aws-ofi-nccl, give --with aws-ofi-nccl here, too, or name an"),
-        (IB, Offer(), f"^no image of the plan has nccl-tests; add `nccl-tests` to the components of one, or {NAME_ONE}"),
-        ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, "no published image that has nccl-tests also "
-         "runs on arm64"),
+        (f"{IB} --param driver=500", planned, r"driver 500 rules out \d+.*; name an image with --image"),
+        ("mpijob --profile p5 --fabric efa", planned, r"no image of the plan fits: the plug-in 'ofi' rules out \d+.*; "
+         "build open with --with aws-ofi-nccl, give --with aws-ofi-nccl here, too, or name an"),
+        (IB, Offer(), "^no image of the plan has nccl-tests; add it to the components of one, or name one"),
+        ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, r"no published image fits: arm64 rules out \d+"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=problem):
             job_of(line, offer)
@@ -94,10 +92,8 @@ def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer, project: Any
     assert (by_id.image.reference, by_tag.image.reference) == (target.name, target.aliases[0])
     assert by_tag.image.nccl == by_id.image.nccl
     assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.in_scope("launcher")}
-    newest = project.matrix.model.versions["nccl"][-1].version
-    assert job_of(IB, planned, "example.com/x:1").messages == (
-        f"note: the version of NCCL is not known, so {newest} is assumed; name it with --nccl",
-    )
+    (note,) = job_of(IB, planned, "example.com/x:1").messages
+    assert note == "note: the version of NCCL is not known, so 2.30.7 is assumed; name it with --nccl"
     with pytest.raises(ConfigError, match=f"{target.name}: the image has no plug-in 'ibext'"):
         job_of(f"{IB} --feature sharp", planned, target.id)
 
