@@ -119,20 +119,16 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
                     "/opt/x.json: holds a private key"),
     "pem-in-binary": ("no-keys", {"opt/x.bin": b"\0" + KEY}, "/opt/x.bin: holds a private key"),
     "token": ("no-tokens", {"usr/src/notes": f"x={TOKEN}\n".encode()}, "looks like a GitHub token"),
-    "aws": ("no-tokens", {"etc/x": f"id {AWS}\n".encode()}, "looks like a AWS access key"),
     "far-token": ("no-tokens", {"big": b"line\n" * 300_000 + f" {AWS} ".encode() + b"line\n" * 9}, "AWS access key"),
     "netrc": ("no-tokens", {"root/.netrc": b"x"}, "/root/.netrc: is a file for secrets"),
     "address": ("no-tokens", {"etc/pip.conf": b"index-url = https://me:pass%20@host.example/x"}, "address with a password"),
     "anchor": ("no-site-ca", {"usr/local/share/ca-certificates/site.crt": b"x"}, "that a site trusts"),
     "bundle": ("no-site-ca", {"etc/ssl/certs/all.crt": CERTIFICATE}, "holds 1 certificate that the distribution"),
     "lists": ("no-leftovers", {"var/lib/apt/lists/x_Packages": b"x"}, "is a package list of apt"),
-    "archives": ("no-leftovers", {"var/cache/apt/archives/x.deb": b"x"}, "is a cache of apt"),
     "pip": ("no-leftovers", {"root/.cache/pip/http/x": b"x"}, "is a cache of what built it"),
     "temporary": ("no-leftovers", {"tmp/script.sh": b"x"}, "is a temporary file"),
     "file": ("not-world-writable", {"opt/file": Node(b"x", 0o666)}, "/opt/file: everybody can write to it (mode 666)"),
-    "folder": ("not-world-writable", {"opt/folder": folder(0o777)}, "/opt/folder: everybody can write"),
     "setuid": ("setuid", {"opt/tool": Node(b"x", 0o4755)}, "rights of its owner or group (mode 4755)"),
-    "setgid": ("setuid", {"opt/tool": Node(b"x", 0o2755)}, "(mode 2755)"),
     "capability": ("setuid", {"opt/tool": Node(b"x", 0o755, pax={"SCHILY.xattr.security.capability": "x"})}, "capabilities"),
     "aufs": ("rootless", {"opt/.wh..wh.plnk": b""}, "/opt/.wh..wh.plnk: is a mark of aufs, and no whiteout of OCI, in layer 2"),
     "own-whiteout": ("rootless", {"opt/x": b"x", "opt/.wh.x": b""}, "/opt/.wh.x: is a whiteout of what its layer brings itself, in"),
@@ -166,7 +162,6 @@ def env(*more: str) -> dict[str, Any]:
 
 OTHER_FAULTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("environment", "settings", {"Env": [f"PATH={PATH}:"]}, "PATH: an empty part means the current folder"),
-    ("environment", "settings", {"Env": [f"PATH=/opt/bin:{PATH}"]}, "PATH: /opt/bin does not exist"),
     ("environment", "settings", {"Env": [f"PATH={PATH}:bin"]}, "PATH: 'bin' depends on the current folder"),
     ("environment", "settings", env("MPI_HOME=/opt/mpi"), "MPI_HOME: /opt/mpi does not exist"),
     ("no-tokens", "settings", env("API_TOKEN=x"), "environment API_TOKEN: has the name of a secret"),
@@ -178,7 +173,6 @@ OTHER_FAULTS: list[tuple[str, str, dict[str, Any], str]] = [
     ("command", "settings", {"Entrypoint": ["/opt/start"]}, "/opt/start: what a container starts does not exist"),
     ("plan", "labels", {"org.opencontainers.image.licenses": None}, "is 'absent'"),
     ("plan", "labels", {"imagebuild.component.tool": "9"}, "imagebuild.component.tool: is '9', the plan says '3.4'"),
-    ("plan", "labels", {"imagebuild.axis.cuda": "12.9"}, "imagebuild.axis.cuda: is '12.9', the plan says '13.0'"),
     ("plan", "labels", {"imagebuild.lock": "0123"}, "imagebuild.lock: is '0123', the plan says"),
     ("plan", "labels", {"org.opencontainers.image.base.name": None}, "image.base.name: the label is missing"),
     ("plan", "labels", {"org.opencontainers.image.base.digest": "x"}, "'x' is not a digest"),
@@ -224,7 +218,7 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
     assert rule in failed(case.results())
 
 
-@pytest.mark.parametrize("name", ["host-key", "pem", "token", "anchor", "lists", "pip"])
+@pytest.mark.parametrize("name", ["host-key", "pem", "token", "anchor", "lists"])
 def test_what_a_later_layer_hides_is_still_there(case: Case, name: str) -> None:
     rule, files, _ = FILE_FAULTS[name]
     case.add(files)
