@@ -132,7 +132,7 @@ class Job:
     @cached_property
     def nodes(self) -> Nodes:
         """Return the nodes of the cluster that the job may use."""
-        nodes = self.site.nodes.get(self.gpu) or self.cluster.nodes.get(self.gpu) or Nodes()
+        nodes = self.cluster.nodes.get(self.gpu) or Nodes()
         own: dict[str, Any] = {name: self.parameters[name] for name in ("cpu", "memory") if name in self.parameters}
         if "rack-nodes" in self.parameters:
             own["rack_nodes"] = int(self.parameters["rack-nodes"])

@@ -256,14 +256,13 @@ def container_options(info: Mapping[str, Any]) -> list[Options]:
 
 def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> Options:
     """Return the options of a node, counted from 0, with GPUs of its own: NCCL takes none twice."""
-    own = range(number * (gpus // nodes), (number + 1) * (gpus // nodes))
-    if not options.get("device_requests") or not own:
+    share = gpus // nodes
+    if not share or not options.get("device_requests"):
         return options
-    if options["device_requests"][0].driver == "cdi":
-        request = DeviceRequest(driver="cdi", device_ids=[f"nvidia.com/gpu={gpu}" for gpu in own])
-    else:
-        request = DeviceRequest(device_ids=[str(gpu) for gpu in own], capabilities=[["gpu"]])
-    return {**options, "device_requests": [request]}
+    (request,) = options["device_requests"]
+    before = "nvidia.com/gpu=" if request.driver == "cdi" else ""
+    own = [f"{before}{gpu}" for gpu in range(number * share, (number + 1) * share)]
+    return {**options, "device_requests": [DeviceRequest(**{**request, "Count": 0, "DeviceIDs": own})]}
 
 
 class DockerSession(Session):
@@ -281,25 +280,22 @@ class DockerSession(Session):
 
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in a cluster if it needs several nodes. Raises CommandError."""
-        if command.nodes == 1:
-            execution = self._run_in(self.container, command)
-            if execution.status is None:
-                # A restart ends everything that runs in the container, wherever it hides.
-                with engine.sdk_errors_explained(f"docker restart {self.container.name}"):
-                    self.container.restart(timeout=0)
-            return execution
-        try:
-            nodes = self._cluster(command.nodes)
-        except CommandError as error:
-            return Execution(("docker", "run", self.image), None, str(error), 0.0, problem="the nodes did not start")
-        execution = self._run_in(nodes[0], command, cluster_names(command.nodes))
-        if execution.status is None:
-            self._clusters.pop(command.nodes)[0].close()
-        return execution
-
-    def _run_in(self, container: Container, command: Command, nodes: Sequence[str] = ()) -> Execution:
+        container = self.container
+        if command.nodes > 1:
+            try:
+                container = self._cluster(command.nodes)[0]
+            except CommandError as error:
+                problem = "the nodes did not start"
+                return Execution(("docker", "run", self.image), None, str(error), 0.0, problem=problem)
         argv = ["docker", "exec", str(container.name)]
-        return self.execution(command, partial(execute, container), argv, nodes=nodes)
+        execution = self.execution(command, partial(execute, container), argv, cluster_names(command.nodes))
+        if execution.status is None and command.nodes > 1:
+            self._clusters.pop(command.nodes)[0].close()
+        elif execution.status is None:
+            # A restart ends everything that runs in the container, wherever it hides.
+            with engine.sdk_errors_explained(f"docker restart {container.name}"):
+                container.restart(timeout=0)
+        return execution
 
     def _cluster(self, nodes: int) -> Sequence[Container]:
         """Return the containers of a cluster of this size; it is started once and used until a command is killed."""

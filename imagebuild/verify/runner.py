@@ -133,11 +133,9 @@ def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: 
     first = {name: values[0] for name, values in probe.items() if values}
     # What a launcher prints between may have cut a line in two.
     gpus = int(first["gpus"]) if first.get("gpus", "").isdigit() else 0
+    no_gpu = "nvidia-smi lists no GPU" if "nvidia-smi" in probe["tool"] else "no nvidia-smi, which a driver brings"
     absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
-    reasons = {name: reason for name, reason in why.items() if absent[name]}
-    if not gpus and "gpu" not in reasons:
-        has_program = "nvidia-smi" in probe["tool"]
-        reasons["gpu"] = "nvidia-smi lists no GPU" if has_program else "no nvidia-smi, which a driver brings"
+    reasons = {name: reason for name, reason in {"gpu": no_gpu, **why}.items() if absent[name]}
     if not probe["port"]:
         reasons["rdma"] = "no port in /sys/class/infiniband"
     elif not any("ACTIVE" in port for port in probe["port"]):
@@ -200,34 +198,34 @@ class Session(ABC):
     def run(self, command: Command) -> Execution:
         """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
 
-    def execution(self, command: Command, start: Start, argv: Iterable[str], *, nodes: Sequence[str] = ()) -> Execution:
-        """Run a command's script under its time limit, and return the outcome; `nodes` are those it uses, if several.
+    def execution(self, command: Command, start: Start, argv: Iterable[str], nodes: Sequence[str]) -> Execution:
+        """Run a command's script under its time limit, and return the outcome.
 
-        `start` runs a program; `argv` is what people type before bash.
+        `start` runs a program; `argv` is what people type before bash; of the `nodes`, a command uses the first.
         """
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
-        if nodes:
-            environment["IMAGEBUILD_NODES"] = " ".join(nodes)
-        changes_user, user = command.user != self.surroundings.user, shlex.quote(command.user)
+        if command.nodes > 1:
+            environment["IMAGEBUILD_NODES"] = " ".join(nodes[: command.nodes])
+        user, no_user = shlex.quote(command.user), f"the image has no user {command.user!r}"
+        as_other: tuple[str, ...] = ()
         account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
-        no_user = f"the image has no user {command.user!r}"
-        if changes_user:
+        if command.user != self.surroundings.user:
+            as_other = as_user(user)
             account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(no_user)}; exit 1; }}\n{account}"
         program = _WRAPPER.format(
             account=account,
             exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
             grace=GRACE_S,
             seconds=command.timeout_s,
-            start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
+            start="".join(f"{word} " for word in as_other),
             script=shlex.quote(command.script),
         )
         began = time.monotonic()
         done = start(("bash", "-c", program), command.timeout_s + GRACE_S, command.log)
         seconds = time.monotonic() - began
         late = done.status in LATE and seconds >= command.timeout_s
-        words = [*argv, *(as_user(command.user) if changes_user else ())]
         return Execution(
-            argv=console.redacted_arguments([*words, "bash", "-euo", "pipefail", "-c", command.script]),
+            argv=console.redacted_arguments([*argv, *as_other, "bash", "-euo", "pipefail", "-c", command.script]),
             status=None if late else done.status,
             output=done.output,
             seconds=seconds,
@@ -262,23 +260,18 @@ def read_prefix(text: str) -> list[str]:
     return prefix
 
 
-def program_names(prefix: Sequence[str]) -> list[str]:
-    """Return the words of a prefix without folders: `/usr/bin/ssh` is ssh."""
-    return [PurePath(word).name for word in prefix]
-
-
 def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
     """Return the command line that makes `argv` arrive unchanged: quoted once for every shell on the way."""
     words = list(argv)
-    for name in program_names(prefix):
-        if name in JOINING:
+    for word in prefix:
+        if PurePath(word).name in JOINING:
             words = [shlex.join(words)]
     return [*prefix, *words]
 
 
 def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
     """Return a prefix that has an srun with the options for ranks that find each other by PMIx."""
-    after = program_names(prefix).index("srun") + 1
+    after = [PurePath(word).name for word in prefix].index("srun") + 1
     options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
     return [*prefix[:after], *options, *prefix[after:]]
 
@@ -294,7 +287,7 @@ class ExecSession(Session):
         Raises CommandError if nothing can be run there.
         """
         self.prefix = prefix
-        self.starts_ranks = "srun" in program_names(prefix)
+        self.starts_ranks = any(PurePath(word).name == "srun" for word in prefix)
         name = f"{EXEC}{shlex.join(console.redacted_arguments(prefix))}"
         probe = run_probe(self._start, f"--runner {name}")
         why = {"slurm": "no srun in the prefix", "nodes": "--hosts names no nodes"}
@@ -318,8 +311,7 @@ class ExecSession(Session):
                     self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], STOP_S, None)
             return done
 
-        nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
-        return self.execution(command, start, self.prefix, nodes=nodes)
+        return self.execution(command, start, self.prefix, self.nodes)
 
     def _start(self, argv: Sequence[str], timeout_s: float, log: Path | None, prefix: Sequence[str] = ()) -> Finished:
         return run.execute(command_line(prefix or self.prefix, argv), timeout_s=timeout_s + CONNECT_S, log=log)
