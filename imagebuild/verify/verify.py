@@ -129,11 +129,11 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     that cannot be found.
     """
     path = subject.path_of_image(request.image) if request.image else None
+    finder = ImageFinder(plan, request.folder)
     if request.runner.startswith(EXEC):
         if request.pull:
             raise ConfigError("--pull: only the docker runner pulls; leave it out")
         prefix = read_prefix(request.runner.removeprefix(EXEC))
-        finder = ImageFinder(plan, request.folder)
 
         def platform() -> str:
             return PLATFORMS.get(ExecSession(prefix).surroundings.facts.get("machine", ""), "unknown")
@@ -148,7 +148,7 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     if request.image is None:
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if path:
-        image = subject.subject_in_files(path, folder)
+        image = subject.subject_elsewhere(finder, str(path), path, folder)
         return image, partial(docker_session, connect, None, image.found)
     client = connect()
     if request.pull and not subject.target_with_id(plan, request.image):
