@@ -64,43 +64,6 @@ def execute(
 HOMES = {"/root": 0, "/home/mpiuser": 1000}
 """Homes of the users that log in to nodes → their number. An image that was not built here may lack the second."""
 NODES_TIMEOUT_S = 60
-_MAKE_KEY = """\
-for tool in ssh ssh-keygen /usr/sbin/sshd; do
-  command -v $tool > /dev/null || { echo "no $tool"; exit 1; }
-done
-ssh-keygen -q -t ed25519 -N '' -f ~root/.ssh/id_ed25519
-cat ~root/.ssh/id_ed25519
-"""
-_START_SERVER = """\
-for user in root mpiuser; do
-  id -u $user > /dev/null 2>&1 || continue
-  eval "cd ~$user/.ssh"
-  (
-    umask 077
-    echo "$KEY" > id_ed25519
-    ssh-keygen -y -f id_ed25519 > authorized_keys
-    printf 'Host *\\n  StrictHostKeyChecking accept-new\\n' > config
-    chown $user -- *
-  )
-done
-mkdir -p /run/sshd
-/usr/sbin/sshd -D -e > /run/sshd/log 2>&1 < /dev/null &
-"""
-# A server that has just been started may not answer yet; one that refuses will go on refusing.
-_REACH_ALL = f"""\
-for user in root mpiuser; do
-  id -u $user > /dev/null 2>&1 || continue
-  for node in $NODES; do
-    until answer=$({" ".join(runner.as_user("$user"))} ssh -o BatchMode=yes -o ConnectTimeout=2 $node true 2>&1); do
-      if ((SECONDS > {NODES_TIMEOUT_S})) || [[ $answer == *'Permission denied'* ]]; then
-        echo "$node: sshd does not let $user in: $answer"
-        exit 1
-      fi
-      sleep 0.5
-    done
-  done
-done
-"""
 
 
 class NodesUnreachable(CommandError):
@@ -140,17 +103,17 @@ def cluster(
             }
             started = engine.sleeping_container(client, image, **{**options(number), **own})
             containers.append(stack.enter_context(started))
-        key = _run(containers[0], _MAKE_KEY)
+        key = _run(containers[0], "key")
         for node in containers:
             # As an argument, every process of the machine could read the key.
-            _run(node, _START_SERVER, KEY=key)
-        _run(containers[0], _REACH_ALL, NODES=" ".join(cluster_names(nodes)))
+            _run(node, "server", KEY=key)
+        _run(containers[0], "reach", NODES=" ".join(cluster_names(nodes)), TIMEOUT=str(NODES_TIMEOUT_S))
         yield tuple(containers)
 
 
 def _run(node: Container, script: str, **environment: str) -> str:
-    """Return what a script prints in a node. Raises NodesUnreachable if it fails."""
-    argv = ("bash", "-euo", "pipefail", "-c", script)
+    """Return what the script of this name prints in a node. Raises NodesUnreachable if it fails."""
+    argv = ("bash", "-euo", "pipefail", "-c", runner.shell_script(script))
     done = execute(node, argv, 2 * NODES_TIMEOUT_S, environment=environment)
     if done.status != 0:
         raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {done.output.strip()}")

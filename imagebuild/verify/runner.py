@@ -66,43 +66,20 @@ class Execution:
 
 # What a host has
 
-TOOLS = ("bash", "nvidia-smi", "setpriv", "ssh", "ssh-keygen", "sshd", "timeout")
 PROBE_TIMEOUT_S = 60
 PROBE_PREFIX = "imagebuild-probe:"
-PROBE = f"""\
-PATH="$PATH:/usr/sbin:/sbin"
-fact() {{ echo "{PROBE_PREFIX}$1=$2"; }}
-fact uid "$(id -u 2>/dev/null)"
-fact user "$(id -un 2>/dev/null)"
-for tool in {" ".join(TOOLS)}; do
-  command -v "$tool" > /dev/null 2>&1 && fact tool "$tool"
-done
-fact gpus "$(timeout 40 nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
-for state in /sys/class/infiniband/*/ports/*/state; do
-  [ -r "$state" ] && fact port "$state $(cat "$state")"
-done
-for device in /dev/infiniband/uverbs*; do
-  [ -e "$device" ] && fact verbs "$device"
-done
-fact memlock "$(ulimit -l 2>/dev/null)"
-fact job "$SLURM_JOB_ID"
-fact hostlist "$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null | tr '\\n' ' ')"
-fact host "$(uname -n 2>/dev/null)"
-fact kernel "$(uname -r 2>/dev/null)"
-fact machine "$(uname -m 2>/dev/null)"
-fact cpus "$(nproc 2>/dev/null)"
-fact memory "$(sed -n 's/^MemTotal: *//p' /proc/meminfo 2>/dev/null)"
-fact driver "$(sed -n 's/^NVRM version: *//p' /proc/driver/nvidia/version 2>/dev/null)"
-fact os "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)"
-fact end .
-"""
-"""Program for sh that prints what a host has, a line `PROBE_PREFIX NAME=VALUE` for each fact."""
+"""How each line of the probe begins."""
 FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
 """Names of the probe's facts that are kept as they are."""
 Probe = Mapping[str, Sequence[str]]
 """Name of a fact → its values."""
 Start = Callable[[Sequence[str], float, Path | None], Finished]
 """Runs a program for at most so many seconds, with a log of its output, and returns how it ended."""
+
+
+def shell_script(name: str) -> str:
+    """Return the text of a script that is run in images."""
+    return (Path(__file__).with_name("templates") / f"{name}.sh").read_text(encoding="utf-8")
 
 
 def read_probe(output: str) -> Probe | None:
@@ -117,7 +94,7 @@ def read_probe(output: str) -> Probe | None:
 
 def run_probe(start: Start, name: str) -> Probe:
     """Find out what there is. Raises CommandError, with the runner's or the image's name, if nothing can be run."""
-    done = start(("sh", "-c", PROBE), PROBE_TIMEOUT_S, None)
+    done = start(("sh", "-c", shell_script("probe")), PROBE_TIMEOUT_S, None)
     probe = read_probe(done.output)
     if probe is None:
         how = "did not end" if done.status is None else f"ended with {done.status}"
@@ -169,11 +146,6 @@ exit "$status"
 """
 
 
-def as_user(user: str) -> tuple[str, ...]:
-    """Return the words, for a shell, by which root starts a program as another user."""
-    return ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
-
-
 class Session(ABC):
     """Run commands in an image that is ready for them."""
 
@@ -210,7 +182,7 @@ class Session(ABC):
         as_other: tuple[str, ...] = ()
         account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
         if command.user != self.surroundings.user:
-            as_other = as_user(user)
+            as_other = ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
             account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(no_user)}; exit 1; }}\n{account}"
         program = _WRAPPER.format(
             account=account,
@@ -241,12 +213,6 @@ JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
 CONNECT_S = 30
 """Seconds on top of a command's time limit, in which the launcher starts it: a connection, a container, a queue."""
 STOP_S = 20
-# The quotes keep this program from finding itself.
-_STOP = """\
-for line in /proc/[0-9]*/cmdline; do
-  ! grep -qs '{0}''{1}' "$line" || kill "${{line//[!0-9]/}}"
-done
-"""
 
 
 def read_prefix(text: str) -> list[str]:
@@ -308,7 +274,7 @@ class ExecSession(Session):
                 # The end of the launcher may have left the command running on the other side; srun's ends it, and
                 # another srun would lead to another place.
                 if (done is None or done.status is None) and not self.starts_ranks:
-                    self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], STOP_S, None)
+                    self._start(["bash", "-c", shell_script("stop"), "stop", token[:16], token[16:]], STOP_S, None)
             return done
 
         return self.execution(command, start, self.prefix, self.nodes)
