@@ -27,7 +27,7 @@ from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
-from imagebuild.verify.layers import scan_all
+from imagebuild.verify.layers import PATTERNS, scan_all
 from imagebuild.verify.subject import room_explained
 
 
@@ -193,41 +193,13 @@ def _names_on_path(inspection: Inspection) -> Iterator[tuple[str, str]]:
 SECRET_VARIABLE = re.compile(
     r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
-FORBIDDEN = {
-    "no-keys": {r"(^|/)(ssh_host_\w+_key|\.ssh/id_\w+)$": "is a private key of ssh"},
-    "no-tokens": {
-        r"(^|/)(\.netrc|\.pgpass|\.pypirc|\.git-credentials|\.docker/config\.json|\.aws/credentials|\.kube/config)$"
-        r"|(^|/)(\.config/(gh/hosts\.yml|gcloud/.*credentials.*)|\.cache/huggingface/token)$"
-        r"|(^|/)\.(bash|zsh|python|sh)_history$|^run/secrets/.|^kaniko/": "is a file for secrets"
-    },
-    "no-site-ca": {
-        r"^(usr/local/share/ca-certificates|etc/pki/ca-trust/source/anchors|usr/share/pki/trust/anchors)/."
-        r"|^etc/ca-certificates/trust-source/anchors/.": "is a certificate that a site trusts"
-    },
-    "no-leftovers": {
-        r"^var/lib/apt/lists/(?!lock$).*[^/]$": "is a package list of apt",
-        r"^var/cache/apt/(.*\.deb|(src)?pkgcache\.bin)$": "is a cache of apt",
-        r"^var/cache/(yum|dnf|libdnf5|zypp|apk|pacman)/.": "is a cache of the package manager",
-        r"^lib/apk/db/.*APKINDEX|^var/lib/(yum|dnf)/repos/": "is a package list",
-        r"(^|/)\.(cache/(pip|uv|pypoetry|conda|ccache|go-build|npm|yarn)|npm/_cacache|cargo/registry|conda/pkgs)/.":
-            "is a cache of what built it",
-        r"^(var/)?tmp/.": "is a temporary file",
-    },
-}  # fmt: skip
-"""Rule → pattern of a path that no layer may have → what is said of it."""
 TRUSTED = re.compile(r"^usr/share/(ca-certificates|pki/ca-trust-source)/")
 """Folders for the certificates that a distribution trusts."""
 SITE = re.compile(
     r"^(?!etc/ssl/certs/ssl-cert-snakeoil\.pem$)(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/"
 )
 """Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
-PRIVILEGED = re.compile(
-    r"""^(usr/)?(s?bin|lib|libexec)/((dbus-1\.0|openssh|polkit-1|utempter)/)?(arping | chage | chfn | chsh | clockdiff
-    | crontab | dbus-daemon-launch-helper | expiry | fusermount3? | gpasswd | mount | new[gu]idmap | newgrp
-    | pam_extrausers_chkpwd | pam_timestamp_check | passwd | ping | pkexec | polkit-agent-helper-1 | ssh-agent
-    | ssh-keysign | su | sudo | umount | unix_chkpwd | utempter | wall | write)$""",
-    re.VERBOSE,
-)
+PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]))
 """Programs that distributions install setuid, setgid or with capabilities."""
 AUFS = f"{WHITEOUT}{WHITEOUT}"
 """How names of aufs' own marks begin."""
@@ -337,8 +309,9 @@ def _contents(inspection: Inspection) -> Iterator[FileEntry]:
 def _forbidden(inspection: Inspection, rule: str) -> Iterator[Finding]:
     """Yield the files whose path the rule allows in no layer."""
     for entry in _contents(inspection):
-        if text := next((text for pattern, text in FORBIDDEN[rule].items() if re.search(pattern, entry.path)), ""):
-            yield _in_layer(entry, text)
+        for text, pattern in PATTERNS["forbidden"][rule].items():
+            if re.search(pattern, entry.path):
+                yield _in_layer(entry, text)
 
 
 def _in_layer(entry: FileEntry, text: str) -> Finding:
@@ -552,8 +525,8 @@ def declared_waivers(project: Project, image: str, components: Iterable[str]) ->
 @cache
 def hash_of_rules() -> str:
     """Return the hash of the code that reads and judges files."""
-    modules = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("rules", "elf", "files", "layers"))
-    return hashlib.sha256(b"".join(modules)).hexdigest()
+    names = ("rules.py", "elf.py", "files.py", "layers.py", "patterns.yaml")
+    return hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in names)).hexdigest()
 
 
 def hash_of_image_checks(project: Project, image: str, components: Iterable[str]) -> str:
