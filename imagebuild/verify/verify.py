@@ -75,10 +75,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
             are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
             judged = list(judge_images(inspections))
-            if not inspections:
-                judged = [
-                    CheckResult(component=IMAGE, check=rule, outcome="skipped", reason=NO_FILES) for rule in rules
-                ]
+            judged = judged or [checks.skipped_result(check, NO_FILES) for check in chosen if not check.check]
             # Of an image for several platforms, the name of a check is followed by the platform.
             evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
             if planned:
