@@ -39,11 +39,6 @@ class Subject:
     """Name in the engine's store; None for an image that is not there."""
 
     @property
-    def platforms(self) -> tuple[str, ...]:
-        """Return the platforms that are known."""
-        return self.found.platforms if self.found else ()
-
-    @property
     def components(self) -> dict[str, str]:
         """Return component → version by the labels, or by the target of an image that was not found.
 

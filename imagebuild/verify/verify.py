@@ -259,11 +259,12 @@ class ResultFolder:
         """Return the results so far; checks of the image as a whole come first."""
         image = self.image
         machine = self.surroundings.facts.get("machine", "") if self.surroundings else ""
+        platforms = image.found.platforms if image.found else (PLATFORMS.get(machine, "unknown"),)
         return VerifyResult(
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
-            platform=", ".join(image.platforms) or PLATFORMS.get(machine, "unknown"),
+            platform=", ".join(platforms),
             checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
             labels=dict(image.labels),
             started=self.started,
