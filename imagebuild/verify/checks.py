@@ -263,12 +263,9 @@ def judged_speed(
     allowed = ("partial",)
     worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
     failures = [f"{s}: {c.state}: {c.reason}" for s, c in worst if c.standing(allowed) == "failed"]
-    passed = [judgement.speed for judgement in judged if judgement.speed.state == "fast enough"]
+    passed = [judgement.speed.reason for judgement in judged if judgement.speed.state == "fast enough"]
     outcome: Outcome = "failed" if failures else "passed" if passed else "skipped"
-    reason = "the results have no speed that can be judged"
-    if failures:
-        reason = failures[0]
-    elif speeds := passed or [judgement.speed for judgement in judged if judgement.speed.reason]:
-        reason = speeds[0].reason
+    others = [judgement.speed.reason for judgement in judged if judgement.speed.reason]
+    reason = [*failures, *passed, *others, "the results have no speed that can be judged"][0]
     output = "\n".join(f"{j.subject}: {claim.state}: {claim.reason}" for j in judged for claim in j.claims)
     yield speed.model_copy(update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged})

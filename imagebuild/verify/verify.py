@@ -145,7 +145,7 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     if request.image is None:
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if path:
-        image = subject.subject_elsewhere(finder, str(path), path, folder)
+        image = subject.subject_elsewhere(finder, None, path, folder)
         return image, partial(docker_session, connect, None, image.found)
     client = connect()
     if request.pull and not subject.target_with_id(plan, request.image):
