@@ -304,17 +304,12 @@ class Security(Model):
     """Say what the benchmark's container may do on a node, and as whom it runs."""
 
     privileged: bool | None = None
-    user: Annotated[int, Field(ge=0)] | None = None
+    user: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Root, or what the image says: ssh starts ranks as root, which another user's sshd refuses."""
     group: Annotated[int, Field(ge=0)] | None = None
     capabilities: tuple[Annotated[str, Form("[A-Z_]+", "a capability such as SYS_PTRACE")], ...] = ()
     """Capabilities besides the one to pin memory."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] | None = None
-
-    @model_validator(mode="after")
-    def _is_root(self) -> Self:
-        if self.user:
-            raise ValueError("user: must be 0 or left out: ssh starts ranks as root, which another user's sshd refuses")
-        return self
 
 
 class LauncherPod(Model):
