@@ -35,7 +35,7 @@ def verify(
     ] = "docker",
     only: Annotated[
         list[str] | None,
-        option("--only COMPONENT/CHECK", "Run checks of this glob only. Repeatable.", completes="checks"),
+        option("--only COMPONENT/CHECK", "Run checks of this glob. Repeat for several.", completes="checks"),
     ] = None,
     list_checks: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
     env: Annotated[
