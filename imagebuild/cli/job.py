@@ -28,9 +28,7 @@ def job(
     ],
     fabric: Annotated[
         str | None,
-        option(
-            "--fabric NAME", "Network, a file of jobs/fabrics/; by default the profile's.", completes="jobs/fabrics"
-        ),
+        option("--fabric NAME", "Network, of jobs/fabrics/; by default the profile's.", completes="jobs/fabrics"),
     ] = None,
     cluster: Annotated[
         str, option("--cluster NAME", "Cluster, a file of jobs/clusters/.", completes="jobs/clusters")
@@ -41,8 +39,7 @@ def job(
         list[str] | None, option("--feature NAME,…", "Features, files of jobs/features/.", completes="jobs/features")
     ] = None,
     with_: Annotated[
-        list[str] | None,
-        option("--with COMPONENT", "A component that was added to the image with --with, such as a plug-in."),
+        list[str] | None, option("--with COMPONENT", "A component that was added to the image, such as a plug-in.")
     ] = None,
     container: Annotated[
         str | None, option("--container pyxis|none", "With Slurm: run the image by pyxis (default), or no image.")

@@ -28,22 +28,16 @@ def verify(
     edits: options.PlanChanges,
     image: Annotated[
         str | None,
-        argument(
-            "IMAGE",
-            "A target's id, a tag, a digest, an OCI layout or an archive.",
-            autocompletion=options.completed("targets"),
-        ),
+        argument("IMAGE", "A target, tag, digest, OCI layout or archive.", autocompletion=options.completed("targets")),
     ] = None,
     runner: Annotated[
         str, option("--runner docker|exec:PREFIX", "What runs commands in the image, such as exec:'ssh node'.")
     ] = "docker",
     only: Annotated[
         list[str] | None,
-        option(
-            "--only COMPONENT/CHECK", "Run only checks that match this glob. Repeat for several.", completes="checks"
-        ),
+        option("--only COMPONENT/CHECK", "Run checks of this glob. Repeat for several.", completes="checks"),
     ] = None,
-    list_checks_: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
+    list_checks: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
     env: Annotated[
         list[str] | None, option("--env NAME=VALUE", "Set a variable for all checks. Repeat for several.")
     ] = None,
@@ -66,13 +60,17 @@ def verify(
 
     Exit status 1 if a check fails, 3 if all are skipped, 4 if nothing could be started in the image.
     """
-    from imagebuild.verify.verify import VerifyRequest, list_checks, verify_image
+    from imagebuild.verify.checks import select_checks
+    from imagebuild.verify.rules import IMAGE_CHECKS
+    from imagebuild.verify.subject import target_with_id
+    from imagebuild.verify.verify import VerifyRequest, verify_image
 
     workspace = project.open(edits.parse())
-    if list_checks_:
+    if list_checks:
         from imagebuild.core.console import print_table
 
-        entries = list_checks(workspace.project, workspace.plan, image, only or ())
+        target = target_with_id(workspace.plan, image) if image else None
+        entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only or ())
         listed = [
             {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
             for e in entries

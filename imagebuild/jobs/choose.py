@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import get_args
@@ -115,56 +116,45 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
 def newest_image(
     offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
 ) -> JobImage:
-    """Return the newest image that fits. Raises ConfigError with the first requirement that no image meets."""
-    arch, capability = profile.node.cpu, profile.gpu.compute_capability or ""
-    gpu = offer.architectures.get(capability.replace(".", ""))
-    requirements: dict[str, Callable[[Target, str], bool]] = {
-        "has nccl-tests": lambda _target, _stack: True,  # as every image that has a stack
-        f"runs on {arch}": lambda target, _stack: f"linux/{arch}" in target.platforms,
-        f"has the plug-in {plugin!r}": lambda target, stack: (
-            not stacks[stack].model.lacks_plugin(plugin, target.components)
-        ),
-        f"has programs for compute capability {capability}": lambda target, _stack: (
-            target.axes.get("gpu") in (None, capability.replace(".", ""))
-            and (gpu is None or satisfies(target.axes["cuda"], gpu.cuda))
-        ),
-        f"runs on driver {driver}": lambda target, _stack: (
-            driver is None or int(major(driver)) >= int(DRIVERS.get(major(target.axes["cuda"]), "0"))
-        ),
-        f"has checks on {arch}, all of which passed": lambda target, _stack: (
-            (target.name, f"linux/{arch}") not in offer.unverified
-        ),
-    }
+    """Return the newest image that fits. Raises ConfigError with what the images lack if there is none."""
+    arch, capability = profile.node.cpu, (profile.gpu.compute_capability or "").replace(".", "")
+    gpu = offer.architectures.get(capability)
+
+    def lack(target: Target, stack: str) -> str:
+        """Return the first requirement that an image does not meet; empty if it meets all."""
+        cuda, compiled_for = target.axes["cuda"], target.axes.get("gpu", capability)
+        lacks = {
+            arch: f"linux/{arch}" not in target.platforms,
+            f"the plug-in {plugin!r}": stacks[stack].model.lacks_plugin(plugin, target.components),
+            f"compute capability {profile.gpu.compute_capability}": compiled_for != capability
+            or bool(gpu and not satisfies(cuda, gpu.cuda)),
+            f"driver {driver}": driver is not None and int(major(driver)) < int(DRIVERS.get(major(cuda), "0")),
+            f"that all checks passed on {arch}": (target.name, f"linux/{arch}") in offer.unverified,
+        }
+        return next((requirement for requirement, is_lacking in lacks.items() if is_lacking), "")
+
     candidates = [
         (target, stack)
         for target in offer.targets
         if (stack := _stack_of_target(target, stacks)) and target.axes.get("variant") != "devel"
     ]
-    met: list[str] = []
-    for requirement, fits in requirements.items():
-        candidates = [(target, stack) for target, stack in candidates if fits(target, stack)]
+    fitting = [candidate for candidate in candidates if not lack(*candidate)]
+    if not fitting:
+        noun = "image of the plan" if offer.planned is None else "published image"
         if not candidates:
-            problem = f"that {' and '.join(met)} also {requirement}" if met else requirement
-            noun = "image of the plan" if offer.planned is None else "published image"
-            remedy = plugin_remedy(plugin, stacks) if repr(plugin) in requirement else ""
-            remedy = remedy if met else "add `nccl-tests` to the components of one, or "
-            raise ConfigError(f"no {noun} {problem}; {remedy}name an image with --image")
-        met.append(requirement)
-    places = offer.places
+            raise ConfigError(f"no {noun} has nccl-tests; add it to the components of one, or name one with --image")
+        lacks = Counter(lack(*candidate) for candidate in candidates)
+        counted = ", ".join(f"{requirement} rules out {number}" for requirement, number in lacks.items())
+        remedy = plugin_remedy(plugin, stacks) if any(repr(plugin) in requirement for requirement in lacks) else ""
+        raise ConfigError(f"no {noun} fits: {counted}; {remedy}name an image with --image")
 
     def order(candidate: tuple[Target, str]) -> tuple[int, list[int], int]:
         target, stack = candidate
-        place = places.get((target.image, target.axes.get("os", "")), -1)
+        place = offer.places.get((target.image, target.axes.get("os", "")), -1)
         return stacks[stack].model.prefer, _numbers(target.axes["cuda"]), place
 
-    target, stack = max(candidates, key=order)
+    target, stack = max(fitting, key=order)
     return _image_of_target(target, stack, offer)
-
-
-def newest_nccl(offer: Offer, stacks: Mapping[str, YamlFile[Stack]], otherwise: str) -> str:
-    """Return the newest version of NCCL of the images on offer that have a stack."""
-    images = (_image_of_target(target, "other", offer) for target in offer.targets if _stack_of_target(target, stacks))
-    return max((image.nccl for image in images if image.nccl), key=_numbers, default=otherwise)
 
 
 def _numbers(version: str) -> list[int]:
@@ -180,12 +170,9 @@ def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
 
 
 def _stack_of_target(target: Target, stacks: Mapping[str, YamlFile[Stack]]) -> str | None:
-    fits = [
-        name
-        for name, file in stacks.items()
-        if file.model.components and set(file.model.components) <= set(target.components)
-    ]
-    return max(fits, key=lambda name: stacks[name].model.prefer, default=None)
+    known = {name: file.model for name, file in stacks.items() if file.model.components}
+    fits = [name for name, stack in known.items() if set(stack.components) <= set(target.components)]
+    return max(fits, key=lambda name: known[name].prefer, default=None)
 
 
 def _image_of_target(target: Target, stack: str, offer: Offer) -> JobImage:

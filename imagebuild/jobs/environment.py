@@ -101,10 +101,9 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
             merged[name] = variable
         elif (earlier.value, earlier.scope) != (variable.value, scope):
             first, second = (f"{v.value!r} in scope {v.scope} from {v.layer} ({v.why})" for v in (earlier, variable))
-            by_user = variable.layer == "--param"
-            advice = (
-                f"to replace the first, write --param {name}:={variable.value}" if by_user else "remove one of them"
-            )
+            advice = "remove one of them"
+            if variable.layer == "--param":
+                advice = f"to replace the first, write --param {name}:={variable.value}"
             raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
     return tuple(merged.values())
 

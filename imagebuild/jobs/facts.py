@@ -282,8 +282,6 @@ class ClusterFabric(FactLayer):
     plugin: str | None = None
     """Network plug-in of NCCL, instead of the fabric's."""
     mounts: tuple[Text, ...] = ()
-    nodes: dict[Gpu, Nodes] = Field(default_factory=dict)
-    """GPU → the nodes that have this fabric, where they are not the cluster's `nodes`."""
 
 
 class Toleration(Model):
@@ -306,17 +304,12 @@ class Security(Model):
     """Say what the benchmark's container may do on a node, and as whom it runs."""
 
     privileged: bool | None = None
-    user: Annotated[int, Field(ge=0)] | None = None
+    user: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Root, or what the image says: ssh starts ranks as root, which another user's sshd refuses."""
     group: Annotated[int, Field(ge=0)] | None = None
     capabilities: tuple[Annotated[str, Form("[A-Z_]+", "a capability such as SYS_PTRACE")], ...] = ()
     """Capabilities besides the one to pin memory."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] | None = None
-
-    @model_validator(mode="after")
-    def _is_root(self) -> Self:
-        if self.user:
-            raise ValueError("user: must be 0 or left out: ssh starts ranks as root, which another user's sshd refuses")
-        return self
 
 
 class LauncherPod(Model):
@@ -341,7 +334,6 @@ class Kubernetes(Model):
     """Labels of all pods."""
     pod_annotations: dict[Key, str] = Field(default_factory=dict)
     image_pull_secrets: tuple[DomainName, ...] = ()
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     service_account: DomainName | None = None
     priority_class: DomainName | None = None
     runtime_class: DomainName | None = None
@@ -536,14 +528,12 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
         pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
         taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
         taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
-        places: dict[tuple[str, ...], tuple[Volume, ...]] = {
-            ("kubernetes", "volumes"): cluster.model.kubernetes.volumes
-        }
-        places |= {("fabrics", name, "pod", "volumes"): site.volumes}
-        for path, i, volume in ((path, i, volume) for path, own in places.items() for i, volume in enumerate(own)):
+        own: list[tuple[tuple[str | int, ...], Volume]] = []
+        own += [(("kubernetes", "volumes", i), volume) for i, volume in enumerate(cluster.model.kubernetes.volumes)]
+        own += [(("fabrics", name, "pod", "volumes", i), volume) for i, volume in enumerate(site.volumes)]
+        for path, volume in own:
             if taken & {volume.name, volume.mount}:
-                problem = "another volume of the pod has this name or path"
-                mistakes.add(cluster.at(*path, i), f"{dotted_key((*path, i))}: {problem}")
+                mistakes.add(cluster.at(*path), f"{dotted_key(path)}: another volume of the pod has this name or path")
             taken |= {volume.name, volume.mount}
 
 

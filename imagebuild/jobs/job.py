@@ -132,7 +132,7 @@ class Job:
     @cached_property
     def nodes(self) -> Nodes:
         """Return the nodes of the cluster that the job may use."""
-        nodes = self.site.nodes.get(self.gpu) or self.cluster.nodes.get(self.gpu) or Nodes()
+        nodes = self.cluster.nodes.get(self.gpu) or Nodes()
         own: dict[str, Any] = {name: self.parameters[name] for name in ("cpu", "memory") if name in self.parameters}
         if "rack-nodes" in self.parameters:
             own["rack_nodes"] = int(self.parameters["rack-nodes"])
@@ -161,10 +161,9 @@ class Job:
             return Scale(rack_nodes * (racks or 1), racks or 1, rack_nodes)
         needed = -(-nodes // rack_nodes)
         if nodes % needed:
-            near = sorted({nodes - nodes % needed, nodes + needed - nodes % needed})
-            offers = " or ".join(f"{n} ({-(-n // rack_nodes)} * {n // -(-n // rack_nodes)})" for n in near if n > 0)
+            fewer = next(number for number in range(nodes - 1, 0, -1) if number % -(-number // rack_nodes) == 0)
             problem = f"cannot be divided evenly among {needed} racks of up to {rack_nodes} nodes"
-            raise ConfigError(f"--nodes {nodes}: {problem}; use {offers}")
+            raise ConfigError(f"--nodes {nodes}: {problem}; use {fewer} or a whole number of --racks")
         return Scale(nodes, needed, nodes // needed)
 
     @cached_property
@@ -308,11 +307,8 @@ class Job:
 
     @cached_property
     def nccl(self) -> str:
-        """Return the image's version of NCCL; if it is not known, the newest of the images on offer.
-
-        If those do not tell either, it is the release whose variables are known.
-        """
-        return self.image.nccl or choose.newest_nccl(self.offer, self.facts.stacks, self.facts.nccl_variables.release)
+        """Return the image's version of NCCL; if it is not known, the release whose variables are known."""
+        return self.image.nccl or self.facts.nccl_variables.release
 
     @cached_property
     def stack(self) -> Stack:
@@ -466,16 +462,15 @@ class Job:
             return "kueue"
         if racks == 1:
             return "together" if self.scale.nodes > 1 else "anywhere"
-        several = f"--racks {racks}" if self.request.racks else f"--nodes {self.scale.nodes} on {racks} racks"
-        ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
+        problem = ""
         if self.request.scheduler == "mpijob":
-            problem = "all workers of an MPIJob have one template, which cannot say how many nodes each rack gives"
-            raise ConfigError(f"{several}: {problem}; use jobset, {ways}")
-        if kube.gang in ("volcano", "coscheduling"):
-            problem = (
-                f"JobSet creates workers when the first one of their rack has its place, for which {kube.gang} waits"
-            )
-            raise ConfigError(f"{several}: {problem}; {ways}")
+            problem = "all workers of an MPIJob have one template, the same on every rack; use jobset, or"
+        elif kube.gang in ("volcano", "coscheduling"):
+            problem = f"JobSet creates a rack's workers when its first one has a place, for which {kube.gang} waits;"
+        if problem:
+            several = f"--racks {racks}" if self.request.racks else f"--nodes {self.scale.nodes} on {racks} racks"
+            ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
+            raise ConfigError(f"{several}: {problem} {ways}")
         return "exclusive"
 
     @cached_property

@@ -119,7 +119,7 @@ class Check(Model):
         if unknown := re.search(r"(?<!\\){(?!version})[A-Za-z][\w.-]*}", self.expect or ""):
             raise ValueError(f"expect: {unknown[0]} has no value here; only {{version}} has, and \\{{ is a brace")
         if self.ranks > 1 and "slurm" not in self.needs:
-            raise ValueError("ranks: srun starts them, so it needs [slurm]")
+            raise ValueError("ranks: srun starts them; write needs: [slurm]")
         return self
 
 

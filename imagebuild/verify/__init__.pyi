@@ -3,7 +3,6 @@ from .checks import ImageCheck as ImageCheck
 from .checks import correctness_problem as correctness_problem
 from .checks import judge_check as judge_check
 from .checks import judged_speed as judged_speed
-from .checks import plan_checks as plan_checks
 from .checks import run_check as run_check
 from .checks import select_checks as select_checks
 from .docker import CDI as CDI

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -41,7 +41,7 @@ UNCOMPARED = "any version accepted: the image does not say which it has"
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """Describe a check that can be chosen; one that was chosen has its script."""
+    """Describe a check that was chosen."""
 
     component: str
     name: str
@@ -59,56 +59,44 @@ class ImageCheck:
 
 
 def select_checks(
-    project: Project,
-    image_checks: Mapping[str, str],
-    components: Iterable[str] | None = None,
-    patterns: Sequence[str] = (),
-) -> list[ImageCheck]:
+    project: Project, image_checks: Mapping[str, str], components: Mapping[str, str | None] | None = None,
+    patterns: Sequence[str] = (), axes: Mapping[str, str] | None = None,
+) -> list[ImageCheck]:  # fmt: skip
     """Return the checks that fit a glob `COMPONENT/CHECK`, or all if there are no globs; the image's own come first.
 
     An image has checks of its `components`, by default of all, and `image_checks`: name → what passing proves. A
-    component alone as a glob means all of its checks. Raises ConfigError for a glob that fits no check of any image,
-    NothingSelected if none fits this one's.
+    component alone as a glob means all of its checks. Without axes, as for an image that does not name them, conditions
+    on axes skip nothing. Raises ConfigError for a glob that fits no check of any image and for a script that cannot be
+    read, NothingSelected if no glob fits a check of this image.
     """
+    owned: dict[str, str | None] = dict.fromkeys(project.components) if components is None else dict(components)
     listed = [ImageCheck(IMAGE, name, text) for name, text in image_checks.items()]
     for component, document in project.components.items():
         listed += [ImageCheck(component, check.name, check.description, check) for check in document.model.checks]
-    owners = {IMAGE, *(project.components if components is None else components)}
     chosen = set()
     for pattern in patterns or ["*/*"]:
         glob = pattern if "/" in pattern else f"{pattern}/*"
         fitting = {str(entry) for entry in listed if fnmatchcase(str(entry), glob)}
         if not fitting:
-            component = glob.removesuffix("/*")
-            near = suggestion(component, {entry.component if glob != component else str(entry) for entry in listed})
-            hint = near if "did you mean" in near else "; see `imagebuild verify --list`"
-            raise ConfigError(f"--only {pattern}: no such check{hint}")
+            known = {name for entry in listed for name in (str(entry), entry.component)}
+            raise ConfigError(f"--only {pattern}: no such check{suggestion(pattern.removesuffix('/*'), known)}")
         chosen |= fitting
-    selected = [entry for entry in listed if str(entry) in chosen and entry.component in owners]
-    if not selected:
-        raise NothingSelected(
-            f"--only {' '.join(patterns)}: the image has no component with these checks; `imagebuild verify --list "
-            "IMAGE` lists its checks"
-        )
-    return selected
-
-
-def plan_checks(
-    project: Project, chosen: Iterable[ImageCheck], components: Mapping[str, str | None], axes: Mapping[str, str]
-) -> list[ImageCheck]:
-    """Return the chosen checks that start something in an image, for its components and axes.
-
-    Without axes, as for an image that does not name them, conditions on axes skip nothing. Raises ConfigError if a
-    script cannot be read.
-    """
-    planned = []
-    for entry in chosen:
-        if check := entry.check:
-            script, version, unfit = script_of(project, entry.component, check), components[entry.component], ""
+    selected = []
+    for entry in listed:
+        if str(entry) not in chosen or entry.component not in (IMAGE, *owned):
+            continue
+        check, script, unfit = entry.check, "", ""
+        if check:
+            script = script_of(project, entry.component, check)
             if axes and not matches(check.when, axis_facts(axes)):
                 unfit = "only for " + ", ".join(f"{axis} {'|'.join(values)}" for axis, values in check.when.items())
-            planned.append(replace(entry, script=script, version=version, unfit=unfit))
-    return planned
+        selected.append(replace(entry, script=script, version=owned.get(entry.component), unfit=unfit))
+    if not selected:
+        raise NothingSelected(
+            f"--only {' '.join(patterns)}: the image has no component with these checks; `imagebuild verify --list` "
+            "lists the checks of all"
+        )
+    return selected
 
 
 def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
@@ -199,13 +187,13 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
     execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
     same = set(re.findall(r"^(/.*): OK$", log.read_text(errors="replace"), re.MULTILINE))
     differing = [path for path in expected if path not in same]
-    outcome: Outcome = "failed" if differing else "passed"
+    outcome: Outcome = "passed"
     reason = ""
     if execution.status not in (0, 1):
         outcome, reason = "skipped", "sha256sum could not be run there"
     elif differing:
         differ = f"{len(differing)} of {len(expected)} files differ, such as {differing[0]}"
-        reason = f"{differ}; another image than {digest} runs there; start this one"
+        outcome, reason = "failed", f"{differ}; another image than {digest} runs there; start this one"
     return result.model_copy(
         update={
             "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
@@ -275,12 +263,9 @@ def judged_speed(
     allowed = ("partial",)
     worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
     failures = [f"{s}: {c.state}: {c.reason}" for s, c in worst if c.standing(allowed) == "failed"]
-    passed = [judgement.speed for judgement in judged if judgement.speed.state == "fast enough"]
+    passed = [judgement.speed.reason for judgement in judged if judgement.speed.state == "fast enough"]
     outcome: Outcome = "failed" if failures else "passed" if passed else "skipped"
-    reason = "the results have no speed that can be judged"
-    if failures:
-        reason = failures[0]
-    elif speeds := passed or [judgement.speed for judgement in judged if judgement.speed.reason]:
-        reason = speeds[0].reason
+    others = [judgement.speed.reason for judgement in judged if judgement.speed.reason]
+    reason = [*failures, *passed, *others, "the results have no speed that can be judged"][0]
     output = "\n".join(f"{j.subject}: {claim.state}: {claim.reason}" for j in judged for claim in j.claims)
     yield speed.model_copy(update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged})

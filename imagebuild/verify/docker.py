@@ -64,43 +64,6 @@ def execute(
 HOMES = {"/root": 0, "/home/mpiuser": 1000}
 """Homes of the users that log in to nodes → their number. An image that was not built here may lack the second."""
 NODES_TIMEOUT_S = 60
-_MAKE_KEY = """\
-for tool in ssh ssh-keygen /usr/sbin/sshd; do
-  command -v $tool > /dev/null || { echo "no $tool"; exit 1; }
-done
-ssh-keygen -q -t ed25519 -N '' -f ~root/.ssh/id_ed25519
-cat ~root/.ssh/id_ed25519
-"""
-_START_SERVER = """\
-for user in root mpiuser; do
-  id -u $user > /dev/null 2>&1 || continue
-  eval "cd ~$user/.ssh"
-  (
-    umask 077
-    echo "$KEY" > id_ed25519
-    ssh-keygen -y -f id_ed25519 > authorized_keys
-    printf 'Host *\\n  StrictHostKeyChecking accept-new\\n' > config
-    chown $user -- *
-  )
-done
-mkdir -p /run/sshd
-/usr/sbin/sshd -D -e > /run/sshd/log 2>&1 < /dev/null &
-"""
-# A server that has just been started may not answer yet; one that refuses will go on refusing.
-_REACH_ALL = f"""\
-for user in root mpiuser; do
-  id -u $user > /dev/null 2>&1 || continue
-  for node in $NODES; do
-    until answer=$({" ".join(runner.as_user("$user"))} ssh -o BatchMode=yes -o ConnectTimeout=2 $node true 2>&1); do
-      if ((SECONDS > {NODES_TIMEOUT_S})) || [[ $answer == *'Permission denied'* ]]; then
-        echo "$node: sshd does not let $user in: $answer"
-        exit 1
-      fi
-      sleep 0.5
-    done
-  done
-done
-"""
 
 
 class NodesUnreachable(CommandError):
@@ -140,17 +103,17 @@ def cluster(
             }
             started = engine.sleeping_container(client, image, **{**options(number), **own})
             containers.append(stack.enter_context(started))
-        key = _run(containers[0], _MAKE_KEY)
+        key = _run(containers[0], "key")
         for node in containers:
             # As an argument, every process of the machine could read the key.
-            _run(node, _START_SERVER, KEY=key)
-        _run(containers[0], _REACH_ALL, NODES=" ".join(cluster_names(nodes)))
+            _run(node, "server", KEY=key)
+        _run(containers[0], "reach", NODES=" ".join(cluster_names(nodes)), TIMEOUT=str(NODES_TIMEOUT_S))
         yield tuple(containers)
 
 
 def _run(node: Container, script: str, **environment: str) -> str:
-    """Return what a script prints in a node. Raises NodesUnreachable if it fails."""
-    argv = ("bash", "-euo", "pipefail", "-c", script)
+    """Return what the script of this name prints in a node. Raises NodesUnreachable if it fails."""
+    argv = ("bash", "-euo", "pipefail", "-c", runner.shell_script(script))
     done = execute(node, argv, 2 * NODES_TIMEOUT_S, environment=environment)
     if done.status != 0:
         raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {done.output.strip()}")
@@ -256,14 +219,13 @@ def container_options(info: Mapping[str, Any]) -> list[Options]:
 
 def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> Options:
     """Return the options of a node, counted from 0, with GPUs of its own: NCCL takes none twice."""
-    own = range(number * (gpus // nodes), (number + 1) * (gpus // nodes))
-    if not options.get("device_requests") or not own:
+    share = gpus // nodes
+    if not share or not options.get("device_requests"):
         return options
-    if options["device_requests"][0].driver == "cdi":
-        request = DeviceRequest(driver="cdi", device_ids=[f"nvidia.com/gpu={gpu}" for gpu in own])
-    else:
-        request = DeviceRequest(device_ids=[str(gpu) for gpu in own], capabilities=[["gpu"]])
-    return {**options, "device_requests": [request]}
+    (request,) = options["device_requests"]
+    before = "nvidia.com/gpu=" if request.driver == "cdi" else ""
+    own = [f"{before}{gpu}" for gpu in range(number * share, (number + 1) * share)]
+    return {**options, "device_requests": [DeviceRequest(**{**request, "Count": 0, "DeviceIDs": own})]}
 
 
 class DockerSession(Session):
@@ -281,25 +243,22 @@ class DockerSession(Session):
 
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in a cluster if it needs several nodes. Raises CommandError."""
-        if command.nodes == 1:
-            execution = self._run_in(self.container, command)
-            if execution.status is None:
-                # A restart ends everything that runs in the container, wherever it hides.
-                with engine.sdk_errors_explained(f"docker restart {self.container.name}"):
-                    self.container.restart(timeout=0)
-            return execution
-        try:
-            nodes = self._cluster(command.nodes)
-        except CommandError as error:
-            return Execution(("docker", "run", self.image), None, str(error), 0.0, problem="the nodes did not start")
-        execution = self._run_in(nodes[0], command, cluster_names(command.nodes))
-        if execution.status is None:
-            self._clusters.pop(command.nodes)[0].close()
-        return execution
-
-    def _run_in(self, container: Container, command: Command, nodes: Sequence[str] = ()) -> Execution:
+        container = self.container
+        if command.nodes > 1:
+            try:
+                container = self._cluster(command.nodes)[0]
+            except CommandError as error:
+                problem = "the nodes did not start"
+                return Execution(("docker", "run", self.image), None, str(error), 0.0, problem=problem)
         argv = ["docker", "exec", str(container.name)]
-        return self.execution(command, partial(execute, container), argv, nodes=nodes)
+        execution = self.execution(command, partial(execute, container), argv, cluster_names(command.nodes))
+        if execution.status is None and command.nodes > 1:
+            self._clusters.pop(command.nodes)[0].close()
+        elif execution.status is None:
+            # A restart ends everything that runs in the container, wherever it hides.
+            with engine.sdk_errors_explained(f"docker restart {container.name}"):
+                container.restart(timeout=0)
+        return execution
 
     def _cluster(self, nodes: int) -> Sequence[Container]:
         """Return the containers of a cluster of this size; it is started once and used until a command is killed."""

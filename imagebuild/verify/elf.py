@@ -147,7 +147,6 @@ class Loader:
     def __init__(self, tree: Tree, env: Mapping[str, str]) -> None:
         self._tree = tree
         self._library_path = [part for part in env.get("LD_LIBRARY_PATH", "").split(":") if part]
-        self._closures: dict[str, Closure] = {}
         self._found: dict[tuple[str, int], str | None] = {}
 
     def folders(self, machine: int) -> list[str]:
@@ -176,12 +175,7 @@ class Loader:
 
     def closure(self, path: str) -> Closure:
         """Return what is loaded for a program or library."""
-        if path not in self._closures:
-            self._closures[path] = self._load(_LoadedFile(path, self._elf(path), None))
-        return self._closures[path]
-
-    def _load(self, root: _LoadedFile) -> Closure:
-        result = Closure()
+        result, root = Closure(), _LoadedFile(path, self._elf(path), None)
         loaded = {root.path: root}
         sonames: dict[str, _LoadedFile] = {root.elf.soname or root.path: root}
         queue = [root]

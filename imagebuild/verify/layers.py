@@ -13,7 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, count
+from pathlib import Path
 from typing import IO, Any, cast
+
+import yaml
 
 from imagebuild.core.errors import ResultError
 from imagebuild.oci.layout import CHUNK, KEPT_SIZE, Blob, layer_members, member_path
@@ -24,35 +27,12 @@ OVERLAP = 16 << 10
 """Bytes that are searched again with the next piece: more than any secret or certificate is long."""
 FEWEST_DIFFERENT = 8
 """Least number of different characters in a random token; tokens in examples mostly repeat a letter."""
-
-
-_B, _E = r"(?<![A-Za-z0-9_-])", r"(?![A-Za-z0-9_-])"
+PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8"))
+"""What the checks of an image's files look for."""
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
-PRIVATE_KEY = "private key"
-_PEM_KEY = (
-    r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\\r|\\n|\s)+"
-    r"(?:[A-Za-z-]+: [^\n]*\n)*\s*(?P<body>[A-Za-z0-9+/=]{32})"
-)
-PATTERNS = (
-    (PRIVATE_KEY, ["PRIVATE KEY"], _PEM_KEY),
-    ("PuTTY private key", ["Private-Lines:"], r"Private-Lines: \d+\s+(?P<body>[A-Za-z0-9+/=]{32})"),
-    ("AWS access key", ["AKIA", "ASIA"], rf"{_B}(?:AKIA|ASIA)(?P<body>[A-Z2-7]{{16}}){_E}"),
-    ("AWS secret key", ["aws_secret_access_key"], r"aws_secret_access_key\s*[=:]\s*[\"']?(?P<body>[\w/+]{40})\b"),
-    ("GitHub token", ["ghp_", "gho_", "ghu_", "ghs_", "ghr_"], rf"{_B}gh[pousr]_(?P<body>[A-Za-z0-9]{{36,}}){_E}"),
-    ("GitHub token", ["github_pat_"], rf"{_B}github_pat_(?P<body>\w{{70,}}){_E}"),
-    ("GitLab token", ["glpat-", "gldt-", "glrt-"], rf"{_B}gl(?:pat|dt|rt)-(?P<body>[\w-]{{20,}}){_E}"),
-    ("Hugging Face token", ["hf_"], rf"{_B}hf_(?P<body>[A-Za-z]{{34}}){_E}"),
-    ("Slack token", ["xoxb-", "xoxp-", "xoxa-", "xoxr-", "xoxs-"], rf"{_B}xox[abprs]-(?P<body>\d{{8,}}-[\w-]{{20,}})"),
-    ("npm token", ["npm_"], rf"{_B}npm_(?P<body>[A-Za-z0-9]{{36}}){_E}"),
-    ("Python index token", ["pypi-AgE"], rf"{_B}pypi-AgE(?P<body>[\w-]{{50,}})"),
-    ("Google API key", ["AIza"], rf"{_B}AIza(?P<body>[\w-]{{35}}){_E}"),
-    ("NVIDIA API key", ["nvapi-"], rf"{_B}nvapi-(?P<body>[\w-]{{60,}})"),
-    ("OpenAI or Anthropic key", ["sk-proj-", "sk-ant-"], rf"{_B}sk-(?:proj|ant)-(?P<body>[\w-]{{40,}})"),
-)
-"""Kind of a secret, texts one of which every match contains, as they are found much faster, and the expression.
-
-Its group `body` is the random part."""
-_SECRETS = [(kind, [text.encode() for text in texts], re.compile(expr.encode())) for kind, texts, expr in PATTERNS]
+SECRETS = [
+    (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]
+]
 CREDENTIALS = re.compile(rb"(?<![\w.])https?://[^\s/:@\"'<>$]+:(?P<body>[^\s/:@\"'<>${}]+)@[\w.-]+")
 """An address with a password; only settings are searched for it, as documentation is full of examples."""
 
@@ -61,8 +41,8 @@ def secrets_in(data: bytes, *, binary: bool = False) -> set[str]:
     """Return the kinds of secrets in a text; in data that are not text, private keys alone are looked for."""
     return {
         kind
-        for kind, texts, expression in _SECRETS
-        if (kind == PRIVATE_KEY or not binary) and any(text in data for text in texts)
+        for kind, texts, expression in SECRETS
+        if (kind == "private key" or not binary) and any(text in data for text in texts)
         for match in expression.finditer(data)
         if len(set(match["body"])) >= FEWEST_DIFFERENT and not match["body"].upper().endswith(b"EXAMPLE")
     }

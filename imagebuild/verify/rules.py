@@ -27,7 +27,7 @@ from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
-from imagebuild.verify.layers import scan_all
+from imagebuild.verify.layers import PATTERNS, scan_all
 from imagebuild.verify.subject import room_explained
 
 
@@ -61,16 +61,17 @@ class Inspection:
         return Loader(self.tree, self.image.env)
 
     @cached_property
-    def base_layers(self) -> int:
-        """Return how many layers are the base image's: those below our first step, which the history shows.
+    def closures(self) -> list[tuple[Elf, Closure]]:
+        """Return what programs and libraries for the image's machine load."""
+        files = ((path, elf) for path, elf in self.objects.items() if elf.machine == self.machine and elf.loadable)
+        return [(elf, self.loader.closure(path)) for path, elf in files]
 
-        0 if it shows no step of ours, or another number of layers than there are.
-        """
-        history = self.image.config.get("history") or ()
-        ours = [number for number, step in enumerate(history) if FIRST_STEP in str(step.get("created_by", ""))]
-        if not ours or sum(not step.get("empty_layer") for step in history) != len(self.layers):
-            return 0
-        return sum(not step.get("empty_layer") for step in history[: ours[-1]])
+    @cached_property
+    def base_layers(self) -> int:
+        """Return how many layers are below our first step; 0 if the history does not show it, or not every layer."""
+        steps = [step for step in self.image.config.get("history") or () if not step.get("empty_layer")]
+        ours = [number for number, step in enumerate(steps) if FIRST_STEP in str(step.get("created_by", ""))]
+        return ours[-1] if ours and len(steps) == len(self.layers) else 0
 
     def is_of_base(self, finding: Finding) -> bool:
         """Return whether a finding is about a file that the base image brings."""
@@ -80,10 +81,10 @@ class Inspection:
 
     @property
     def machine(self) -> int:
-        """Return `e_machine` of the image's ELF files. Raises NotApplicable for an architecture not in MACHINES."""
-        if self.image.architecture not in MACHINES:
-            raise NotApplicable(f"the machine of ELF files for {self.image.platform} is not known here")
-        return MACHINES[self.image.architecture]
+        """Return `e_machine` of the image's ELF files. Raises NotApplicable if it is not known."""
+        if machine := MACHINES.get(self.image.architecture):
+            return machine
+        raise NotApplicable(f"the machine of ELF files for {self.image.platform} is not known here")
 
     def components(self) -> list[tuple[str, Component]]:
         """Return the image's components by its labels, as far as the project has them.
@@ -92,22 +93,21 @@ class Inspection:
         """
         names = components_of(self.image.labels)
         if not names:
-            raise NotApplicable("the image has no labels imagebuild.component.*: it was not built here")
+            raise NotApplicable(NOT_OURS.format("imagebuild.component.*"))
         known = self.renderer.project.components
         return [(name, known[name].model) for name in names if name in known]
 
     @property
     def target(self) -> Target:
         """Return the target that the labels name. Raises NotApplicable if they name none or the plan lacks it."""
-        name = self.image.labels.get("imagebuild.target")
-        if not name:
-            raise NotApplicable("the image has no label imagebuild.target: it was not built here")
-        target = next((target for target in self.plan.targets if target.id == name), None)
-        if target is None:
-            raise NotApplicable(f"the plan has no target {name}")
-        return target
+        name = self.image.labels.get("imagebuild.target", "")
+        for target in self.plan.targets:
+            if target.id == name:
+                return target
+        raise NotApplicable(f"the plan has no target {name}" if name else NOT_OURS.format("imagebuild.target"))
 
 
+NOT_OURS = "the image has no label {}: it was not built here"
 FIRST_STEP = "cat > /etc/profile.d/imagebuild.sh"
 """Text by which our first step is recognised in the history."""
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
@@ -127,13 +127,6 @@ def architecture(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(f"/{entry.path}", f"is for ELF machine {entry.elf.machine}, not for {own}")
 
 
-def closures(inspection: Inspection) -> Iterator[tuple[str, Elf, Closure]]:
-    """Yield path, content and closure of all programs and libraries for the image's machine."""
-    for path, elf in inspection.objects.items():
-        if elf.machine == inspection.machine and elf.loadable:
-            yield path, elf, inspection.loader.closure(path)
-
-
 def closure(inspection: Inspection) -> Iterator[Finding]:
     """The loader finds every library that is needed, except the driver's.
 
@@ -141,11 +134,10 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
     """
     tree, folders = inspection.tree, set(inspection.loader.folders(inspection.machine))
     provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
-    programs = [loaded for _, elf, loaded in closures(inspection) if elf.interpreter]
+    programs = [loaded for elf, loaded in inspection.closures if elf.interpreter]
     used = {path for loaded in programs for path in loaded.libraries.values()}
     needed = {pair for loaded in programs for pair in loaded.missing}
-    missing = dict.fromkeys(pair for _, _, loaded in closures(inspection) for pair in loaded.missing)
-    for who, name in missing:
+    for who, name in dict.fromkeys(pair for _, loaded in inspection.closures for pair in loaded.missing):
         if DRIVER.search(name):
             continue
         where = f"which the loader does not find in /{provided[name]}" if name in provided else "which is nowhere"
@@ -158,8 +150,7 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
 
 def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
     """Libraries define every version of symbols that is needed."""
-    lacking = dict.fromkeys(row for _, _, loaded in closures(inspection) for row in loaded.versions)
-    for who, library, version in lacking:
+    for who, library, version in (row for _, loaded in inspection.closures for row in loaded.versions):
         yield Finding(f"/{who}", f"needs {version}, which /{library} does not define")
 
 
@@ -199,42 +190,16 @@ def _names_on_path(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield from ((folder, name) for name in inspection.tree.names(folder))
 
 
-KEY_NAME = re.compile(r"(^|/)(ssh_host_\w+_key|\.ssh/id_\w+)$")
-SECRET_NAME = re.compile(
-    r"""(^|/)(\.netrc | \.pgpass | \.pypirc | \.git-credentials | \.docker/config\.json | \.aws/credentials
-    | \.kube/config | \.config/(gh/hosts\.yml | gcloud/.*credentials.*) | \.cache/huggingface/token
-    | \.(bash|zsh|python|sh)_history)$ | ^run/secrets/. | ^kaniko/""",
-    re.VERBOSE,
-)
-"""Files whose purpose is to hold secrets."""
 SECRET_VARIABLE = re.compile(
     r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
-LEFTOVERS = (
-    (re.compile(r"^var/lib/apt/lists/(?!lock$).*[^/]$"), "a package list of apt"),
-    (re.compile(r"^var/cache/apt/(.*\.deb|(src)?pkgcache\.bin)$"), "a cache of apt"),
-    (re.compile(r"^var/cache/(yum|dnf|libdnf5|zypp|apk|pacman)/."), "a cache of the package manager"),
-    (re.compile(r"^lib/apk/db/.*APKINDEX|^var/lib/(yum|dnf)/repos/"), "a package list"),
-    (re.compile(r"(^|/)\.cache/(pip|uv|pypoetry|conda|ccache|go-build|npm|yarn)/."), "a cache of what built it"),
-    (re.compile(r"(^|/)\.(npm/_cacache|cargo/registry|conda/pkgs)/."), "a cache of what built it"),
-    (re.compile(r"^(var/)?tmp/."), "a temporary file"),
-)
-ANCHORS = re.compile(
-    r"^(usr/local/share/ca-certificates|etc/pki/ca-trust/source/anchors|usr/share/pki/trust/anchors|etc/ca-certificates/trust-source/anchors)/."
-)
-"""Folders for the certificates of a site."""
 TRUSTED = re.compile(r"^usr/share/(ca-certificates|pki/ca-trust-source)/")
 """Folders for the certificates that a distribution trusts."""
-SITE = re.compile(r"^(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/")
-"""Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
-BY_DISTRIBUTION = re.compile(r"^(etc/ssl/certs/ssl-cert-snakeoil\.pem)$")
-PRIVILEGED = re.compile(
-    r"""^(usr/)?(s?bin|lib|libexec)/((dbus-1\.0|openssh|polkit-1|utempter)/)?(arping | chage | chfn | chsh | clockdiff
-    | crontab | dbus-daemon-launch-helper | expiry | fusermount3? | gpasswd | mount | new[gu]idmap | newgrp
-    | pam_extrausers_chkpwd | pam_timestamp_check | passwd | ping | pkexec | polkit-agent-helper-1 | ssh-agent
-    | ssh-keysign | su | sudo | umount | unix_chkpwd | utempter | wall | write)$""",
-    re.VERBOSE,
+SITE = re.compile(
+    r"^(?!etc/ssl/certs/ssl-cert-snakeoil\.pem$)(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/"
 )
+"""Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
+PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]))
 """Programs that distributions install setuid, setgid or with capabilities."""
 AUFS = f"{WHITEOUT}{WHITEOUT}"
 """How names of aufs' own marks begin."""
@@ -244,18 +209,16 @@ CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "gr
 
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
     """No layer holds a private key outside of programs and libraries, not even if a later layer removes it."""
+    yield from _forbidden(inspection, "no-keys")
     for entry in _contents(inspection):
-        if KEY_NAME.search(entry.path):
-            yield _in_layer(entry, "is a private key of ssh")
-        elif keys := [kind for kind in entry.secrets if "private key" in kind]:
+        if keys := [kind for kind in entry.secrets if "private key" in kind]:
             yield _in_layer(entry, f"holds a {keys[0]}")
 
 
 def no_tokens(inspection: Inspection) -> Iterator[Finding]:
     """No layer, label, variable or build step holds a token or a password."""
+    yield from _forbidden(inspection, "no-tokens")
     for entry in _contents(inspection):
-        if SECRET_NAME.search(entry.path):
-            yield _in_layer(entry, "is a file for secrets")
         for kind in entry.secrets:
             if "private key" not in kind:
                 yield _in_layer(entry, f"holds what looks like a {kind}")
@@ -276,23 +239,16 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
 
 def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
     """No layer trusts a certificate that the distribution does not."""
+    yield from _forbidden(inspection, "no-site-ca")
     trusted = {c for entry in _contents(inspection) if TRUSTED.search(entry.path) for c in entry.certificates}
     for entry in _contents(inspection):
-        if ANCHORS.search(entry.path):
-            yield _in_layer(entry, "is a certificate that a site trusts")
-        elif (
-            SITE.search(entry.path)
-            and not BY_DISTRIBUTION.search(entry.path)
-            and (others := len(set(entry.certificates) - trusted))
-        ):
+        if SITE.search(entry.path) and (others := len(set(entry.certificates) - trusted)):
             yield _in_layer(entry, f"holds {plural(others, 'certificate')} that the distribution does not have")
 
 
 def no_leftovers(inspection: Inspection) -> Iterator[Finding]:
     """No layer holds package lists, caches or temporary files."""
-    for entry in _contents(inspection):
-        if kind := next((kind for pattern, kind in LEFTOVERS if pattern.search(entry.path)), None):
-            yield _in_layer(entry, f"is {kind}")
+    return _forbidden(inspection, "no-leftovers")
 
 
 def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
@@ -348,6 +304,14 @@ def _contents(inspection: Inspection) -> Iterator[FileEntry]:
     """Yield the files of all layers, without the marks of what a layer removes."""
     entries = (entry for layer in inspection.layers for entry in layer.entries)
     return (e for e in entries if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}")
+
+
+def _forbidden(inspection: Inspection, rule: str) -> Iterator[Finding]:
+    """Yield the files whose path the rule allows in no layer."""
+    for entry in _contents(inspection):
+        for text, pattern in PATTERNS["forbidden"][rule].items():
+            if re.search(pattern, entry.path):
+                yield _in_layer(entry, text)
 
 
 def _in_layer(entry: FileEntry, text: str) -> Finding:
@@ -518,9 +482,8 @@ def size(inspection: Inspection) -> Iterator[Finding]:
         raise NotApplicable("the matrix gives the image no size-limit-mb")
     if not all(layer.compression for layer in inspection.layers):
         raise NotApplicable("the engine saves layers unpacked; the limit is for compressed layers")
-    megabytes = sum(layer.stored for layer in inspection.layers) / 1e6
-    text = f"{megabytes:.0f} MB in {len(inspection.layers)} layers, at most {limit} MB"
-    yield Finding("size", text, note=megabytes <= limit)
+    megabytes, number = sum(layer.stored for layer in inspection.layers) / 1e6, len(inspection.layers)
+    yield Finding("size", f"{megabytes:.0f} MB in {number} layers, at most {limit} MB", note=megabytes <= limit)
 
 
 ImageRule = Callable[[Inspection], Iterator[Finding]]
@@ -562,8 +525,8 @@ def declared_waivers(project: Project, image: str, components: Iterable[str]) ->
 @cache
 def hash_of_rules() -> str:
     """Return the hash of the code that reads and judges files."""
-    modules = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("rules", "elf", "files", "layers"))
-    return hashlib.sha256(b"".join(modules)).hexdigest()
+    names = ("rules.py", "elf.py", "files.py", "layers.py", "patterns.yaml")
+    return hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in names)).hexdigest()
 
 
 def hash_of_image_checks(project: Project, image: str, components: Iterable[str]) -> str:

@@ -66,43 +66,20 @@ class Execution:
 
 # What a host has
 
-TOOLS = ("bash", "nvidia-smi", "setpriv", "ssh", "ssh-keygen", "sshd", "timeout")
 PROBE_TIMEOUT_S = 60
 PROBE_PREFIX = "imagebuild-probe:"
-PROBE = f"""\
-PATH="$PATH:/usr/sbin:/sbin"
-fact() {{ echo "{PROBE_PREFIX}$1=$2"; }}
-fact uid "$(id -u 2>/dev/null)"
-fact user "$(id -un 2>/dev/null)"
-for tool in {" ".join(TOOLS)}; do
-  command -v "$tool" > /dev/null 2>&1 && fact tool "$tool"
-done
-fact gpus "$(timeout 40 nvidia-smi -L 2>/dev/null | grep -c '^GPU ')"
-for state in /sys/class/infiniband/*/ports/*/state; do
-  [ -r "$state" ] && fact port "$state $(cat "$state")"
-done
-for device in /dev/infiniband/uverbs*; do
-  [ -e "$device" ] && fact verbs "$device"
-done
-fact memlock "$(ulimit -l 2>/dev/null)"
-fact job "$SLURM_JOB_ID"
-fact hostlist "$(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null | tr '\\n' ' ')"
-fact host "$(uname -n 2>/dev/null)"
-fact kernel "$(uname -r 2>/dev/null)"
-fact machine "$(uname -m 2>/dev/null)"
-fact cpus "$(nproc 2>/dev/null)"
-fact memory "$(sed -n 's/^MemTotal: *//p' /proc/meminfo 2>/dev/null)"
-fact driver "$(sed -n 's/^NVRM version: *//p' /proc/driver/nvidia/version 2>/dev/null)"
-fact os "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)"
-fact end .
-"""
-"""Program for sh that prints what a host has, a line `PROBE_PREFIX NAME=VALUE` for each fact."""
+"""How each line of the probe begins."""
 FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
 """Names of the probe's facts that are kept as they are."""
 Probe = Mapping[str, Sequence[str]]
 """Name of a fact → its values."""
 Start = Callable[[Sequence[str], float, Path | None], Finished]
 """Runs a program for at most so many seconds, with a log of its output, and returns how it ended."""
+
+
+def shell_script(name: str) -> str:
+    """Return the text of a script that is run in images."""
+    return (Path(__file__).with_name("templates") / f"{name}.sh").read_text(encoding="utf-8")
 
 
 def read_probe(output: str) -> Probe | None:
@@ -117,7 +94,7 @@ def read_probe(output: str) -> Probe | None:
 
 def run_probe(start: Start, name: str) -> Probe:
     """Find out what there is. Raises CommandError, with the runner's or the image's name, if nothing can be run."""
-    done = start(("sh", "-c", PROBE), PROBE_TIMEOUT_S, None)
+    done = start(("sh", "-c", shell_script("probe")), PROBE_TIMEOUT_S, None)
     probe = read_probe(done.output)
     if probe is None:
         how = "did not end" if done.status is None else f"ended with {done.status}"
@@ -133,11 +110,9 @@ def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: 
     first = {name: values[0] for name, values in probe.items() if values}
     # What a launcher prints between may have cut a line in two.
     gpus = int(first["gpus"]) if first.get("gpus", "").isdigit() else 0
+    no_gpu = "nvidia-smi lists no GPU" if "nvidia-smi" in probe["tool"] else "no nvidia-smi, which a driver brings"
     absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
-    reasons = {name: reason for name, reason in why.items() if absent[name]}
-    if not gpus and "gpu" not in reasons:
-        has_program = "nvidia-smi" in probe["tool"]
-        reasons["gpu"] = "nvidia-smi lists no GPU" if has_program else "no nvidia-smi, which a driver brings"
+    reasons = {name: reason for name, reason in {"gpu": no_gpu, **why}.items() if absent[name]}
     if not probe["port"]:
         reasons["rdma"] = "no port in /sys/class/infiniband"
     elif not any("ACTIVE" in port for port in probe["port"]):
@@ -171,11 +146,6 @@ exit "$status"
 """
 
 
-def as_user(user: str) -> tuple[str, ...]:
-    """Return the words, for a shell, by which root starts a program as another user."""
-    return ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
-
-
 class Session(ABC):
     """Run commands in an image that is ready for them."""
 
@@ -200,34 +170,34 @@ class Session(ABC):
     def run(self, command: Command) -> Execution:
         """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
 
-    def execution(self, command: Command, start: Start, argv: Iterable[str], *, nodes: Sequence[str] = ()) -> Execution:
-        """Run a command's script under its time limit, and return the outcome; `nodes` are those it uses, if several.
+    def execution(self, command: Command, start: Start, argv: Iterable[str], nodes: Sequence[str]) -> Execution:
+        """Run a command's script under its time limit, and return the outcome.
 
-        `start` runs a program; `argv` is what people type before bash.
+        `start` runs a program; `argv` is what people type before bash; of the `nodes`, a command uses the first.
         """
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
-        if nodes:
-            environment["IMAGEBUILD_NODES"] = " ".join(nodes)
-        changes_user, user = command.user != self.surroundings.user, shlex.quote(command.user)
+        if command.nodes > 1:
+            environment["IMAGEBUILD_NODES"] = " ".join(nodes[: command.nodes])
+        user, no_user = shlex.quote(command.user), f"the image has no user {command.user!r}"
+        as_other: tuple[str, ...] = ()
         account = "" if command.user.isdigit() else f"export USER={user} HOME=~{user}\n"
-        no_user = f"the image has no user {command.user!r}"
-        if changes_user:
+        if command.user != self.surroundings.user:
+            as_other = ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
             account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(no_user)}; exit 1; }}\n{account}"
         program = _WRAPPER.format(
             account=account,
             exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
             grace=GRACE_S,
             seconds=command.timeout_s,
-            start="".join(f"{word} " for word in as_user(user)) if changes_user else "",
+            start="".join(f"{word} " for word in as_other),
             script=shlex.quote(command.script),
         )
         began = time.monotonic()
         done = start(("bash", "-c", program), command.timeout_s + GRACE_S, command.log)
         seconds = time.monotonic() - began
         late = done.status in LATE and seconds >= command.timeout_s
-        words = [*argv, *(as_user(command.user) if changes_user else ())]
         return Execution(
-            argv=console.redacted_arguments([*words, "bash", "-euo", "pipefail", "-c", command.script]),
+            argv=console.redacted_arguments([*argv, *as_other, "bash", "-euo", "pipefail", "-c", command.script]),
             status=None if late else done.status,
             output=done.output,
             seconds=seconds,
@@ -243,12 +213,6 @@ JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
 CONNECT_S = 30
 """Seconds on top of a command's time limit, in which the launcher starts it: a connection, a container, a queue."""
 STOP_S = 20
-# The quotes keep this program from finding itself.
-_STOP = """\
-for line in /proc/[0-9]*/cmdline; do
-  ! grep -qs '{0}''{1}' "$line" || kill "${{line//[!0-9]/}}"
-done
-"""
 
 
 def read_prefix(text: str) -> list[str]:
@@ -262,23 +226,18 @@ def read_prefix(text: str) -> list[str]:
     return prefix
 
 
-def program_names(prefix: Sequence[str]) -> list[str]:
-    """Return the words of a prefix without folders: `/usr/bin/ssh` is ssh."""
-    return [PurePath(word).name for word in prefix]
-
-
 def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
     """Return the command line that makes `argv` arrive unchanged: quoted once for every shell on the way."""
     words = list(argv)
-    for name in program_names(prefix):
-        if name in JOINING:
+    for word in prefix:
+        if PurePath(word).name in JOINING:
             words = [shlex.join(words)]
     return [*prefix, *words]
 
 
 def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
     """Return a prefix that has an srun with the options for ranks that find each other by PMIx."""
-    after = program_names(prefix).index("srun") + 1
+    after = [PurePath(word).name for word in prefix].index("srun") + 1
     options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
     return [*prefix[:after], *options, *prefix[after:]]
 
@@ -294,7 +253,7 @@ class ExecSession(Session):
         Raises CommandError if nothing can be run there.
         """
         self.prefix = prefix
-        self.starts_ranks = "srun" in program_names(prefix)
+        self.starts_ranks = any(PurePath(word).name == "srun" for word in prefix)
         name = f"{EXEC}{shlex.join(console.redacted_arguments(prefix))}"
         probe = run_probe(self._start, f"--runner {name}")
         why = {"slurm": "no srun in the prefix", "nodes": "--hosts names no nodes"}
@@ -315,11 +274,10 @@ class ExecSession(Session):
                 # The end of the launcher may have left the command running on the other side; srun's ends it, and
                 # another srun would lead to another place.
                 if (done is None or done.status is None) and not self.starts_ranks:
-                    self._start(["bash", "-c", _STOP.format(token[:16], token[16:])], STOP_S, None)
+                    self._start(["bash", "-c", shell_script("stop"), "stop", token[:16], token[16:]], STOP_S, None)
             return done
 
-        nodes = self.nodes[: command.nodes] if command.nodes > 1 else ()
-        return self.execution(command, start, self.prefix, nodes=nodes)
+        return self.execution(command, start, self.prefix, self.nodes)
 
     def _start(self, argv: Sequence[str], timeout_s: float, log: Path | None, prefix: Sequence[str] = ()) -> Finished:
         return run.execute(command_line(prefix or self.prefix, argv), timeout_s=timeout_s + CONNECT_S, log=log)

@@ -39,11 +39,6 @@ class Subject:
     """Name in the engine's store; None for an image that is not there."""
 
     @property
-    def platforms(self) -> tuple[str, ...]:
-        """Return the platforms that are known."""
-        return self.found.platforms if self.found else ()
-
-    @property
     def components(self) -> dict[str, str]:
         """Return component → version by the labels, or by the target of an image that was not found.
 
@@ -90,17 +85,6 @@ def in_files(name: str, path: Path, folder: Path) -> FoundImage:
     return FoundImage.of(name, str(path), image.images_in(path, folder))
 
 
-def subject_in_files(path: Path, folder: Path) -> Subject:
-    """Describe the image in a layout or an archive; what has to be unpacked goes into `folder`.
-
-    Raises ConfigError if the path holds no image, ResultError if it cannot be read.
-    """
-    with room_explained(str(path)):
-        found = in_files(str(path), path, folder)
-    first = found.image(found.platforms[0])
-    return Subject(found.name, first.digest, first.labels, found=found)
-
-
 def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path) -> Subject:
     """Describe an image in the engine's store, which is saved into `folder` when it is read.
 
@@ -124,27 +108,30 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
 
 
 def subject_elsewhere(
-    finder: ImageFinder, name: str | None, layout: Path | None, folder: Path, platform: Callable[[], str]
+    finder: ImageFinder, name: str | None, files: Path | None, folder: Path, platform: Callable[[], str] | None = None
 ) -> Subject:
-    """Describe an image that a command prefix leads to, with its files below `folder` if they can be found.
+    """Describe an image that is not in the engine, with its files below `folder` if they can be found.
 
-    They are looked for in the layout; for a target, where its build left them; for a digest, in its registry. A tag is
-    not looked up: it may have moved since the place was started. `platform` returns that of the place, if the image has
-    several. Raises ConfigError, CommandError or ResultError if the files should be there and cannot be read.
+    They are looked for in a layout or an archive; for a target, where its build left them; for a digest, in its
+    registry. A tag is not looked up: it may have moved since the place was started that a prefix leads to, of which
+    `platform` returns the platform. Without it, the image is for all of its own. Raises ConfigError, CommandError or
+    ResultError if the files should be there and cannot be read.
     """
     target = target_with_id(finder.plan, name) if name else None
     found = None
-    with room_explained(name or str(layout)):
-        if layout:
-            found = in_files(name or str(layout), layout, folder)
+    with room_explained(name or str(files)):
+        if files:
+            found = in_files(name or str(files), files, folder)
         elif target:
             found = next(finder.results_of_build(target, folder), None)
         elif name and "@" in name:
             found = finder.find_in_registry(name, folder)
     if not found:
         return Subject(name or "(unnamed)", target=target)
-    read = found.image(found.platforms[0] if len(found.platforms) == 1 else platform())
-    return Subject(found.name, read.digest, read.labels, target, replace(found, platforms=(read.platform,)))
+    read = found.image(platform() if platform and len(found.platforms) > 1 else found.platforms[0])
+    if platform:
+        found = replace(found, platforms=(read.platform,))
+    return Subject(found.name, read.digest, read.labels, target, found)
 
 
 NO_PLAN = Plan(targets=(), excluded=())

@@ -66,19 +66,16 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
         image, start = find_image(plan, request, folder, stack)
         components = components_to_check(project, image, request)
-        chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks)
-        planned = checks.plan_checks(project, chosen, components, image.axes)
-        rules = [check.name for check in chosen if check.component == IMAGE]
+        chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks, image.axes)
+        planned = [check for check in chosen if check.check]
+        rules = [check.name for check in chosen if not check.check]
         evidence = ResultFolder(image, request.output or folder / "evidence", kept=request.output is not None)
         try:
             # Before anything is started: what runs beside a benchmark changes what it measures.
             are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
             judged = list(judge_images(inspections))
-            if not inspections:
-                judged = [
-                    CheckResult(component=IMAGE, check=rule, outcome="skipped", reason=NO_FILES) for rule in rules
-                ]
+            judged = judged or [checks.skipped_result(check, NO_FILES) for check in chosen if not check.check]
             # Of an image for several platforms, the name of a check is followed by the platform.
             evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
             if planned:
@@ -129,11 +126,11 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     that cannot be found.
     """
     path = subject.path_of_image(request.image) if request.image else None
+    finder = ImageFinder(plan, request.folder)
     if request.runner.startswith(EXEC):
         if request.pull:
             raise ConfigError("--pull: only the docker runner pulls; leave it out")
         prefix = read_prefix(request.runner.removeprefix(EXEC))
-        finder = ImageFinder(plan, request.folder)
 
         def platform() -> str:
             return PLATFORMS.get(ExecSession(prefix).surroundings.facts.get("machine", ""), "unknown")
@@ -148,7 +145,7 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     if request.image is None:
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if path:
-        image = subject.subject_in_files(path, folder)
+        image = subject.subject_elsewhere(finder, None, path, folder)
         return image, partial(docker_session, connect, None, image.found)
     client = connect()
     if request.pull and not subject.target_with_id(plan, request.image):
@@ -180,20 +177,6 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
             "choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
         )
     return dict.fromkeys(project.components)
-
-
-def list_checks(project: Project, plan: Plan, image: str | None, globs: Sequence[str] = ()) -> list[ImageCheck]:
-    """Return the checks that can be chosen for a target, a layout or an archive; for others, those of all components.
-
-    Raises ConfigError for a glob that fits no check, NothingSelected if no check of the image fits.
-    """
-    components: Mapping[str, str | None] = {}
-    if image and (target := subject.target_with_id(plan, image)):
-        components = target.components
-    elif image and (path := subject.path_of_image(image)):
-        with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-            components = subject.subject_in_files(path, Path(folder)).components
-    return checks.select_checks(project, IMAGE_CHECKS, components or None, globs)
 
 
 REPORT_TIMEOUT_S = 60
@@ -275,11 +258,12 @@ class ResultFolder:
         """Return the results so far; checks of the image as a whole come first."""
         image = self.image
         machine = self.surroundings.facts.get("machine", "") if self.surroundings else ""
+        platforms = image.found.platforms if image.found else (PLATFORMS.get(machine, "unknown"),)
         return VerifyResult(
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
-            platform=", ".join(image.platforms) or PLATFORMS.get(machine, "unknown"),
+            platform=", ".join(platforms),
             checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
             labels=dict(image.labels),
             started=self.started,

@@ -65,11 +65,3 @@ def test_conditions_can_use_exactly_what_jobs_know() -> None:
 def test_schemas(model: type[Model], golden: Callable[[str, str], None]) -> None:
     name = model.__name__.removesuffix("Facts").removeprefix("Job").lower()
     golden(f"schemas/job-{name}.json", json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n")
-
-
-def test_files_of_facts_name_their_schema() -> None:
-    for file in (ROOT / "jobs").rglob("*.yaml"):
-        line = file.read_text().splitlines()[0]
-        schema = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", line)
-        assert schema, file
-        assert (file.parent / schema[1]).resolve().is_file(), file

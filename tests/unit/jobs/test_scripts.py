@@ -26,29 +26,16 @@ from tests.unit.jobs.kubernetes_fields import mistakes
 
 
 def write_programs(beside: Path, programs: dict[str, str]) -> Path:
-    """The folder with them."""
+    """The folder with them. A program is a text, or the name of a file of tests/data/standins with a dot before it."""
     folder = beside / "bin"
     folder.mkdir()
     for name, script in programs.items():
-        (folder / name).write_text(f"#!/bin/bash\n{script}")
+        known = (ROOT / "tests/data/standins" / script[1:]).read_text() if script.startswith(".") else ""
+        (folder / name).write_text(known or f"#!/bin/bash\n{script}")
         (folder / name).chmod(0o755)
     return folder
 
 
-# A program of nccl-tests, as far as its output goes; ROWS, RANKS and the like change it.
-BENCHMARK = r"""
-case "$*" in -h) echo "USAGE: all_reduce_perf [-b,--minbytes <min size>] $HELP"; exit 0 ;; esac
-case "$HELP $*" in *--output_file*) ;; *" -J "*) echo "invalid option '?'"; echo "USAGE: all_reduce_perf"; exit 0 ;; esac
-echo "comm 0x1 rank 0 nRanks 8 $MNNVL"
-for ((i = 0; i < ${RANKS:-8}; i++)); do echo "#  Rank  $i Group  0 Pid  1 on n1 device  0 [0000:18:00] NVIDIA GB200"; done
-for table in ${TABLES:-1}; do
-  echo "  1024  256  float  sum  -1  10.0  0.10  0.17  ${WRONG:-0}  10.0  0.10  0.17  ${WRONG:-0}"
-  echo "  1073741824  268435456  float  sum  -1  100.0  100.0  ${BUSBW:-600.5}  ${WRONG:-0}  100.0  100.0  ${BUSBW:-600.5}  N/A"
-  echo "# Avg bus bandwidth    : 300"
-done
-[ "$OMPI_COMM_WORLD_RANK" != 0 ] || case "$*" in *" -J "*) cat ../json > "${@: -1}" ;; esac
-exit "${STATUS:-0}"
-"""
 GOOD = {"MNNVL": "MNNVL 1", "OMPI_COMM_WORLD_RANK": "0"}
 JSON = {"HELP": "[-J,--output_file <file>]"}
 
@@ -74,7 +61,9 @@ JSON = {"HELP": "[-J,--output_file <file>]"}
 def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, tmp_path: Path) -> None:
     """The script of a launcher, with a stand-in for mpirun and for the benchmark."""
     mpirun = 'while [ "$1" != /bin/bash ]; do shift; done\nexec "$@"\n'
-    programs = write_programs(tmp_path, {"mpirun": mpirun, "ssh": "", "sshd": "", "all_reduce_perf": BENCHMARK})
+    programs = write_programs(
+        tmp_path, {"mpirun": mpirun, "ssh": "", "sshd": "", "all_reduce_perf": ".all_reduce_perf"}
+    )
     secrets = ["PASSWORD=hunter2", 'QUOTED="],"nccl_version":1', "END=\\\\", "TAB=\t", ""]
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
@@ -98,24 +87,23 @@ def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, 
 def test_every_pair_is_measured_once_and_no_node_twice_in_a_round(job: str, nodes: int, tmp_path: Path) -> None:
     """Node n2 is slow, and named. Where a round takes as long as a measurement, its pairs were side by side."""
     hosts = "".join(f"n{i} slots=8\\n" for i in range(nodes))
-    start = f"""
-for word; do shift; case "$last $word" in "--host "* | *--nodelist=*) pair=$word ;; esac
-  last=$word; if [ "$2" = -c ]; then break; fi; done
-echo "$pair" >> {tmp_path}/calls
-if [[ "$pair" == *n2* ]]; then export BUSBW=1; fi
-exec "$@"
-"""
     programs = write_programs(
         tmp_path,
         {
-            **dict.fromkeys(("mpirun", "srun"), start), **dict.fromkeys(("ssh", "sshd", "imagebuild"), "exit 7"),
-            "cut": f"printf '{hosts}' | /usr/bin/cut \"${{@:1:4}}\"\n", "all_reduce_perf": BENCHMARK,
+            **dict.fromkeys(("mpirun", "srun"), ".pair"), **dict.fromkeys(("ssh", "sshd", "imagebuild"), "exit 7"),
+            "cut": f"printf '{hosts}' | /usr/bin/cut \"${{@:1:4}}\"\n", "all_reduce_perf": ".all_reduce_perf",
             "scontrol": f"printf '{hosts}' | /usr/bin/cut -d ' ' -f 1\n",
         },
     )  # fmt: skip
     line = f"{job} --profile h100 --fabric ib --nodes {nodes} --test pairs --param min-bw=9 --param programs={programs}"
     slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "all"}
-    env = {"PATH": f"{programs}:/usr/bin:/bin", "RANKS": "16", "OMPI_COMM_WORLD_RANK": "0", **slurm}
+    env = {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "CALLS": f"{tmp_path}/calls",
+        "RANKS": "16",
+        "OMPI_COMM_WORLD_RANK": "0",
+        **slurm,
+    }
     done = ran("/bin/bash", "-c", outer_script(text(line)), env=env, stderr=subprocess.STDOUT)
     rounds: dict[str, list[str]] = {}
     for element, other, number in re.findall(r"=== imagebuild: all_reduce of (n\d),(n\d), round (\d+) of", done.stdout):
@@ -165,22 +153,12 @@ def test_pods_do_not_wait_for_others_without_end(role: str, lacking: str, tmp_pa
 )
 def test_what_collect_says_ends_with_the_job_and_reads_all_logs(scheduler: str, end: str, tmp_path: Path) -> None:
     """The commands of the header, with a stand-in for kubectl whose job ends at the third look."""
-    kubectl = f"""
-case "$*" in
-  "get {scheduler} it"*) echo . >> looks; if [ "$(wc -l < looks)" = 3 ]; then echo Created {end}; else echo Created Running; fi ;;
-  "get pods -o name"*=worker) if [ ! -e looks ] || [ "$(wc -l < looks)" = 1 ]; then echo pod/w-0; echo pod/w-1; fi ;;
-  "logs --all-containers"*) echo "sshd of ${{@: -1}}" ;;
-  "logs --tail=-1"*=launcher) echo "the result" ;;
-  "delete --ignore-not-found -f"*) echo delete >> calls ;;
-  "create -f"*) echo create >> calls; [ {end} != refused ] ;;
-  *) echo "what is $*?" >&2; exit 1 ;;
-esac
-"""
-    own = {"kubectl": kubectl, "sleep": "", "imagebuild": 'cat "$2"/*; echo "$*"; exit 3\n'}
-    programs = write_programs(tmp_path, own)
+    report = 'cat "$2"/*; echo "$*"; exit 3\n'
+    programs = write_programs(tmp_path, {"kubectl": ".kubectl", "sleep": "", "imagebuild": report})
     made = text(f"{scheduler} --profile h100 --fabric ib --param name=it --collect")
     script = "".join(re.findall(r"^#  ( .*\n)", made, re.MULTILINE))
-    done = ran("/bin/bash", "-c", script, env={"PATH": f"{programs}:/usr/bin:/bin"}, cwd=tmp_path)
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "SCHEDULER": scheduler, "END": end}
+    done = ran("/bin/bash", "-c", script, env=env, cwd=tmp_path)
     assert (tmp_path / "calls").read_text().split() == ["delete", "create", "delete"]
     if end == "refused":
         assert (done.returncode, done.stdout) == (1, "")
@@ -194,15 +172,8 @@ esac
 @pytest.mark.programs
 def test_images_for_pyxis_are_imported_once_and_never_seen_half(tmp_path: Path) -> None:
     """The part of a Slurm script that imports the image, with stand-ins for srun and enroot."""
-    programs = write_programs(
-        tmp_path,
-        {
-            "srun": 'while [ "$1" != test ]; do shift; done\n[ -z "$APART" ] && exec "$@"\n',
-            "enroot": '[ "$1 $2" = "import --output" ] || exit 2\n'
-            'echo "$4" >> "$CALLS"\necho half > "$3"\nsleep 0.3\n'
-            '[ -z "$BREAK" ] || exit 1\necho whole > "$3"\n',
-        },
-    )
+    srun = 'while [ "$1" != test ]; do shift; done\n[ -z "$APART" ] && exec "$@"\n'
+    programs = write_programs(tmp_path, {"srun": srun, "enroot": ".enroot"})
     batch = text("slurm --profile h100 --fabric ib --param images=$HOME/images")
     part = re.search(r"(?ms)^images=.*^flock -u 9$", batch)
     assert part

@@ -14,6 +14,7 @@ from tests.conftest import ROOT, ran
 
 PROGRAMS = Path(sysconfig.get_path("scripts"))
 SCRIPTS = sorted(p for p in (ROOT / "dockerfiles").glob("components/*/*/*") if p.parent.name in ("checks", "files"))
+SCRIPTS += (ROOT / "imagebuild").glob("*/templates/*.sh")
 
 
 def test_every_installed_component_has_checks_with_scripts(project: Project) -> None:

@@ -1,0 +1,16 @@
+# shellcheck shell=bash
+# Wait until all of $NODES let root and mpiuser in, for at most $TIMEOUT seconds.
+# A server that has just been started may not answer yet; one that refuses will go on refusing.
+for user in root mpiuser; do
+  id -u $user > /dev/null 2>&1 || continue
+  as_user=(setpriv --reuid="$user" --regid="$(id -g $user)" --init-groups)
+  for node in $NODES; do
+    until answer=$("${as_user[@]}" ssh -o BatchMode=yes -o ConnectTimeout=2 "$node" true 2>&1); do
+      if ((SECONDS > TIMEOUT)) || [[ $answer == *'Permission denied'* ]]; then
+        echo "$node: sshd does not let $user in: $answer"
+        exit 1
+      fi
+      sleep 0.5
+    done
+  done
+done
