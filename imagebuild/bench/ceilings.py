@@ -123,11 +123,6 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 )
 
 
-def algorithms_of(collective: str) -> set[str]:
-    """Return the names of the classes that the collective has on any hardware."""
-    return {algorithm.name for algorithm in ALGORITHMS if collective in algorithm.collectives}
-
-
 _CLASSES: Mapping[str, tuple[AlgorithmName, ...]] = {
     "ring": ("ring",),
     "tree": ("ring", "hierarchical"),
@@ -184,15 +179,6 @@ def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Cei
         formula = parts[0] if len(parts) == 1 else f"min({', '.join(parts)})"
         ceilings.append(Ceiling(algorithm.name, value, formula, algorithm.floor_fraction))
     return tuple(ceilings)
-
-
-def hard_ceiling(collective: str, ranks: int, layout: RankLayout, algorithm: str | None = None) -> Ceiling | None:
-    """Return the ceiling of the class if it is known, else of the loosest class: a measurement above it is a mistake.
-
-    Of classes that allow the same, the first in `ALGORITHMS`.
-    """
-    known = [c for c in class_ceilings(collective, ranks, layout) if algorithm in (None, c.algorithm)]
-    return max(known, key=lambda ceiling: ceiling.value, default=None)
 
 
 def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
@@ -298,26 +284,28 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
     except NotComparable as error:
         raise ConfigError(f"--nodes {nodes}: {error}") from None
     rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any], ceiling: float | None, formula: str, reference: Measured | None) -> None:
+        limit = {"ceiling": None if ceiling is None else round(ceiling, 1), "formula": formula}
+        rows.append(row | limit | {name: getattr(reference, name, None) for name in Measured.model_fields})
+
     for collective in get_args(Collective):
         ceilings = class_ceilings(collective, ranks, layout)
         loosest = max(ceilings, key=lambda ceiling: ceiling.value, default=None)
         for ceiling in ceilings:
             names = (ceiling.algorithm, None) if ceiling is loosest else (ceiling.algorithm,)
-            measured = [r for r in profile.references_at(collective, ranks, nodes) if r.algorithm in names]
             row = {"test": collective, "ranks": ranks, "nodes": nodes, "algorithm": ceiling.algorithm}
-            row |= {"ceiling": round(ceiling.value, 1), "hardest": ceiling is loosest, "formula": ceiling.formula}
-            rows += [row | _measured(reference) for reference in measured or (None,)]
-    for test, rate in ((test, named) for named in (*profile.copies, *profile.wires) for test in named.tests):
-        limit, _ = path_limits(profile, test)
-        name = f"{test}, {rate.memory} memory" if rate.memory else test
-        row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
-        row |= {"ceiling": limit and round(limit.value, 1), "formula": limit.what if limit else ""}
-        rows.append(row | _measured(rate))
+            row["hardest"] = ceiling is loosest
+            measured = [r for r in profile.references_at(collective, ranks, nodes) if r.algorithm in names]
+            for reference in measured or (None,):
+                add(row, ceiling.value, ceiling.formula, reference)
+    for rate in (*profile.copies, *profile.wires):
+        for test in rate.tests:
+            limit, _ = path_limits(profile, test)
+            name = f"{test}, {rate.memory} memory" if rate.memory else test
+            row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
+            add(row, limit.value if limit else None, limit.what if limit else "", rate)
     return rows
-
-
-def _measured(reference: Measured | None) -> dict[str, Any]:
-    return {name: getattr(reference, name, None) for name in ("rate", "tolerance", "source", "date")}
 
 
 # Mistakes in profiles
@@ -348,14 +336,16 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             layout = rank_layout(profile, reference.ranks, reference.nodes)
             if layout.domains > 1 and layout.network is None:
                 raise NotComparable(f"{reference.nodes} nodes need a network, and {profile.name} has none")
-            ceiling = hard_ceiling(reference.collective, reference.ranks, layout, reference.algorithm)
-            if ceiling is None:
+            possible = class_ceilings(reference.collective, reference.ranks, layout)
+            known = [ceiling for ceiling in possible if reference.algorithm in (None, ceiling.algorithm)]
+            if not known:
                 raise NotComparable(
                     f"{reference.algorithm} is not a class of {reference.collective} at this scale on {profile.name}"
                 )
         except NotComparable as error:
             mistakes.add(where, f"{name}: {error}")
         else:
+            ceiling = max(known, key=lambda ceiling: ceiling.value)
             what = f"{ceiling.algorithm}: {ceiling.formula}"
             _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, what=what))
     for part, rates in (("copies", profile.copies), ("wires", profile.wires)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
 from imagebuild.bench.models import Result, Results, Source
-from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
+from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
     parse_all_reduce_bench,
@@ -92,14 +92,10 @@ def _parse_log(log: Log) -> Results:
     for line in log.lines:
         by_process[line.process].append(line)
     outside: list[LogLine] = []
-    waiting = list(by_process.values())
-    for lines in waiting:
+    for lines in by_process.values():
         documents, others = extract_json(lines)
         outside += others
         texts = [line.text for line in others]
-        for document in documents:
-            # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
-            waiting += [log_from_text(log.path, text).lines for text in _printed_in(document.value)]
         unread += [f"line {d.number}: a JSON document that cannot be read" for d in documents if d.value is None]
         for tool, part, parse_text, parse_json in _PARSERS:
             for document in documents:
@@ -110,9 +106,7 @@ def _parse_log(log: Log) -> Results:
             if parse_text:
                 add(tool, part, parse_text(log.path, texts))
     outside.sort(key=lambda line: line.number)
-    json_runs = parts.pop("runs", [])
     add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
-    parts["runs"] = list(merge_runs(parts["runs"], json_runs))
     source = Source(
         path=log.path,
         tools=tuple(tools),
@@ -132,17 +126,3 @@ def _without_end(parsed: Parsed[Any]) -> Parsed[Any]:
             verdict = "truncated" if last.verdict == "ok" else last.verdict
             return [*parsed[:at], last.model_copy(update={"verdict": verdict, "reason": reason}), *parsed[at + 1 :]]
     return parsed
-
-
-def _printed_in(value: object) -> Iterator[str]:
-    """Yield the texts of several lines that a JSON document has as `stdout`."""
-    if isinstance(value, dict):
-        text = value.get("stdout")
-        if isinstance(text, str) and "\n" in text:
-            yield text
-        else:
-            for inner in value.values():
-                yield from _printed_in(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _printed_in(inner)

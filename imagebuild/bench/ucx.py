@@ -19,7 +19,6 @@ _MARK = re.compile(r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| Test:  |Final:
 _HEADER = re.compile(r"\|\s*(?P<label>Stage|Test)\s*\| # iterations \|.*")
 _QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
 _FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
-_LABEL = re.compile(r"\[thread \d{1,6}\]|Final:")
 _COLUMNS = (8, 4)
 """Numbers of a row: iterations, three latencies, two bandwidths, two rates; of threads the overall ones alone."""
 _LEAST_TIME_US = 0.02
@@ -37,7 +36,7 @@ def parse_ucx_text(source: str, lines: Sequence[str]) -> Parsed[PerftestTable]:
 
 @dataclass
 class _UcxReader:
-    """Read text line by line: the frame with the name of the test, the header, rows of progress, the result."""
+    """Read text line by line: the frame with the name of the test, the header, the result."""
 
     source: str
     parsed: Parsed[PerftestTable] = field(default_factory=list)
@@ -45,10 +44,10 @@ class _UcxReader:
     size: int | None = None
     quantity: str | None = None
     """`latency` or `overhead`, which the header calls its times."""
-    layout: str | None = None
-    """The heading of the first column: `Stage`, or `Test` if only results are printed; None between tables."""
-    progress: TableRow | None = None
-    """The last row of progress, until the result comes."""
+    is_open: bool = False
+    """Whether a header came, and no result yet."""
+    is_bare: bool = False
+    """Whether the row after the header is the result, without a label."""
     has_failed: bool = False
 
     def read(self, text: str) -> None:
@@ -63,49 +62,47 @@ class _UcxReader:
                 self.begin_run()
             self.quantity = match["quantity"]
         elif match := _HEADER.fullmatch(text):
-            self.layout = match["label"]
+            self.is_open, self.is_bare = True, match["label"] == "Test"
         elif (match := _ERROR.fullmatch(text)) and not self.has_failed:
-            self.progress, self.has_failed = None, True  # of several errors, the first is the cause
+            self.is_open, self.has_failed = False, True  # of several errors, the first is the cause
             self.add(None, "failed", excerpt(match["message"]))
-        elif (match := _LABEL.match(text)) or (self.layout and not text.startswith(("|", "+"))):
-            self.read_row(match[0] if match else "", text)
+        elif text.startswith("Final:") or (self.is_open and self.is_bare):
+            self.read_result(text)
 
     def begin_run(self) -> None:
-        """Keep the progress of a run without a result, and forget that run."""
         self.end()
-        self.test = self.size = self.quantity = self.layout = None
+        self.test = self.size = self.quantity = None
         self.has_failed = False
 
     def end(self) -> None:
-        if self.progress:
-            self.add(self.progress, "truncated", "only progress was printed, and no final result")
-        self.progress = None
+        if self.is_open:
+            self.add(None, "truncated", "no final result was printed")
+        self.is_open = False
 
-    def read_row(self, label: str, text: str) -> None:
-        words = text.removeprefix(label).split()
+    def read_result(self, text: str) -> None:
+        words = text.removeprefix("Final:").split()
         if len(words) not in _COLUMNS or not all(map(is_table_value, words)) or _is_cut(words):
-            self.parsed += [excerpt(text)] if any(map(is_table_value, words)) and label else []
+            self.parsed += [excerpt(text)] if text.startswith("Final:") and any(map(is_table_value, words)) else []
             return
         numbers = [parse_number(word) for word in words]
-        *_, time, _, bandwidth, _, rate = numbers if len(numbers) == 8 else (numbers[1], 0, numbers[2], 0, numbers[3])
+        # Of four numbers, each is the overall one; of eight, the last of its kind.
+        time, bandwidth, rate = numbers[3::2] if len(numbers) == 8 else numbers[1:]
         if "latency" in (self.title() or ""):
             figures = {"average": time} | ({"typical": numbers[1]} if len(numbers) == 8 else {})
             row = TableRow(size_bytes=self.size, latency_us={k: v for k, v in figures.items() if v is not None})
         else:
             row = TableRow(size_bytes=self.size, bw_average=bandwidth, msg_rate=(rate or 0) / 1e6)
-        if label == "Final:" or self.layout == "Test":
-            self.progress = self.layout = None
-            self.add(row)
-        else:
-            self.progress = row
+        self.is_open = False
+        self.add(row)
 
     def add(self, row: TableRow | None, verdict: Verdict = "ok", reason: str = "") -> None:
-        test, unit = self.title(), None if row is None else "usec" if row.latency_us else "MiB/sec"
-        table = PerftestTable(
-            source=self.source, tool="ucx_perftest", test=test, unit=unit, rows=(row,) if row else (), verdict=verdict,
-            reason=reason,
+        unit = None if row is None else "usec" if row.latency_us else "MiB/sec"
+        self.parsed.append(
+            PerftestTable(
+                source=self.source, tool="ucx_perftest", test=self.title(), unit=unit, rows=(row,) if row else (),
+                verdict=verdict, reason=reason,
+            )
         )  # fmt: skip
-        self.parsed.append(table)
 
     def title(self) -> str | None:
         """Return the name of the test, unless it is another run's: of a latency above a header of an overhead."""

@@ -25,7 +25,7 @@ from imagebuild.bench.models import BandwidthTest, Run, State
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.project.records import CheckResult, VerifyResult
-from imagebuild.report.charts import Drawing, Line, NumberTable, Point, bar_chart, heat_map, line_chart
+from imagebuild.report.charts import Drawing, NumberTable, bar_chart, heat_map, line_chart
 from imagebuild.report.document import (
     CLAIMS,
     NONE,
@@ -193,8 +193,6 @@ class Page:
         return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices)
 
 
-MOST_CURVES = 3
-"""Slowest runs of a sweep whose bandwidth over message size is drawn, beside a typical one."""
 MOST_HOSTS = 150
 """Hosts up to which a sweep of pairs is a matrix; a larger one is a bar for each host."""
 
@@ -202,16 +200,15 @@ MOST_HOSTS = 150
 def lay_out(report: Report) -> Page:
     """Return the parts of the page that are drawn."""
     runs = [(entry, entry.result) for entry in report.entries if isinstance(entry.result, Run)]
-    curves, sweeps = [item for item in runs if not item[0].sweep], []
+    sweeps = []
     for number, sweep in enumerate(report.sweeps, 1):
         members = [item for item in runs if item[0].sweep is sweep]
         members.sort(key=lambda item: judged_row(item[1])[0] or 0)
         sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), _sweep_runs(sweep, members)))
-        # The slowest, and a typical one beside them.
-        curves = [*curves, *members[:MOST_CURVES], members[len(members) // 2]]
     wide = [test for test in report.tests if test.matrix and min(len(test.matrix), max(map(len, test.matrix))) > 1]
     matrices = [_matrix_picture(f"matrix-{number}", test) for number, test in enumerate(wide, 1)]
-    return Page(sweeps=sweeps, charts=list(_bandwidth_charts(curves)), matrices=matrices)
+    charts = list(_bandwidth_charts([item for item in runs if not item[0].sweep]))
+    return Page(sweeps=sweeps, charts=charts, matrices=matrices)
 
 
 def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:
@@ -249,12 +246,6 @@ def _sweep_runs(sweep: Sweep, members: Sequence[tuple[Entry, Run]]) -> NumberTab
     return NumberTable(f"Runs of {sweep.subject}", ("hosts", "GB/s", "of the median", *CLAIMS, "file"), rows)
 
 
-RUN_COLUMNS = (
-    "size", "bytes", "count", "type", "op", "root",
-    "µs", "algbw", "busbw GB/s", "wrong", "in place µs", "algbw", "busbw GB/s", "wrong",
-)  # fmt: skip
-
-
 def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
     """Yield a chart of bus bandwidth over message size for each scale, since ceilings depend on the scale."""
 
@@ -265,43 +256,13 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
     for number, ((_, nodes, ranks), group) in enumerate(groupby(sorted(drawable, key=scale), key=scale), 1):
         title = plural(ranks, "rank") if ranks else "Number of ranks unknown"
         title += f", {plural(nodes, 'node')}" if nodes else ""
-        lines, tables = [], []
+        lines = []
         for entry, run in group:
             # Without the scale, which the title has.
             name = (run.collective or "unknown collective") + entry.name.removeprefix(run.subject)
             name += "" if run.verdict == "ok" else f", {run.verdict}"
-            speed = entry.judgement.speed
-            lines.append(Line(name, _run_points(run), speed.ceiling, speed.reference))
-            tables.append(_run_table(name, run))
-        yield line_chart(f"bandwidth-{number}", title, "bus bandwidth, GB/s", lines, tables)
-
-
-def _run_points(run: Run) -> list[Point]:
-    """Return the better placement of each row; details show both."""
-    points = []
-    for row in run.rows:
-        details = [" ".join(filter(None, (row.dtype, row.redop)))]
-        for name, half in zip(("out of place", "in place"), row.halves, strict=False):
-            wrong = "" if half.wrong is None else f", {half.wrong} wrong"
-            details.append(f"{name} {format_number(half.busbw_gb_s)} GB/s, {format_number(half.time_us)} µs{wrong}")
-        points.append(Point(row.size_bytes, row.busbw_gb_s or 0, "; ".join(details)))
-    return points
-
-
-def _run_table(name: str, run: Run) -> NumberTable:
-    def text(value: object) -> str:
-        return NONE if value is None else str(value)
-
-    rows = []
-    for row in run.rows:
-        cells = [format_bytes(row.size_bytes), str(row.size_bytes), str(row.count), row.dtype]
-        cells += [text(row.redop), text(row.root)]
-        for half in (row.out_of_place, row.in_place):
-            values = (half.time_us, half.algbw_gb_s, half.busbw_gb_s) if half else (None, None, None)
-            cells += [format_number(value) for value in values]
-            cells.append(text(half.wrong if half else None))
-        rows.append(cells)
-    return NumberTable(name, RUN_COLUMNS, rows)
+            lines.append((name, run, entry.judgement.speed))
+        yield line_chart(f"bandwidth-{number}", title, lines)
 
 
 def checks_by_component(verification: VerifyResult) -> dict[str, list[CheckResult]]:

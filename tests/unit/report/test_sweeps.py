@@ -116,7 +116,7 @@ def test_a_sweep_is_one_picture_and_one_table() -> None:
     assert trace["x"] == trace["y"] == ["n1", "n2", "n3", "n4", "n5", "n6"]
     assert trace["z"][1] == [8.0, None, 8.0, 8.0, 8.0, 8.0]
     assert trace["zmin"] == 8.0
-    assert (len(runs.rows), len(page.charts[0].figure["data"])) == (15, 4)
+    assert (len(runs.rows), page.charts) == (15, [])
     html = report_html(made)
     assert html.index("n2: slow") < html.index("Sweeps of the cluster")
 
