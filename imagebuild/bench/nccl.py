@@ -305,10 +305,6 @@ def _ends_like_row(text: str) -> bool:
     return end is not None and "." in end[0]
 
 
-_LARGEST_ERROR = re.compile(r"\d(?:\.\d+)?e(?:-\d+|\+00)")
-"""A largest error, which the last column had before 2.13: no count is printed like that."""
-
-
 def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     """Return the row in a line, its text if it cannot be read; None if there is none.
 
@@ -325,8 +321,7 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     is_cut = figures is None or size < count * element or ("i_min" in labels and not figures["iterations"])
     if figures is None or is_cut or (line.is_joined and not _is_consistent(size, count * element, printed)):
         return line.text.strip() if element else None
-    counted = [(*figures, wrong if _counts_wrong(wrong, labels) else "0") for *figures, wrong in printed]
-    halves = [_half(*map(parse_number, half)) for half in counted]
+    halves = [_half(*map(parse_number, half)) for half in printed]
     return NcclRow(
         size_bytes=size,
         count=count,
@@ -348,12 +343,6 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
         if not time or algbw is None or abs(algbw - size / time / 1e3) > 0.1 * size / time / 1e3 + 0.011:
             return False
     return size % data == 0 if data else size == 0
-
-
-def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
-    """Return whether the last column counts wrong elements; before 2.13 it was the largest error."""
-    is_old = "error" in labels or ("#wrong" not in labels and _LARGEST_ERROR.search(wrong) is not None)
-    return wrong == "N/A" or not is_old
 
 
 # What a table says: who took part, which sizes, and whether its figures fit each other.

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from imagebuild.bench.models import Result, Results, Source
 from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
+    NVSHMEM,
+    OSU,
+    PERFTEST,
     parse_all_reduce_bench,
-    parse_nvshmem_text,
-    parse_osu_text,
     parse_perftest_json,
-    parse_perftest_text,
+    parse_tables,
+    parse_ucx_text,
 )
-from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ConfigError
 
 _TextParser = Callable[[str, Sequence[str]], Parsed[Any]]
@@ -33,10 +35,10 @@ _JsonParser = Callable[[str, JsonDocument], Parsed[Any] | None]
 _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = (
     ("nccl-tests", "runs", None, parse_nccl_json),
     ("nvbandwidth", "tests", parse_nvbandwidth_text, parse_nvbandwidth_json),
-    ("perftest", "tables", parse_perftest_text, parse_perftest_json),
+    ("perftest", "tables", partial(parse_tables, PERFTEST), parse_perftest_json),
     ("ucx_perftest", "tables", parse_ucx_text, None),
-    ("osu", "tables", parse_osu_text, None),
-    ("nvshmem", "tables", parse_nvshmem_text, None),
+    ("osu", "tables", partial(parse_tables, OSU), None),
+    ("nvshmem", "tables", partial(parse_tables, NVSHMEM), None),
     ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
     ("dcgmi", "diagnostics", None, parse_dcgm_json),
 )

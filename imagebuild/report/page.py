@@ -31,7 +31,6 @@ from imagebuild.report.document import (
     NONE,
     SHOWN_STATES,
     Entry,
-    Overall,
     Report,
     best_value,
     format_bytes,
@@ -45,7 +44,6 @@ from imagebuild.report.sweeps import Sweep, host_label, host_order
 from imagebuild.report.text import template_of
 
 STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": NONE}
-OVERALL_MARKS: dict[Overall, str] = {"ok": "✓", "limited": NONE, "open": "?", "failed": "✗", "nothing-read": "✗"}
 DIAGNOSES: dict[str, State] = {"ok": "passed", "warned": "skipped", "waived": "skipped"}
 """Verdict of a diagnostic → its state; every other is a failure."""
 MOST_PROBLEMS = 8
@@ -65,7 +63,7 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
         report=report,
         about=report.about,
         created=datetime.fromisoformat(report.about.created).strftime("%-d %B %Y, %H:%M UTC"),
-        mark=OVERALL_MARKS[report.overall],
+        mark=STATE_MARKS[report.state],
         counts=[(state, numbers[state]) for state in SHOWN_STATES],
         problems=report.problems[:MOST_PROBLEMS],
         more_problems=max(0, len(report.problems) - MOST_PROBLEMS),
@@ -193,10 +191,6 @@ class Page:
         return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices)
 
 
-MOST_HOSTS = 150
-"""Hosts up to which a sweep of pairs is a matrix; a larger one is a bar for each host."""
-
-
 def lay_out(report: Report) -> Page:
     """Return the parts of the page that are drawn."""
     runs = [(entry, entry.result) for entry in report.entries if isinstance(entry.result, Run)]
@@ -225,14 +219,14 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
     """Draw pairs as a matrix of hosts, single hosts and larger groups as bars, the slowest first."""
     hosts = [(host.label, f"{host.gb_s:.4g}", str(host.runs), str(host.slow_runs)) for host in sweep.hosts]
     numbers = NumberTable("Hosts", ("host", "best GB/s", "runs", "slow runs"), hosts)
-    if sweep.nodes == 2 and len(sweep.hosts) <= MOST_HOSTS:
+    if sweep.nodes == 2:
         names = sorted((host.hosts[0] for host in sweep.hosts), key=host_order)
         speeds = {hosts: group.least_gb_s for group in sweep.groups for hosts in (group.hosts, group.hosts[::-1])}
         figure = heat_map([[speeds.get((row, column)) for column in names] for row in names], "GB/s", names)
     else:
-        shown = sweep.hosts if sweep.nodes == 2 else sweep.groups
-        values = [group.gb_s if sweep.nodes == 2 else group.least_gb_s for group in shown]
-        figure = bar_chart([group.label for group in shown], values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
+        values = [group.least_gb_s for group in sweep.groups]
+        names = [group.label for group in sweep.groups]
+        figure = bar_chart(names, values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
     note = f"median {sweep.range}; slow below {sweep.limit_gb_s:.4g} GB/s"
     return Drawing(id_, f"{sweep.subject}: {sweep.scope}", figure, [numbers], [note])
 
