@@ -124,7 +124,7 @@ OSU = TableFormat(
     "osu",
     mark=re.compile(r"[\s>]{0,80}#\s*OSU "),
     title=re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test\b.*"),
-    header=re.compile(r"#\s*(?:Message )?Size\b.*", re.IGNORECASE),
+    header=re.compile(r"#\s*(?:Message )?Size\b.*"),  # nccl-tests begins one with `size`
     decimals=2,
 )
 NVSHMEM = TableFormat(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from imagebuild.project import Catalog, PublishedImage
-from imagebuild.publish import choices_of, facets_of, facts_of, picker_rows, write_site
-from tests import catalog_samples
+from imagebuild.publish import choices_of, facets_of, facts_of, picker_rows
 from tests.browser.conftest import Visit
 
 pytestmark = [pytest.mark.browser, pytest.mark.programs]
@@ -90,26 +88,6 @@ def test_the_answer_is_on_the_first_screen_of_a_phone(visit: Visit) -> None:
         assert box["y"] + box["height"] <= 844
 
 
-def test_a_newer_image_with_failures_is_mentioned_and_not_offered(browser: Browser, tmp_path: Path) -> None:
-    new, old, *_ = (i for i in catalog_samples.catalog(150).images if i.axes["cuda"] == "13.5" and not has_failures(i))
-    platform = new.platforms[0]
-    checks = (platform.checks[0].model_copy(update={"failed": 2}),)
-    bad = new.model_copy(update={"platforms": (platform.model_copy(update={"checks": checks}),)})
-    old = old.model_copy(update={"axes": new.axes, "platforms": old.platforms[:1], "created": "2026-10-01T00:00:00Z"})
-    page = browser.new_page()
-    for images, offered, printed in (
-        ((bad, old), old, f"Not offered, as it has failures: {bad.image}:{bad.tag}, dated {bad.created[:10]}."),
-        ((bad,), bad, ""),
-        ((new, old), new, ""),
-    ):
-        made = catalog_samples.catalog(1).model_copy(update={"images": images})
-        page.goto("about:blank")
-        page.goto(write_site(made, tmp_path).as_uri())
-        expect(page.locator("#tag")).to_have_text(f"{offered.image}:{offered.tag}")
-        expect(page.locator("#over")).to_have_text(printed)
-    page.close()
-
-
 @pytest.mark.parametrize(
     ("address", "printed", "shown"),
     [
@@ -173,16 +151,6 @@ def test_the_address_keeps_the_choice(visit: Visit) -> None:
     expect(page.locator("#tag")).to_contain_text("debian13")
     page.evaluate("location.hash = '#os=ubuntu26.04'")
     expect(page.locator("#tag")).to_contain_text("ubuntu26.04")
-
-
-def test_without_a_clipboard_what_is_copied_is_selected(visit: Visit) -> None:
-    page = visit("catalog").page
-    page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
-    button = page.locator("#commands .command").nth(1).get_by_role("button")
-    expect(button).to_have_text("Copy the command for enroot")
-    button.click()
-    expect(button).to_have_text("Copied")
-    assert page.evaluate("getSelection().toString()") == page.locator("#commands code").nth(1).text_content()
 
 
 def test_by_keyboard(visit: Visit) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import random
 import time
 import tracemalloc
@@ -122,16 +120,6 @@ def test_lines_that_docker_wrapped() -> None:
         '{"log":5}',
         '{"log":"',
     ]
-
-
-def test_files_that_gzip_wrote(tmp_path: Path) -> None:
-    (tmp_path / "log.gz").write_bytes(gzip.compress(b"a\nb\n"))
-    assert [line.text for line in read_log(tmp_path / "log.gz").lines] == ["a", "b"]
-
-
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
-    assert [line.text for line in read_log("-").lines] == ["a", "b"]
 
 
 def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> None:

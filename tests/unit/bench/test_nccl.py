@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from imagebuild.bench import Half, NcclRow, Run, judge_results, read_files, read_text
-from tests.unit.bench.fuzz import broken
 from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
 from tests.unit.bench.strict_reader import package_rows, strict_rows
 
@@ -166,23 +165,6 @@ REPEATED = Table(sizes=(0, 0, 0, *(8 << i for i in range(0, 31, 3))) * 3)
 def test_runs_that_follow_each_other(lines: list[str], expected: list[tuple[str, list[NcclRow]]]) -> None:
     runs = read_runs("\n".join(lines))
     assert [(run.verdict, list(run.rows)) for run in runs] == expected
-
-
-@pytest.mark.parametrize("release", ["2.10", "2.19.6"])
-def test_truncated_anywhere(release: str) -> None:
-    """What was whole before the cut is read, and the run is never `ok` unless its footer is there."""
-    table = Table(release)
-    text = table.text()
-    end = text.index("Out of bounds values : 0 OK") + len("Out of bounds values : 0 OK")
-    for at in range(0, end, 37):
-        runs = read_runs(text[:at])
-        for run in runs:
-            assert run.verdict in ("truncated", "no-data")
-            count = len(run.rows)
-            # The last number may have lost digits, which nobody can see.
-            assert list(run.rows[: max(0, count - 1)]) == table.rows()[: max(0, count - 1)]
-        whole = text[:at].count("\n") - len(table.head())
-        assert sum(len(run.rows) for run in runs) >= min(max(0, whole), len(table.sizes))
 
 
 @pytest.mark.parametrize("spoil", [
@@ -374,18 +356,3 @@ SEVERAL = [
 @pytest.mark.parametrize(("text", "verdicts"), SEVERAL)
 def test_documents(text: str, verdicts: list[str]) -> None:
     assert [run.verdict for run in read_runs(text)] == verdicts
-
-
-TEXTS = [
-    Table().text(), Table("2.10", "broadcast").text(),
-    "\n".join(broken_lines(Table(per_iteration=True).lines(), random.Random(1), 0.5)),
-    *(path.read_text() for path in sorted(LOGS.glob("*.txt"))[:4]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_broken_text_is_no_error(text: str) -> None:
-    for changed in broken(text, count=20):
-        for run in read_runs(changed):
-            run.model_dump_json()
-            assert run.reason

@@ -58,6 +58,8 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
         (nccl_log(480).split("# Out of")[0], PROFILE, 1, ": unfinished: truncated: "),
         (nccl_log(480), (), 0, "Data right, participation not known, speed not judged ("),
         (nccl_log(480), ("--ranks", "8", "--nodes", "1"), 0, "complete"),
+        (nccl_log(480), ("--ranks", "8", "--nodes", "1", "--min-bw", "450"), 0, "fast enough"),
+        (nccl_log(480), (*PROFILE, "--min-bw", "490.5"), 1, ": too slow: less than the 490.5 GB/s asked for"),
         (nccl_log(480), ("--ranks", "16", "--nodes", "2"), 1, "8 of 16 ranks took part; 1 of 2 nodes took part"),
         (nccl_log(420, ranks=7), PROFILE, 1, ": incomplete: 7 of 8 GPUs took part (to accept it: --allow partial)"),
         (nccl_log(420, ranks=7), (*PROFILE, "--allow", "partial"), 0, "(accepted: partial)"),
@@ -83,20 +85,6 @@ def test_what_was_asked_for_must_be_seen_or_accepted(
     assert f"</span>{headline}</h1>" in Path("o.html").read_text()
     assert call("o.json", "--markdown")[1].splitlines()[0].endswith(headline)
     assert (ET.parse("o.xml").getroot().attrib["failures"] == "0") == (status == 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "words"),
-    [
-        (("--min-bw", "450"), 0, "fast enough"),
-        (("--min-bw", "450", *PROFILE), 0, "fast enough"),
-        (("--min-bw", "490.5", *PROFILE), 1, ": too slow: less than the 490.5 GB/s asked for"),
-    ],
-)
-def test_the_speed_may_be_asked_for(call: Call, options: tuple[object, ...], status: int, words: str) -> None:
-    write("a.log", nccl_log(480))
-    found, out, _ = call("a.log", "--ranks", "8", "--nodes", "1", *options)
-    assert (found, words in out) == (status, True), out
 
 
 def test_small_sizes_do_not_show_the_speed_that_is_asked_for() -> None:
