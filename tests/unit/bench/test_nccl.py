@@ -246,7 +246,6 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     # What comes first: wrong elements, then the cause of a failure.
     (WRONG.text() + "srun: error: node1: task 0: Exited with exit code 7\n",
      {"verdict": "wrong-data"}),
-    ("\n".join([*WRONG.head(), *WRONG.body()]), {"verdict": "wrong-data"}),
     (Table("2.10", wrong={1: 5}).text(), {"verdict": "wrong-data"}),
     (f"{WIDE}\n# Out of bounds values : 2 FAILED\n",
      {"verdict": "wrong-data", "collective": "all_reduce"}),
@@ -265,20 +264,16 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (TABLE.text() + "imagebuild: FAILED\n", {"verdict": "failed"}),
     # Footers.
     (TABLE.text().replace(AVERAGE, f"{AVERAGE}FAILED"), {"verdict": "failed", "avg_busbw_gb_s": TABLE.average}),
-    (TABLE.text().replace(AVERAGE, f"{AVERAGE}OK"), {"verdict": "ok"}),
     (TABLE.text().replace(AVERAGE, ""), {"verdict": "truncated", "reason": "its footer has no average bus bandwidth"}),
-    (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : nan "), {"verdict": "truncated"}),
     (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : 482.3 "),
      {"verdict": "damaged", "reason": "the average of its rows is not 482.3 GB/s, as its footer says: a row is missing or wrong"}),
     (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "its footer has no line `Out of bounds values`"}),
-    (Table(validate=False).text().replace(BOUNDS, ""), {"verdict": "truncated"}),
     # Sizes that were asked for.
     (SHORT_TEXT, {"verdict": "truncated", "reason": f"no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
     (SHORT_TEXT.replace("#   ", REDUCED, 1), {"verdict": "ok"}),
     (TWICE.text(),
      {"verdict": "damaged", "reason": f"a row of {TABLE.sizes[4]} bytes, where {TABLE.sizes[5]} were asked for"}),
     (Table(sizes=TABLE.sizes * 3).text(), {"verdict": "ok"}),
-    (STEPS, {"verdict": "ok"}),
     (STEPS.replace("maxBytes 10240", "maxBytes 12000"), {"verdict": "truncated"}),
     # Who took part.
     (RACK, {"ranks": 72, "nodes": None, "verdict": "ok"}),

@@ -30,13 +30,6 @@ def test_schema(golden: Callable[[str, str], None]) -> None:
     golden("schemas/profile.json", json.dumps(ProfileFile.model_json_schema(by_alias=True), indent=1) + "\n")
 
 
-def test_hardware_that_is_shipped() -> None:
-    wanted = {"a100-sxm", "a100-pcie", "a40", "h100", "h200", "b200", "b300", "gb200-nvl72", "gb300-nvl72", "gh200"}
-    assert wanted | {"mi300x", "p4d", "p5", "p5en", "p6-b200", "p6-b300", "a3-mega", "ndv4", "ndv5"} <= set(SHIPPED)
-    kinds = {d.model.network.kind for d in SHIPPED.values() if d.model.network}
-    assert {"infiniband", "roce", "efa", "tcpxo", "slingshot"} <= kinds
-
-
 def test_every_shipped_reference_is_possible() -> None:
     assert lint(ROOT / "profiles") == ""
 
@@ -56,11 +49,9 @@ def test_every_file_names_its_schema() -> None:
 @pytest.mark.parametrize(
     ("profile", "device"),
     [
-        ("a100-sxm", "NVIDIA A100-SXM4-80GB"), ("a100-sxm", "A100-SXM4-40GB"), ("a100-pcie", "NVIDIA A100-PCIE-40GB"),
-        ("a100-pcie", "NVIDIA A100 80GB PCIe"), ("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200"),
-        ("b200", "NVIDIA B200"), ("b300", "NVIDIA B300 SXM6 AC"), ("gb200-nvl72", "NVIDIA GB200"),
-        ("gb300-nvl72", "NVIDIA GB300"), ("gh200", "NVIDIA GH200 120GB"), ("gh200", "NVIDIA GH200 480GB"),
-        ("mi300x", "AMD Instinct MI300X"), ("a40", "NVIDIA A40"), ("p5en", "NVIDIA H200"),
+        ("a100-sxm", "A100-SXM4-40GB"), ("a100-pcie", "NVIDIA A100-PCIE-40GB"), ("a100-pcie", "NVIDIA A100 80GB PCIe"),
+        ("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200"), ("b200", "NVIDIA B200"), ("b300", "NVIDIA B300 SXM6 AC"),
+        ("gb200-nvl72", "NVIDIA GB200"), ("gh200", "NVIDIA GH200 120GB"), ("mi300x", "AMD Instinct MI300X"), ("p5en", "NVIDIA H200"),
     ],
 )  # fmt: skip
 def test_names_of_gpus(profile: str, device: str) -> None:
@@ -74,11 +65,8 @@ def test_names_of_gpus(profile: str, device: str) -> None:
     ("old", "new", "message"),
     [
         ("rate: 450 GB/s", "rate: 450", "box.yaml:5: links.0.rate: needs a number and a unit, one of GB/s, Gb/s (got '450')"),
-        ("rate: 450 GB/s", "rate: 450 GiB/s", "box.yaml:5: links.0.rate: needs a number and a unit"),
-        ("kind: infiniband", "kind: infiniban", "box.yaml:7: network.kind: must be 'infiniband', 'roce'"),
         ("collective: all_reduce, ranks: 8", "collective: allreduce, ranks: 8", "box.yaml:9: references.0.collective: must be 'all_reduce'"),
         ("source: somebody, date: 2026-01}\n  - {col", "source: somebody}\n  - {col", "box.yaml:9: references.0.date: is missing"),
-        ("date: 2026-01}\nnode", "date: lately}\nnode", "box.yaml:2: gpu.date: must be a date as YYYY-MM"),
         ("host-link:", "hostlink:", "box.yaml:6: hostlink: unknown key; did you mean 'host-link'?"),
         ("title: A box\n", "title: A box\nextends: bx\n", "box.yaml:2: extends: no profile 'bx'; did you mean 'box'?"),
         ("node: {cpu: amd64, gpus: 8, source: somebody, date: 2026-01}\n", "", "box.yaml:1: node: is missing"),
@@ -242,13 +230,6 @@ def measured_reports(pattern: str) -> list[Report]:
         Report.model_validate_json(file.read_text())
         for file in sorted((ROOT / "docs/evidence/gpu-results").glob(pattern))
     ]
-
-
-def test_data_of_measured_results_were_right() -> None:
-    reports = measured_reports("*.json")
-    assert len(reports) == 6
-    assert {run.verdict for report in reports for run in report.runs} == {"ok"}
-    assert not sum(source.unread for report in reports for source in report.sources)
 
 
 def test_references_are_the_least_of_the_measured_runs() -> None:

@@ -33,13 +33,6 @@ def test_all_forms(
     assert len(root.findall(".//skipped")) == int(root.attrib["skipped"]) == len(made.skips)
 
 
-def test_equal_cases_have_numbers() -> None:
-    root = ET.fromstring(report_junit(report(runs=(run(), run()))))
-    names = [case.attrib["name"] for case in root.iter("testcase")]
-    assert names[:2] == ["all_reduce, 8 ranks, 1 node: data", "all_reduce, 8 ranks, 1 node: participation"]
-    assert names[3] == "all_reduce, 8 ranks, 1 node: data #2"
-
-
 def test_hostile_text_is_text() -> None:
     text = report_junit(report(runs=(run(verdict="failed", reason=HOSTILE, source=HOSTILE),)))
     assert "<script>" in next(ET.fromstring(text).iter("failure")).attrib["message"]
