@@ -9,7 +9,6 @@ from imagebuild.bench import ALGORITHMS, AlgorithmName, Collective, RankLayout, 
 
 COLLECTIVES = get_args(Collective)
 HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
-SCALES = [(2, 1), (8, 1), (16, 2), (32, 4), (72, 1), (144, 2), (4, 4), (2, 2), (128, 16)]
 
 
 def value(collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None = None) -> float:
@@ -86,23 +85,6 @@ def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
         assert class_ceilings(collective, 16, RankLayout(2, 450)) == ()
         assert class_ceilings(collective, 7, replace(HGX, domains=2)) == ()
     assert class_ceilings("unheard-of", 8, HGX) == ()
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize(("ranks", "nodes"), SCALES)
-def test_the_formula_says_what_is_computed(collective: str, ranks: int, nodes: int) -> None:
-    scope = {"link": 450.0, "W": 400.0, "n": ranks, "k": nodes, "g": ranks // nodes, "min": min}
-    for ceiling in class_ceilings(collective, ranks, replace(HGX, domains=nodes)):
-        text = ceiling.formula
-        for juxtaposed in ("2g(", "2(n", "k(g", "k(n", "g(n", "n(g", "n(k"):
-            text = text.replace(juxtaposed, _products(juxtaposed))
-        assert eval(text, {"__builtins__": {}}, scope) == pytest.approx(ceiling.value)
-
-
-def _products(text: str) -> str:
-    """`2g(` as Python writes it: `2*g*(`."""
-    head, _, rest = text.partition("(")
-    return "*".join(head) + "*(" + rest
 
 
 def test_names_agree() -> None:
