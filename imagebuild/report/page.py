@@ -24,7 +24,6 @@ from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import BandwidthTest, Run, State
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
-from imagebuild.project.records import CheckResult, VerifyResult
 from imagebuild.report.charts import Drawing, NumberTable, bar_chart, heat_map, line_chart
 from imagebuild.report.document import (
     CLAIMS,
@@ -105,7 +104,7 @@ def render_page(
     # The browser runs the scripts with these digests, and no other.
     policy = " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in scripts)
     page = template_of(
-        template, package, NONE=NONE, marks=STATE_MARKS, checks_by_component=checks_by_component, shell=shlex.join,
+        template, package, NONE=NONE, marks=STATE_MARKS, shell=shlex.join,
         CLAIMS=CLAIMS, number=format_number, bytes=format_bytes, line=one_line, file_size=format_size,
     )  # fmt: skip
     return page.render(
@@ -257,14 +256,6 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
             name += "" if run.verdict == "ok" else f", {run.verdict}"
             lines.append((name, run, entry.judgement.speed))
         yield line_chart(f"bandwidth-{number}", title, lines)
-
-
-def checks_by_component(verification: VerifyResult) -> dict[str, list[CheckResult]]:
-    """Return component → its checks; what failed comes first."""
-    checks: dict[str, list[CheckResult]] = {}
-    for check in sorted(verification.checks, key=lambda check: check.outcome != "failed"):
-        checks.setdefault(check.component, []).append(check)
-    return checks
 
 
 def versions_of(report: Report) -> Iterator[tuple[str, str, str]]:
