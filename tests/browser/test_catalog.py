@@ -194,10 +194,3 @@ def test_search_sort_and_pages(visit: Visit, catalog: Catalog) -> None:
     page.get_by_role("button", name="by digest").click()
     named = str(page.locator("#tag").text_content())
     assert named.partition("@")[2] in {i.digest for i in catalog.images if i.image == "quickstart"}
-
-
-def test_a_phone_has_cards_with_labels(visit: Visit) -> None:
-    page = visit("catalog", width=390, height=844, has_touch=True, is_mobile=True).page
-    cells = page.locator("table.images tbody tr").first.locator("td")
-    labels = cells.evaluate_all("cells => cells.map(e => getComputedStyle(e, '::before').content)")
-    assert (labels[0], labels[-1]) == ('"CUDA"', '"Dated"')

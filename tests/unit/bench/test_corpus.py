@@ -162,7 +162,6 @@ HARD = (
     "1 ", "8 2 float sum -1 ", "{", '["', "[1,0]<stdout>:", "a:1:1 [0] NCCL INFO ", "x: a:1:1 [0] NCCL INFO\n",
     "12 a:1:1 [0] NCCL INFO\n", "Rank 0 ", "1.1e+", "\x1b[", "...", "1\n", "{\n",
     '{"results":\n', '{"results":[1,2],\n',
-    "# Rank 0 Pid 1 on a device 0 [0x00] x\n",
     "# Out of bounds values : 0 OK\n", "# nThread 1 nGpus 1 minBytes 1 maxBytes 2\nTest NCCL failure\n",
     "+ all_reduce_perf -b\n",
 )  # fmt: skip

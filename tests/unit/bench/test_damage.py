@@ -118,12 +118,6 @@ def test_healthy_logs_are_read_whole(text: str) -> None:
     assert len(run.rows) == (16 if "1024(bytes)" in text else 15)
 
 
-def test_a_trace_of_a_command_that_failed_is_one_run() -> None:
-    cut = "".join(f"0: {line}\n" for line in log().splitlines()[:20])
-    (run,) = read_text("log", TRACE + cut + "srun: error: n1: task 0: Exited with exit code 1\n").runs
-    assert (run.verdict, bool(run.rows)) == ("failed", True)
-
-
 # Damages to healthy output.
 
 

@@ -81,7 +81,7 @@ def test_rows_without_header_or_footer_are_read_but_not_trusted(release: str, co
 
 
 @pytest.mark.parametrize("options", [
-    {"timestamps": True}, {"per_iteration": True}, {"per_iteration": True, "timestamps": True}, {"cputime": True},
+    {"timestamps": True}, {"per_iteration": True}, {"cputime": True},
     {"validate": False}, {"hosts": 4}, {"ranks": 2}, {"ranks": 1}, {"ranks": 1440, "hosts": 20},
 ])  # fmt: skip
 def test_options_that_change_columns(options: dict[str, object]) -> None:
@@ -109,12 +109,6 @@ def test_a_row_that_others_cut_is_counted() -> None:
         results = read_text("log", "\n".join([*table.head(), *pieces, *table.foot()]))
         assert list(results.runs[0].rows) == table.rows()[1:]
         assert first.split()[0] in results.sources[0].examples[0]
-
-
-def test_trailing_blanks_colours_and_line_ends() -> None:
-    table = Table()
-    same(only("".join(f"\x1b[32m{line}\x1b[0m{' ' * 200}\r\n" for line in table.lines())), table)
-    same(only("\ufeff" + table.text().replace("\n", "\0\n")), table)
 
 
 def test_markdown_copies() -> None:

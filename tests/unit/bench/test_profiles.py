@@ -149,21 +149,14 @@ def layout(name: str, ranks: int, nodes: int) -> RankLayout:
     return rank_layout(shipped(name), ranks, nodes)
 
 
-def test_a_rack_is_one_domain() -> None:
+def test_how_ranks_use_the_hardware() -> None:
+    """A rack is one domain; cards are those of the hosts in use, no more than GPUs can feed; pairs may be bridged."""
     assert [layout("gb200-nvl72", 4 * n, n).domains for n in (1, 18, 36, 360)] == [1, 1, 2, 20]
-    assert layout("coreweave-gb200", 144, 36).network == 18 * 200
-    assert layout("coreweave-gb200", 144, 36).link == 900
-
-
-def test_cards_of_the_hosts_in_use_and_no_more_than_gpus_can_feed() -> None:
-    assert layout("h100", 16, 2).network == 400
-    assert layout("h100", 2, 2).network == 63
+    rack = layout("coreweave-gb200", 144, 36)
+    assert (rack.network, rack.link) == (18 * 200, 900)
+    assert [layout("h100", n, 2).network for n in (16, 2)] == [400, 63]
     assert layout("a40", 16, 2).network is None
-
-
-def test_bridged_pairs_and_wires_between_peers() -> None:
-    assert layout("a100-pcie", 2, 1).link == 300
-    assert layout("a100-pcie", 4, 1).link == 31
+    assert [layout("a100-pcie", n, 1).link for n in (2, 4)] == [300, 31]
     assert [layout("mi300x", n, 1).link for n in (2, 4, 8)] == [64, 192, 448]
 
 

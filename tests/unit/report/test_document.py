@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imagebuild.bench import BandwidthTest, Diagnostic
-from imagebuild.report import Report, format_bytes, format_number, one_line, report_markdown, rows_of, visible
+from imagebuild.report import Report, format_bytes, format_number, one_line, rows_of, visible
 from tests.report_samples import BAD, GIB, judgement, report, row, run
 
 
@@ -78,11 +78,6 @@ def test_names_tell_runs_apart() -> None:
 def test_the_best_value_is_of_either_placement() -> None:
     runs = (run("a", rows=(row(GIB, 300.0, 301.25), row(2 * GIB, 300.5))), run("b", rows=(row(GIB, None),)))
     assert [row.best for row in rows_of(report(runs=runs))] == ["301.2 GB/s at 1 GiB", "–"]
-
-
-def test_tests_that_were_skipped_for_the_same_reason_are_listed_once() -> None:
-    text = report_markdown(report(tests=tuple(map(waived, "aab"))))
-    assert "\n- not applicable: a (2 times), b: waived\n" in text
 
 
 def test_numbers() -> None:

@@ -33,6 +33,11 @@ def test_all_forms(
     assert len(root.findall(".//skipped")) == int(root.attrib["skipped"]) == len(made.skips)
 
 
+def test_equal_cases_have_numbers() -> None:
+    cases = ET.fromstring(report_junit(report(runs=(run(), run())))).iter("testcase")
+    assert len({case.attrib["name"] for case in cases}) == 6
+
+
 def test_hostile_text_is_text() -> None:
     text = report_junit(report(runs=(run(verdict="failed", reason=HOSTILE, source=HOSTILE),)))
     assert "<script>" in next(ET.fromstring(text).iter("failure")).attrib["message"]
