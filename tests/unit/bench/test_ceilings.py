@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from imagebuild.bench import ALGORITHMS, AlgorithmName, Collective, RankLayout, class_ceilings
+from imagebuild.bench import Collective, RankLayout, class_ceilings
 
 COLLECTIVES = get_args(Collective)
 HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
@@ -85,8 +85,3 @@ def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
         assert class_ceilings(collective, 16, RankLayout(2, 450)) == ()
         assert class_ceilings(collective, 7, replace(HGX, domains=2)) == ()
     assert class_ceilings("unheard-of", 8, HGX) == ()
-
-
-def test_names_agree() -> None:
-    assert set(get_args(AlgorithmName)) == {a.name for a in ALGORITHMS}
-    assert {c for a in ALGORITHMS for c in a.collectives} == set(COLLECTIVES)

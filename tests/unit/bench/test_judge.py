@@ -153,7 +153,6 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
          "73% of the ceiling"),
         # What cannot be judged.
         ({"collective": None}, (480.0, None), "h200", "not judged", "the output does not say the collective"),
-        ({"rows": ()}, (480.0, None), "h200", "not judged", "no bus bandwidth was read"),
         ({"ranks": 1}, (0.0, None), "h200", "not applicable", "one rank moves nothing between GPUs"),
         ({}, (480.0, None), None, "not judged", "no profile says how fast it should be"),
     ],
@@ -230,7 +229,6 @@ def test_floors_between_racks(profile: str, device: str, rate: float, state: str
     # Both directions may be twice the link.
     (BOTH, (*WAY, *WAY, *TOTAL), "h200", "fast enough", 782.0),
     (f"{BOTH}_total", TOTAL, "h200", "fast enough", 782.0),
-    (f"{BOTH}_read1", WAY, "h200", "fast enough", 391.0),
     # Without a reference, a floor is judged.
     (READ, ((None, 230.0), (226.0, None)), "h200", "fast enough", 226.0),
     (READ, ((None, 394.0), (224.0, None)), "h200", "too slow", 224.0),
@@ -238,9 +236,7 @@ def test_floors_between_racks(profile: str, device: str, rate: float, state: str
     (BOTH, ((None, 440.0), (440.0, None)), "h100", "fast enough", 440.0),  # one direction, before 0.3
     ("host_to_device_memcpy_ce", ((30.0, 55.0),), "h100", "too slow", 30.0),
     ("host_to_device_bidirectional_memcpy_ce", ((30.0, 55.0),), "h100", "fast enough", 30.0),
-    ("host_to_all_bidirectional_memcpy_ce", ((22.2, 35.1),), "h100", "fast enough", 22.2),
     ("device_to_host_memcpy_ce", ((200.0,),), "gb200-nvl72", "fast enough", 200.0),
-    ("one_to_all_write_ce", ((420.0, 430.0),), "gh200", "fast enough", 420.0),  # over all wires of a mesh
     (READ, ((None, 14.0), (14.0, None)), "a40", "not judged", 14.0),  # PCIe: no floor
     ("device_local_copy", ((1400.0, 1401.0),), "h200", "not applicable", None),
     (f"{BOTH}_read1", TOTAL, "h200", "impossible", 783.0),
@@ -304,12 +300,9 @@ def test_pairs_that_were_not_measured(
         (391.0, "Gb/sec", "RDMA_Write BW", "h200", "fast enough", 391.0 / 8),
         (350.0, "Gb/sec", "RDMA_Write BW", "h200", "too slow", 350.0 / 8),
         (46610.0, "MB/sec", "RDMA_Write BW", "h200", "fast enough", 46610 * 2**20 / 1e9),
-        (49000.0, "MiB/sec", "RDMA_Write BW", "h200", "impossible", 49000 * 2**20 / 1e9),
         (46610.0, None, "RDMA_Write BW", "h200", "not judged", None),
         (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "fast enough", 760.0 / 8),
-        (390.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "too slow", 390.0 / 8),
         (0.3, "Gb/sec", "Atomic Fetch_And_Add BW", "h200", "not applicable", 0.3 / 8),
-        (300.0, "Gb/sec", "RDMA_Write BW", "gh200", "impossible", 300.0 / 8),
         # A loopback at line rate is within the margin.
         (24056.72, "MB/sec", "RDMA_Write BW", "a100-sxm", "fast enough", 24056.72 * 2**20 / 1e9),
     ],

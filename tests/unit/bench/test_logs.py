@@ -27,7 +27,6 @@ def texts(text: str) -> list[str]:
     ("[default2]:x", "2", "x"),
     ("[pod/a-b/mpi] x", "pod/a-b/mpi", "x"),
     ("[pod/a-b/mpi] 2026-11-21T07:26:50.123456789Z [1,2]<stdout>:x", "pod/a-b/mpi 1,2", "x"),
-    ("2026-11-21 07:26:50,123 x", "", "x"),
     ("2026-11-21T07:26:50.1+01:00 stderr F x", "", "x"),
     ("> # x", "", "# x"),
     ("node7: #  size", "node7", "#  size"),

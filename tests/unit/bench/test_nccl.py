@@ -111,14 +111,6 @@ def test_a_row_that_others_cut_is_counted() -> None:
         assert first.split()[0] in results.sources[0].examples[0]
 
 
-def test_markdown_copies() -> None:
-    table = Table()
-    text = "\n".join(
-        ["```", *(" ".join(line.replace("#wrong", "wrong").lstrip("#").split()) for line in table.lines()), "```"]
-    )
-    same(only(text), table)
-
-
 def interleaved(texts: list[list[str]], source: random.Random) -> str:
     queues = [list(text) for text in texts]
     out = []

@@ -41,11 +41,6 @@ def test_every_reference_has_an_address_and_every_profile_a_row_of_what_is_cover
     assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == sorted(SHIPPED)
 
 
-def test_every_file_names_its_schema() -> None:
-    for file in (ROOT / "profiles").glob("*.yaml"):
-        assert file.read_text().startswith("# yaml-language-server: $schema=../schemas/profile.json\n")
-
-
 @pytest.mark.parametrize(
     ("profile", "device"),
     [
