@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,10 +94,14 @@ def _parse_log(log: Log) -> Results:
     for line in log.lines:
         by_process[line.process].append(line)
     outside: list[LogLine] = []
-    for lines in by_process.values():
+    waiting = list(by_process.values())
+    for lines in waiting:
         documents, others = extract_json(lines)
         outside += others
         texts = [line.text for line in others]
+        for document in documents:
+            # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
+            waiting += [log_from_text(log.path, text).lines for text in _printed_in(document.value)]
         unread += [f"line {d.number}: a JSON document that cannot be read" for d in documents if d.value is None]
         for tool, part, parse_text, parse_json in _PARSERS:
             for document in documents:
@@ -128,3 +132,12 @@ def _without_end(parsed: Parsed[Any]) -> Parsed[Any]:
             verdict = "truncated" if last.verdict == "ok" else last.verdict
             return [*parsed[:at], last.model_copy(update={"verdict": verdict, "reason": reason}), *parsed[at + 1 :]]
     return parsed
+
+
+def _printed_in(value: object) -> Iterator[str]:
+    """Yield the texts of several lines that a JSON document has as `stdout`."""
+    if isinstance(value, dict) and isinstance(text := value.get("stdout"), str) and "\n" in text:
+        yield text
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _printed_in(inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterable
@@ -105,12 +106,13 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
     [
         in_pieces(log()),
         "".join(f"<unheard-of@7> {line}\n" for line in log().splitlines()),
+        json.dumps({"plays": [{"tasks": [{"hosts": {"n1": {"stdout": log()}}}]}]}),
         'n1 | CHANGED => {\n  "stdout_lines": [\n' + "".join(f'    "{line}",\n' for line in log().splitlines()) + "  ]\n}\n",
         TRACE + "".join(f"0: {line}\n" for line in log().splitlines()),
         log("all_gather").split("# nThread")[0] + "# nThread 1 nGpus 1 minBytes 8 maxBytes 16384 step: 1024(bytes) warmup iters: 1 "
         "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + "\n".join(Table().header()) + "\n" + BYTE_STEPS + "# Out of bounds values : 0 OK\n# Avg bus bandwidth : 0.04\n",
     ],
-    ids=["pieces", "unknown", "ansible-lines", "trace", "byte-steps"],
+    ids=["pieces", "unknown", "ansible", "ansible-lines", "trace", "byte-steps"],
 )  # fmt: skip
 def test_healthy_logs_are_read_whole(text: str) -> None:
     (run,) = read_text("log", text).runs

@@ -259,7 +259,6 @@ def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: C
         ("launcher-x7-worker.log", "Server listening on :: port 22.\n", 0),
         ("job.err", "", 0),  # beside job.log
         ("README.md", "How to read these logs\n", 0),
-        ("index.json", '{"logs": []}', 0),
     ],
 )
 def test_a_host_that_left_no_result_is_named(call: Call, name: str, text: str, status: int) -> None:
