@@ -4,7 +4,6 @@ from .ceilings import NotComparable as NotComparable
 from .ceilings import RankLayout as RankLayout
 from .ceilings import class_ceilings as class_ceilings
 from .ceilings import forced_classes as forced_classes
-from .ceilings import hard_ceiling as hard_ceiling
 from .ceilings import lint_profile as lint_profile
 from .ceilings import rank_layout as rank_layout
 from .judge import Expected as Expected

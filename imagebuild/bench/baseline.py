@@ -15,13 +15,22 @@ by 5 %.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from imagebuild.bench.ceilings import GB_UNITS
 from imagebuild.bench.judge import GATE_BYTES, NO_PARTICIPATION, WIRE_BYTES
-from imagebuild.bench.models import BandwidthTest, Claim, Judgement, Limit, PerftestTable, Results, Run, SpeedClaim
+from imagebuild.bench.models import (
+    BandwidthTest,
+    Claim,
+    Judgement,
+    Limit,
+    Measurement,
+    PerftestTable,
+    Results,
+    Run,
+    SpeedClaim,
+)
 
 MEDIAN, POINT, SPREAD = 0.05, 0.15, 0.20
 NO_DATA = Claim(state="not applicable", reason="compared with the baseline")
@@ -37,10 +46,10 @@ class Series:
     """Hold the measured values of one quantity, from one or more runs."""
 
     source: str
-    problem: str = ""
-    """Why its values cannot be compared."""
-    devices: set[str] = field(default_factory=set)
-    runs: list[dict[Point, float]] = field(default_factory=list)
+    problem: str
+    """Why its values cannot be compared; empty if they can."""
+    devices: set[str]
+    runs: list[dict[Point, float]]
     """Of each run: the value at each point."""
 
     @property
@@ -65,16 +74,12 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
         now, before, vanished = new_series.get(name), old_series.get(name), ""
         if now and before:
             speed, vanished = _compare(now, before), _vanished(now, before)
-        elif now:
-            speed = SpeedClaim(state="not judged", reason="the baseline does not have it")
         else:
-            vanished = "the baseline has it, but it was not measured this time"
-            speed = SpeedClaim(state="not judged", reason=vanished)
+            vanished = "" if now else "the baseline has it, but it was not measured this time"
+            speed = SpeedClaim(state="not judged", reason=vanished or "the baseline does not have it")
         participation = Claim(state="incomplete", reason=vanished) if vanished else NO_PARTICIPATION
-        source = (now or old_series[name]).source
-        judgements.append(
-            Judgement(source=source, subject=name, data=NO_DATA, participation=participation, speed=speed)
-        )
+        claims = {"data": NO_DATA, "participation": participation, "speed": speed}
+        judgements.append(Judgement(source=(now or old_series[name]).source, subject=name, **claims))
     return tuple(judgements)
 
 
@@ -127,36 +132,34 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
 def _series_of(results: Results) -> dict[str, Series]:
     """Return everything that was measured, by its name. A run that failed does not spoil the others."""
     series: dict[str, Series] = {}
-    for name, run in sorted(_runs_of(results), key=lambda item: bool(item[1].problem)):
-        known = series.setdefault(name, run)
-        if known is not run and not run.problem:
-            known.runs += run.runs
-            known.devices |= run.devices
+    for result in sorted(results.measured, key=lambda result: result.verdict != "ok"):
+        problem = "" if result.verdict == "ok" else f"its verdict is {result.verdict}"
+        devices = set(result.devices[:1]) if isinstance(result, Run) else set()
+        for name, values in _values_of(result).items():
+            if name not in series:
+                series[name] = Series(result.source, problem, devices, [values])
+            elif not problem:
+                series[name].runs.append(values)
+                series[name].devices |= devices
     return series
 
 
-def _runs_of(results: Results) -> Iterator[tuple[str, Series]]:
-    """Yield each run with its name: types and operations are compared apart."""
-    for result in results.measured:
-        points: defaultdict[str, dict[Point, float]] = defaultdict(dict)
-        devices: set[str] = set()
-        match result:
-            case Run():
-                devices = set(result.devices[:1])
-                for line in result.rows:
-                    operation = f" {line.redop}" if line.redop and line.redop != "none" else ""
-                    speeds = [half.busbw_gb_s for half in line.halves if half.busbw_gb_s]
-                    if line.size_bytes >= SMALLEST and speeds:
-                        points[f"{result.subject}, {line.dtype}{operation}"][line.size_bytes] = fmean(speeds)
-            case BandwidthTest() if result.unit == "GB/s":
-                for number, cells in enumerate(result.matrix or ()):
-                    points[result.subject] |= {(number, at): cell for at, cell in enumerate(cells) if cell and cell > 0}
-            case PerftestTable() if scale := GB_UNITS.get(result.unit or ""):
-                for row in result.rows:
-                    if row.bw_average and (row.size_bytes or 0) >= WIRE_BYTES:
-                        points[result.subject][row.size_bytes or 0] = row.bw_average * scale
-        problem = "" if result.verdict == "ok" else f"its verdict is {result.verdict}"
-        if isinstance(result, Run) and not points:
-            points[result.subject] = {}
-        for name, values in points.items():
-            yield name, Series(result.source, problem, devices, [values])
+def _values_of(result: Measurement) -> dict[str, dict[Point, float]]:
+    """Return the values of a result by the name of their series: types and operations are compared apart."""
+    values: defaultdict[str, dict[Point, float]] = defaultdict(dict)
+    match result:
+        case Run():
+            for line in result.rows:
+                operation = f" {line.redop}" if line.redop and line.redop != "none" else ""
+                speeds = [half.busbw_gb_s for half in line.halves if half.busbw_gb_s]
+                if line.size_bytes >= SMALLEST and speeds:
+                    values[f"{result.subject}, {line.dtype}{operation}"][line.size_bytes] = fmean(speeds)
+            return values or {result.subject: {}}
+        case BandwidthTest() if result.unit == "GB/s":
+            for number, cells in enumerate(result.matrix or ()):
+                values[result.subject] |= {(number, at): cell for at, cell in enumerate(cells) if cell and cell > 0}
+        case PerftestTable() if scale := GB_UNITS.get(result.unit or ""):
+            for row in result.rows:
+                if row.bw_average and (row.size_bytes or 0) >= WIRE_BYTES:
+                    values[result.subject][row.size_bytes or 0] = row.bw_average * scale
+    return values

@@ -13,11 +13,10 @@ falls away.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
 from imagebuild.bench.profiles import Measured, Profile, profile_key
@@ -60,23 +59,15 @@ class Ceiling:
     """Fraction of `value` that every healthy machine reaches with this class of algorithms."""
 
 
-class Factor(NamedTuple):
-    """Compute the factor of a rate in a ceiling."""
-
-    text: str
-    compute: Callable[[int, int, int], float]
-    """From n, k and g; infinite if nothing passes there."""
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """Describe a class of algorithms for some collectives."""
 
     name: AlgorithmName
     collectives: tuple[Collective, ...]
-    link: Factor
-    """a of the formula."""
-    network: Factor | None
+    link: str
+    """a of the formula, as an expression of n, k and g; it counts where a node has several ranks."""
+    network: str | None
     """b of the formula; `None` if the class works within a node only."""
     nvls: bool = False
     """Whether it needs NVLink SHARP."""
@@ -92,40 +83,26 @@ class Algorithm:
 
 REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
-_LINK_ONCE = Factor("1", lambda _n, _k, g: 1.0 if g > 1 else math.inf)
-_NETWORK_ONCE = Factor("1", lambda _n, _k, _g: 1.0)
-_LINK_LOCAL = Factor("(n-1)/(k(g-1))", lambda n, k, g: (n - 1) / (k * (g - 1)) if g > 1 else math.inf)
-_LINK_NVLS = Factor("2g(n-1)/(n(g+1))", lambda n, _k, g: 2 * g * (n - 1) / (n * (g + 1)))
-_LINK_PEERS = Factor("(n-1)/(g-1)", lambda n, _k, g: (n - 1) / (g - 1) if g > 1 else math.inf)
-_REDUCED_BY_SWITCH = Factor("2(n-1)/(n+1)", lambda n, _k, _g: 2 * (n - 1) / (n + 1))
-_SENT_BY_SWITCH = Factor("(n-1)/n", lambda n, _k, _g: (n - 1) / n)
-_NETWORK_SPLIT = Factor("k(n-1)/(n(k-1))", lambda n, k, _g: k * (n - 1) / (n * (k - 1)))
-_NETWORK_PARTS = Factor("(n-1)/(g(n-g))", lambda n, _k, g: (n - 1) / (g * (n - g)))
-_NETWORK_OF_ROOT = Factor("(n-1)/(n-g)", lambda n, _k, g: (n - 1) / (n - g))
-_NETWORK_SHARP = Factor("2(n-1)/n", lambda n, _k, _g: 2 * (n - 1) / n)
+_LOCAL, _PEERS, _NVLS = "(n-1)/(k*(g-1))", "(n-1)/(g-1)", "2*g*(n-1)/(n*(g+1))"
+_SPLIT, _SHARP, _PARTS = "k*(n-1)/(n*(k-1))", "2*(n-1)/n", "(n-1)/(g*(n-g))"
 
 ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm("ring", (*REDUCING, "broadcast", "reduce"), _LINK_ONCE, _NETWORK_ONCE),
+    Algorithm("ring", (*REDUCING, "broadcast", "reduce"), "1", "1"),
     # Trees too: they move as much on the average of their GPUs and nodes.
-    Algorithm("hierarchical", REDUCING, _LINK_LOCAL, _NETWORK_SPLIT, within=False),
-    Algorithm("nvls", ("all_reduce",), _REDUCED_BY_SWITCH, None, nvls=True),
-    Algorithm("nvls", ("all_gather", "reduce_scatter"), _SENT_BY_SWITCH, None, nvls=True),
-    Algorithm("nvls-tree", ("all_reduce",), _LINK_NVLS, _NETWORK_SPLIT, nvls=True, within=False),
-    Algorithm("sharp", ("all_reduce",), _LINK_LOCAL, _NETWORK_SHARP, sharp=True, within=False),
-    Algorithm("nvls-sharp", ("all_reduce",), _LINK_NVLS, _NETWORK_SHARP, nvls=True, sharp=True, within=False),
-    Algorithm("pairwise", ("alltoall", "hypercube"), _LINK_PEERS, _NETWORK_PARTS),
+    Algorithm("hierarchical", REDUCING, _LOCAL, _SPLIT, within=False),
+    Algorithm("nvls", ("all_reduce",), "2*(n-1)/(n+1)", None, nvls=True),
+    Algorithm("nvls", ("all_gather", "reduce_scatter"), "(n-1)/n", None, nvls=True),
+    Algorithm("nvls-tree", ("all_reduce",), _NVLS, _SPLIT, nvls=True, within=False),
+    Algorithm("sharp", ("all_reduce",), _LOCAL, _SHARP, sharp=True, within=False),
+    Algorithm("nvls-sharp", ("all_reduce",), _NVLS, _SHARP, nvls=True, sharp=True, within=False),
+    Algorithm("pairwise", ("alltoall", "hypercube"), _PEERS, _PARTS),
     # 41 % on two H200: docs/evidence/gpu-results.md
-    Algorithm("pairwise", ("alltoallv",), _LINK_PEERS, _NETWORK_PARTS, floor_fraction=0.25),
-    Algorithm("pairwise", ("gather", "scatter"), _LINK_PEERS, _NETWORK_OF_ROOT),
+    Algorithm("pairwise", ("alltoallv",), _PEERS, _PARTS, floor_fraction=0.25),
+    Algorithm("pairwise", ("gather", "scatter"), _PEERS, "(n-1)/(n-g)"),
     # 15.2 GB/s on ten nodes of H100 with 400 Gb/s cards, where everything else reached 80 to 90 %:
     # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
-    Algorithm("pairwise", ("sendrecv",), _LINK_ONCE, _NETWORK_ONCE, one_peer=True, floor_fraction=0.25),
+    Algorithm("pairwise", ("sendrecv",), "1", "1", one_peer=True, floor_fraction=0.25),
 )
-
-
-def algorithms_of(collective: str) -> set[str]:
-    """Return the names of the classes that the collective has on any hardware."""
-    return {algorithm.name for algorithm in ALGORITHMS if collective in algorithm.collectives}
 
 
 _CLASSES: Mapping[str, tuple[AlgorithmName, ...]] = {
@@ -173,26 +150,19 @@ def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Cei
         if (algorithm.nvls and not (layout.nvls and gpus > 1)) or (algorithm.sharp and not layout.sharp):
             continue
         wire, card = (layout.wire, layout.card) if algorithm.one_peer else (None, None)
-        value = (wire or layout.link) * algorithm.link.compute(ranks, domains, gpus)
-        parts = [] if math.isinf(value) else [f"{'wire' if wire else 'link'} * {algorithm.link.text}"]
+        parts: list[tuple[str, float, str]] = []
+        if gpus > 1:
+            parts.append(("wire" if wire else "link", wire or layout.link, algorithm.link))
         if domains > 1:
             if algorithm.network is None or layout.network is None:
                 continue
-            value = min(value, (card or layout.network) * algorithm.network.compute(ranks, domains, gpus))
-            parts.append(f"{'card' if card else 'W'} * {algorithm.network.text}")
-        parts = [part.removesuffix(" * 1") for part in parts]
-        formula = parts[0] if len(parts) == 1 else f"min({', '.join(parts)})"
+            parts.append(("card" if card else "W", card or layout.network, algorithm.network))
+        scale = {"n": ranks, "k": domains, "g": gpus}
+        value = min(rate * eval(factor, {}, scale) for _, rate, factor in parts)  # noqa: S307 - factors are our own
+        texts = [f"{name} * {factor.replace('*', '')}".removesuffix(" * 1") for name, _, factor in parts]
+        formula = texts[0] if len(texts) == 1 else f"min({', '.join(texts)})"
         ceilings.append(Ceiling(algorithm.name, value, formula, algorithm.floor_fraction))
     return tuple(ceilings)
-
-
-def hard_ceiling(collective: str, ranks: int, layout: RankLayout, algorithm: str | None = None) -> Ceiling | None:
-    """Return the ceiling of the class if it is known, else of the loosest class: a measurement above it is a mistake.
-
-    Of classes that allow the same, the first in `ALGORITHMS`.
-    """
-    known = [c for c in class_ceilings(collective, ranks, layout) if algorithm in (None, c.algorithm)]
-    return max(known, key=lambda ceiling: ceiling.value, default=None)
 
 
 def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
@@ -298,26 +268,28 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
     except NotComparable as error:
         raise ConfigError(f"--nodes {nodes}: {error}") from None
     rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any], ceiling: float | None, formula: str, reference: Measured | None) -> None:
+        limit = {"ceiling": None if ceiling is None else round(ceiling, 1), "formula": formula}
+        rows.append(row | limit | {name: getattr(reference, name, None) for name in Measured.model_fields})
+
     for collective in get_args(Collective):
         ceilings = class_ceilings(collective, ranks, layout)
         loosest = max(ceilings, key=lambda ceiling: ceiling.value, default=None)
         for ceiling in ceilings:
             names = (ceiling.algorithm, None) if ceiling is loosest else (ceiling.algorithm,)
-            measured = [r for r in profile.references_at(collective, ranks, nodes) if r.algorithm in names]
             row = {"test": collective, "ranks": ranks, "nodes": nodes, "algorithm": ceiling.algorithm}
-            row |= {"ceiling": round(ceiling.value, 1), "hardest": ceiling is loosest, "formula": ceiling.formula}
-            rows += [row | _measured(reference) for reference in measured or (None,)]
-    for test, rate in ((test, named) for named in (*profile.copies, *profile.wires) for test in named.tests):
-        limit, _ = path_limits(profile, test)
-        name = f"{test}, {rate.memory} memory" if rate.memory else test
-        row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
-        row |= {"ceiling": limit and round(limit.value, 1), "formula": limit.what if limit else ""}
-        rows.append(row | _measured(rate))
+            row["hardest"] = ceiling is loosest
+            measured = [r for r in profile.references_at(collective, ranks, nodes) if r.algorithm in names]
+            for reference in measured or (None,):
+                add(row, ceiling.value, ceiling.formula, reference)
+    for rate in (*profile.copies, *profile.wires):
+        for test in rate.tests:
+            limit, _ = path_limits(profile, test)
+            name = f"{test}, {rate.memory} memory" if rate.memory else test
+            row = {"test": name, "ranks": None, "nodes": None, "algorithm": "", "hardest": limit is not None}
+            add(row, limit.value if limit else None, limit.what if limit else "", rate)
     return rows
-
-
-def _measured(reference: Measured | None) -> dict[str, Any]:
-    return {name: getattr(reference, name, None) for name in ("rate", "tolerance", "source", "date")}
 
 
 # Mistakes in profiles
@@ -348,14 +320,16 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             layout = rank_layout(profile, reference.ranks, reference.nodes)
             if layout.domains > 1 and layout.network is None:
                 raise NotComparable(f"{reference.nodes} nodes need a network, and {profile.name} has none")
-            ceiling = hard_ceiling(reference.collective, reference.ranks, layout, reference.algorithm)
-            if ceiling is None:
+            possible = class_ceilings(reference.collective, reference.ranks, layout)
+            known = [ceiling for ceiling in possible if reference.algorithm in (None, ceiling.algorithm)]
+            if not known:
                 raise NotComparable(
                     f"{reference.algorithm} is not a class of {reference.collective} at this scale on {profile.name}"
                 )
         except NotComparable as error:
             mistakes.add(where, f"{name}: {error}")
         else:
+            ceiling = max(known, key=lambda ceiling: ceiling.value)
             what = f"{ceiling.algorithm}: {ceiling.formula}"
             _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, what=what))
     for part, rates in (("copies", profile.copies), ("wires", profile.wires)):

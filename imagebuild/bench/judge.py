@@ -249,13 +249,17 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
     """Judge a run by its best row of 1 GiB or more. Raises NotComparable if it has no place on the hardware."""
-    collective, ranks, nodes = scale = _scale_of(run)
+    if not (run.collective and run.ranks and run.nodes):
+        lacking = "number of nodes" if run.ranks else "number of ranks"
+        raise NotComparable(f"the output does not say the {lacking if run.collective else 'collective'}")
+    collective, ranks, nodes = scale = run.collective, run.ranks, run.nodes
     layout = rank_layout(profile, ranks, nodes)
     measured, size = best_row(run)
     if measured is None or size is None:
         raise NotComparable("no bus bandwidth was read")
     # A class that the collective does not have, such as a ring of alltoall, was not what it used.
-    used = set(expected.algorithms or run.algorithms) & ceilings.algorithms_of(collective)
+    own = {algorithm.name for algorithm in ceilings.ALGORITHMS if collective in algorithm.collectives}
+    used = own.intersection(expected.algorithms or run.algorithms)
     names = " or ".join(sorted(used))
     possible = ceilings.class_ceilings(collective, ranks, layout)
     known = [ceiling for ceiling in possible if not used or ceiling.algorithm in used]
@@ -315,15 +319,6 @@ def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
 def best_row(run: Run) -> tuple[float | None, int | None]:
     """Return the highest bus bandwidth of either half and its size: of the rows of 1 GiB or more, else of all."""
     return max(_speeds(run, _least_size(run)) or _speeds(run, 0), default=(None, None))
-
-
-def _scale_of(run: Run) -> tuple[str, int, int]:
-    """Return collective, ranks and nodes of a run. Raises NotComparable if the output does not say one of them."""
-    if not run.collective:
-        raise NotComparable("the output does not say the collective")
-    if not run.ranks or not run.nodes:
-        raise NotComparable(f"the output does not say the number of {'nodes' if run.ranks else 'ranks'}")
-    return run.collective, run.ranks, run.nodes
 
 
 def _least_size(run: Run) -> int:
@@ -400,8 +395,6 @@ def _speed_of_path(
     fitting = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
     reference = min(fitting, key=lambda rate: rate.rate * rate.tolerance, default=None)
     notes = ["the worst pair"] if highest not in (None, measured) else []
-    if reference and reference.memory:
-        notes.append(f"the reference is for {reference.memory} memory")
     missing = f"{profile.name} has no reference for this test"
     ceiling, floor = ceilings.path_limits(profile, test)
     if size is not None and size < WIRE_BYTES:

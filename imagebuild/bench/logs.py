@@ -13,10 +13,12 @@ import math
 import re
 import sys
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
@@ -290,30 +292,27 @@ _YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[LogLine]]:
     """Return the JSON documents in the lines of one process, and the lines outside of them."""
     text = "\n".join(line.text for line in lines)
+    ends = list(accumulate(len(line.text) + 1 for line in lines))
     documents: list[JsonDocument] = []
     outside = []
-    at = attempts = index = 0
+    at = attempts = 0
     while attempts < _MOST_ATTEMPTS and (start := _BEGIN.search(text, at)):
         begin = start.end()
+        number = lines[bisect_right(ends, begin)].number
         value: object = None
-        end, is_whole, is_lost = begin + 1, True, False
         try:
             value, end = _DECODER.raw_decode(text, begin)
+            is_whole = True
         except (ValueError, RecursionError):
             attempts += 1
+            end, is_whole = begin + 1, True
             if _KNOWN_KEYS.search(text, begin, begin + _KEYS_WITHIN):
                 value, end, is_whole = _read_broken_json(text, begin)
-                is_lost = value is None
                 attempts += 0 if value else _BROKEN_COST
-        index += text.count("\n", at, begin)
+                documents += [JsonDocument(None, is_whole=False, number=number)] if value is None else []
         if value:
-            documents.append(JsonDocument(value, is_whole=is_whole, number=lines[index].number))
-            outside += [text[at:begin], "\n" * text.count("\n", begin, end)]
-        else:
-            if is_lost:
-                documents.append(JsonDocument(None, is_whole=False, number=lines[index].number))
-            outside.append(text[at:end])
-        index += text.count("\n", begin, end)
+            documents.append(JsonDocument(value, is_whole=is_whole, number=number))
+        outside += [text[at:begin], "\n" * text.count("\n", begin, end)] if value else [text[at:end]]
         at = end
     rest = "".join((*outside, text[at:])).split("\n")
     return documents, [line._replace(text=left) for line, left in zip(lines, rest, strict=False)]

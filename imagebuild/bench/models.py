@@ -43,7 +43,7 @@ class Half(Model):
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     wrong: int | None
-    """Wrong elements; `None` where the data were not validated. Before 2.13, which counts none but in the footer, 0."""
+    """Wrong elements, before 2.13 the largest error, rounded; `None` where the data were not validated."""
 
 
 class NcclRow(Model):

@@ -1,8 +1,7 @@
 """Read the runs that nccl-tests and rccl-tests print: tables of every release since 2.10, and the JSON of `-J`.
 
 What a process prints fills tables, one for each run: its parameters, ranks, rows and footer. A JSON document fills a
-table with the same facts. A table, and the failures after its beginning, become a `Run` with a verdict. A run that was
-both printed as text and written as JSON is merged.
+table with the same facts. A table, and the failures after its beginning, become a `Run` with a verdict.
 
 Rows are read by their shape, since headers are often missing; a header says what the shape leaves open.
 """
@@ -306,10 +305,6 @@ def _ends_like_row(text: str) -> bool:
     return end is not None and "." in end[0]
 
 
-_LARGEST_ERROR = re.compile(r"\d(?:\.\d+)?e(?:-\d+|\+00)")
-"""A largest error, which the last column had before 2.13: no count is printed like that."""
-
-
 def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     """Return the row in a line, its text if it cannot be read; None if there is none.
 
@@ -326,8 +321,7 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     is_cut = figures is None or size < count * element or ("i_min" in labels and not figures["iterations"])
     if figures is None or is_cut or (line.is_joined and not _is_consistent(size, count * element, printed)):
         return line.text.strip() if element else None
-    counted = [(*figures, wrong if _counts_wrong(wrong, labels) else "0") for *figures, wrong in printed]
-    halves = [_half(*map(parse_number, half)) for half in counted]
+    halves = [_half(*map(parse_number, half)) for half in printed]
     return NcclRow(
         size_bytes=size,
         count=count,
@@ -351,12 +345,6 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
     return size % data == 0 if data else size == 0
 
 
-def _counts_wrong(wrong: str, labels: Sequence[str]) -> bool:
-    """Return whether the last column counts wrong elements; before 2.13 it was the largest error."""
-    is_old = "error" in labels or ("#wrong" not in labels and _LARGEST_ERROR.search(wrong) is not None)
-    return wrong == "N/A" or not is_old
-
-
 # What a table says: who took part, which sizes, and whether its figures fit each other.
 
 
@@ -369,7 +357,7 @@ def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: s
         tool=table.facts.get("tool", "nccl-tests"),
         tool_version=table.facts.get("version") or None,
         collective=_collective_of(table.facts.get("program", ""))
-        or _infer_collective(table.rows, table.labels)
+        or _infer_collective(table.rows)
         or _collective_of(table.facts.get("command", "")),
         ranks=ranks,
         nodes=len(hosts) or None,
@@ -392,28 +380,19 @@ def _collective_of(program: str) -> str | None:
     return name if name in _COLLECTIVES else None
 
 
-def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
-    """Return the only collective that the columns of the rows, and the ratios between them, leave possible.
+def _infer_collective(rows: Sequence[NcclRow]) -> str | None:
+    """Return the collective whose rows have an operation and no root: the size says which of two that is.
 
-    `busbw / algbw` is 2(n-1)/n for all_reduce, and at most 1 for others. A size is that of `count` elements, or n times
-    that for collectives that divide the data among ranks. With one rank, bandwidths are 0.
+    `busbw / algbw` of all_reduce is 2(n-1)/n, at least 1.
     """
-    operations, roots = {row.redop for row in rows}, {row.root for row in rows}
-    if operations == {None} and "root" not in labels and not {"redop", "op"}.isdisjoint(labels):
-        return "alltoall"  # before 2.13, it alone has a column for the operation and leaves it blank
-    is_reducing, is_rooted = operations.isdisjoint((None, "none")), roots.isdisjoint((None, -1))
+    sizes = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
+    is_divided = {size > elements for size, elements in sizes if size and elements}
     ratio = bus_ratio(rows, least=2)  # below, its digits are too few
-    data = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
-    is_divided = {size > elements for size, elements in data if size and elements}
-    if ratio is None or len(is_divided) != 1:
+    if ratio is None or not all(row.redop not in (None, "none") and row.root in (None, -1) for row in rows):
         return None
-    if is_divided == {True}:
-        return "reduce_scatter" if is_reducing and not is_rooted else None
-    if ratio <= 0.99:
-        return None
-    if is_reducing:
-        return "reduce" if is_rooted else "all_reduce"
-    return "broadcast" if is_rooted else None
+    return (
+        "reduce_scatter" if is_divided == {True} else "all_reduce" if is_divided == {False} and ratio > 0.99 else None
+    )
 
 
 _BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
@@ -654,25 +633,3 @@ def _word(value: object) -> str:
     """Return an integer of a JSON document as text would have it; empty for every other value."""
     number = logs.json_number(value)
     return "" if number is None else f"{round(number)}"
-
-
-# Runs that were both printed as text and written as JSON.
-
-
-def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
-    """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
-
-    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
-    rest. A run that is broken in one of the forms has another verdict there, and stays.
-    """
-    known = Counter(map(_shape_of, printed))
-    others = []
-    for run in written:
-        others += [] if run.rows and known[_shape_of(run)] > 0 else [run]
-        known[_shape_of(run)] -= 1
-    return (*others, *printed)
-
-
-def _shape_of(run: Run) -> tuple[object, ...]:
-    rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
-    return run.collective, run.ranks, run.verdict, rows

@@ -10,22 +10,24 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
 from imagebuild.bench.models import Result, Results, Source
-from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
+from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
+    NVSHMEM,
+    OSU,
+    PERFTEST,
     parse_all_reduce_bench,
-    parse_nvshmem_text,
-    parse_osu_text,
     parse_perftest_json,
-    parse_perftest_text,
+    parse_tables,
+    parse_ucx_text,
 )
-from imagebuild.bench.ucx import parse_ucx_text
 from imagebuild.core.errors import ConfigError
 
 _TextParser = Callable[[str, Sequence[str]], Parsed[Any]]
@@ -33,10 +35,10 @@ _JsonParser = Callable[[str, JsonDocument], Parsed[Any] | None]
 _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = (
     ("nccl-tests", "runs", None, parse_nccl_json),
     ("nvbandwidth", "tests", parse_nvbandwidth_text, parse_nvbandwidth_json),
-    ("perftest", "tables", parse_perftest_text, parse_perftest_json),
+    ("perftest", "tables", partial(parse_tables, PERFTEST), parse_perftest_json),
     ("ucx_perftest", "tables", parse_ucx_text, None),
-    ("osu", "tables", parse_osu_text, None),
-    ("nvshmem", "tables", parse_nvshmem_text, None),
+    ("osu", "tables", partial(parse_tables, OSU), None),
+    ("nvshmem", "tables", partial(parse_tables, NVSHMEM), None),
     ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
     ("dcgmi", "diagnostics", None, parse_dcgm_json),
 )
@@ -110,9 +112,7 @@ def _parse_log(log: Log) -> Results:
             if parse_text:
                 add(tool, part, parse_text(log.path, texts))
     outside.sort(key=lambda line: line.number)
-    json_runs = parts.pop("runs", [])
     add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
-    parts["runs"] = list(merge_runs(parts["runs"], json_runs))
     source = Source(
         path=log.path,
         tools=tuple(tools),
@@ -136,13 +136,8 @@ def _without_end(parsed: Parsed[Any]) -> Parsed[Any]:
 
 def _printed_in(value: object) -> Iterator[str]:
     """Yield the texts of several lines that a JSON document has as `stdout`."""
-    if isinstance(value, dict):
-        text = value.get("stdout")
-        if isinstance(text, str) and "\n" in text:
-            yield text
-        else:
-            for inner in value.values():
-                yield from _printed_in(inner)
-    elif isinstance(value, list):
-        for inner in value:
+    if isinstance(value, dict) and isinstance(text := value.get("stdout"), str) and "\n" in text:
+        yield text
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
             yield from _printed_in(inner)

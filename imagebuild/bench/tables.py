@@ -1,6 +1,6 @@
-"""Read tables of bandwidth or latency by message size: perftest, OSU, NVSHMEM, and all_reduce_bench.py.
+"""Read tables of bandwidth or latency by message size: perftest, OSU, NVSHMEM, ucx_perftest, and all_reduce_bench.py.
 
-Each begins with a title and a header, whose columns are known by their names.
+Each begins with a title and a header, whose columns are known by their names, but for those of the last two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _TableBuilder:
         """Return the size of the last row; -1 before the first."""
         return (self.rows[-1].size_bytes or 0) if self.rows else -1
 
-    def add_row(self, size: int, values: Mapping[str, float | None]) -> None:
+    def add_row(self, size: int | None, values: Mapping[str, float | None]) -> None:
         """Add a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, `messages` a second, `lat min` …"""
         latency = {name[4:]: value for name, value in values.items() if name.startswith("lat ") and value is not None}
         rates = {name: values.get(name) for name in ("bw_peak", "bw_average", "msg_rate")}
@@ -78,7 +78,7 @@ class _TableBuilder:
 _NEVER = re.compile(r"(?!)")
 
 
-class _Format(NamedTuple):
+class TableFormat(NamedTuple):
     """Say how a tool prints tables."""
 
     tool: str
@@ -108,7 +108,7 @@ _PERFTEST_FATAL = (
     r"|exchange data between server and client)|Port number \d{1,3} state is|Problems with warm up"
     r"|(?:ethernet_read_keys: )?Couldn't (?:read|send|parse) (?:remote|local|line)|Error: BW result is below"
 )
-_PERFTEST = _Format(
+PERFTEST = TableFormat(
     "perftest",
     mark=re.compile(rf"[\s>*]{{0,80}}(?=[#bA-Ze])(?:#?bytes\s{{1,40}}#|{_PERFTEST_TITLE}|{_PERFTEST_FATAL})"),
     title=re.compile(_PERFTEST_TITLE),
@@ -120,14 +120,14 @@ _PERFTEST = _Format(
     ),
     is_mixed=True,
 )
-_OSU = _Format(
+OSU = TableFormat(
     "osu",
     mark=re.compile(r"[\s>]{0,80}#\s*OSU "),
     title=re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test\b.*"),
-    header=re.compile(r"#\s*(?:Message )?Size\b.*", re.IGNORECASE),
+    header=re.compile(r"#\s*(?:Message )?Size\b.*"),  # nccl-tests begins one with `size`
     decimals=2,
 )
-_NVSHMEM = _Format(
+NVSHMEM = TableFormat(
     "nvshmem",
     mark=re.compile(r"[\s>]{0,80}size\(B\)\s"),
     title=re.compile(r"#\s*(?P<test>[a-z][a-z0-9_]{1,60})"),
@@ -154,39 +154,23 @@ _FIGURES = {
 _UNITS = {"us": "usec", "GB/sec": "GB/s", **{unit: unit for unit in ("usec", "MB/s", "MB/sec", "MiB/sec", "Gb/sec")}}
 """Unit in a header → the one in a table."""
 _DASHES = re.compile(r"-{20,}")
-_BANDWIDTH_COLUMNS = ("#bytes", "#iterations", "bw_peak", "bw_average", "msg_rate")
-_ROW_WITHOUT_HEADER = re.compile(r"\d{1,18}\s+\d{1,18}\s+\d+\.\d{2,6}\s+\d+\.\d{2,6}\s+\d+\.\d{6}", re.ASCII)
 
 
-def parse_perftest_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
-    """Read the tables of perftest in cleaned lines, of one program or of several whose lines are mixed."""
-    return _read_tables(_PERFTEST, source, lines)
-
-
-def parse_osu_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
-    """Read the tables of OSU micro-benchmarks in cleaned lines; a row whose data were wrong makes a table fail."""
-    return _read_tables(_OSU, source, lines)
-
-
-def parse_nvshmem_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
-    """Read the tables of NVSHMEM's tests, and of nvshmem-perf, in cleaned lines."""
-    output = _read_tables(_NVSHMEM, source, lines)
-    # Any comment of one word looks like a title.
-    return [table for table in output if isinstance(table, str) or table.verdict != "no-data"]
-
-
-def _read_tables(form: _Format, source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
+def parse_tables(form: TableFormat, source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
+    """Read the tables in cleaned lines; a row whose data were wrong makes a table fail."""
     reader = _TableReader(form)
     for text in logs.lines_of(form.mark, lines, longest=4000):
         reader.read(text)
-    return [*reader.unread, *(table.table(source) for table in reader.tables)]
+    tables = [table.table(source) for table in reader.tables]
+    # Of NVSHMEM, any comment of one word looks like a title.
+    return [*reader.unread, *(table for table in tables if form is not NVSHMEM or table.verdict != "no-data")]
 
 
 @dataclass
 class _TableReader:
     """Read text line by line: titles, headers, rows, errors."""
 
-    form: _Format
+    form: TableFormat
     tables: list[_TableBuilder] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
 
@@ -234,9 +218,6 @@ class _TableReader:
         if not words or (size := parse_integer(words[0])) is None:
             return False
         tables = [table for table in running if table.columns]
-        if running and not tables and running[-1].test and _ROW_WITHOUT_HEADER.fullmatch(text):
-            running[-1].columns = _BANDWIDTH_COLUMNS
-            tables = [running[-1]]
         # Of the tables of several processes, the first whose next size this can be.
         table = next((table for table in tables if table.last_size < size), tables[-1] if tables else None)
         if table is None or size < table.last_size:
@@ -298,6 +279,71 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     table.add_row(int(size), figures)
     table.unit = "usec" if table.rows[0].latency_us else None
     return [table.table(source)]
+
+
+# ucx_perftest, one test: its server prints the name, its client the numbers. With `-f`, only the result is printed.
+
+_UCX_MARK = re.compile(r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| Test:  |Final: |\[\d.*UCX  ERROR)")
+_UCX_ERROR = re.compile(r".{0,300}?\b(?:\w{0,20}perf\w{0,20})\.cc?:\d{1,5}\s{1,8}UCX {1,4}ERROR (?P<message>.*)")
+_UCX_HEADER = re.compile(r"\|\s*(?P<label>Stage|Test)\s*\| # iterations \|.*")
+_UCX_QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
+_UCX_FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
+_LEAST_TIME_US = 0.02
+"""Below this, the three decimals of a time are too few to compute the rate from it."""
+
+
+def parse_ucx_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
+    """Read the results in cleaned lines. What is printed as MB is 2^20 bytes."""
+    tables: list[_TableBuilder] = []
+    unread: list[str] = []
+    test = quantity = size = table = None
+
+    def begin(*columns: str) -> _TableBuilder:
+        # The name may be another run's: of a latency, above a header of an overhead.
+        is_of_another = test and quantity and ("latency" in test) != (quantity == "latency")
+        tables.append(_TableBuilder("ucx_perftest", quantity if is_of_another else test or quantity, columns))
+        return tables[-1]
+
+    for text in logs.lines_of(_UCX_MARK, lines, longest=500):
+        is_result = text.startswith("Final:") or (table is not None and "Test" in table.columns and not table.rows)
+        if match := _UCX_FIELD.match(text):
+            value = match["value"].strip()
+            if match["key"] == "Test":
+                test, quantity, size, table = value, None, None, None
+            else:
+                size = parse_integer(value)
+        elif match := _UCX_QUANTITY.fullmatch(text):
+            test, size = (None, None) if quantity else (test, size)
+            quantity, table = match["quantity"], None
+        elif match := _UCX_HEADER.fullmatch(text):
+            table = begin(match["label"])
+        elif match := _UCX_ERROR.fullmatch(text):
+            table = table or begin()
+            table.errors += [] if table.errors else [excerpt(match["message"])]  # the first is the cause
+        elif is_result and (figures := _ucx_figures(text.removeprefix("Final:").split())):
+            table = begin("Stage") if table is None or table.rows else table
+            is_latency = "latency" in (table.test or "")
+            table.unit = "usec" if is_latency else "MiB/sec"
+            table.add_row(size, {name: v for name, v in figures.items() if name.startswith("lat ") == is_latency})
+        elif text.startswith("Final:") and any(map(logs.is_table_value, text.split())):
+            unread.append(excerpt(text))
+    return [*unread, *(table.table(source) for table in tables)]
+
+
+def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
+    """Return the figures of a result by name, those over the whole test (`overall`); none if it is not whole.
+
+    A row has the iterations, three times, two bandwidths and two rates, or, of several threads, the overall ones alone.
+    The overall rate, its last number, is the inverse of the overall time: a lower one has lost digits.
+    """
+    if len(words) not in (8, 4) or not all(map(logs.is_table_value, words)) or "." in words[0] or "." in words[-1]:
+        return {}
+    numbers = [parse_number(word) for word in words]
+    time, bandwidth, rate = numbers[3::2] if len(words) == 8 else numbers[1:]
+    if time is None or rate is None or (time > _LEAST_TIME_US and rate < 0.9 * 1e6 / time - 1):
+        return {}
+    typical = {"lat typical": numbers[1]} if len(words) == 8 else {}
+    return {"lat average": time, **typical, "bw_average": bandwidth, "messages": rate}
 
 
 # all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.

@@ -214,17 +214,12 @@ def _show(result: AttestResult, *, signed: bool) -> None:
 
     from imagebuild.report.document import one_line
 
-    # Anybody may have written what is shown here.
-    rows = [
-        (
-            escape(one_line(finding.subject)),
-            escape(one_line(finding.kind)) + (" (required)" if finding.required else ""),
-            MARKS.get(finding.outcome, "-"),
-            escape(one_line(finding.detail)),
-            (finding.attachment or "")[7:19],
-        )
-        for finding in result.findings
-    ]
+    rows = []
+    for finding in result.findings:
+        # Anybody may have written what is shown here.
+        subject, kind, detail = (escape(one_line(text)) for text in (finding.subject, finding.kind, finding.detail))
+        kind += " (required)" if finding.required else ""
+        rows.append((subject, kind, MARKS.get(finding.outcome, "-"), detail, (finding.attachment or "")[7:19]))
     out.print(f"{result.image} is {result.digest}", markup=False, highlight=False, soft_wrap=True)
     print_table(("for", "what", "", "what it says", "attachment"), rows)
     wrong = sum(finding.is_wrong for finding in result.findings)

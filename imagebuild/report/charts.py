@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
-from imagebuild.bench.models import Limit
-from imagebuild.report.document import format_bytes, one_line
+from imagebuild.bench.models import Limit, Run, SpeedClaim
+from imagebuild.report.document import NONE, format_bytes, format_number, one_line
 
 PALETTE = ("#2f7ed8", "#c2571a", "#178a6b", "#a855c7", "#9a7b00", "#d6336c", "#5b7083", "#7a5cff")
 """Colours of lines. Each has a contrast of at least 3:1 to the white and to the dark page."""
@@ -33,25 +33,6 @@ class NumberTable(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-class Point(NamedTuple):
-    """Hold a measured value of one message size."""
-
-    size_bytes: int
-    value: float
-    details: str = ""
-    """What shows while a pointer is over the point."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """Hold what was measured over message size, and what it is compared with."""
-
-    name: str
-    points: Sequence[Point]
-    ceiling: Limit | None = None
-    reference: Limit | None = None
-
-
 @dataclass(frozen=True)
 class Drawing:
     """Hold a chart, and what a page shows around it."""
@@ -64,20 +45,20 @@ class Drawing:
     """Lines of text below the chart."""
 
 
-def line_chart(id_: str, title: str, unit: str, lines: Sequence[Line], tables: Sequence[NumberTable]) -> Drawing:
-    """Draw lines over message size on logarithmic axes. Points that such axes do not have are left out.
+def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]) -> Drawing:
+    """Draw the bus bandwidth of runs, which have names, over message size on logarithmic axes.
 
     Ceilings are dashed and red, references dotted and in the colour of the first line that has them; each is drawn
     once.
     """
-    traces = [_trace(line, number) for number, line in enumerate(lines)]
+    traces = [_trace(name, run, number) for number, (name, run, _) in enumerate(runs)]
     sizes = [size for trace in traces for size in trace["x"]] or [1]
     limits: dict[str, tuple[Limit, dict[str, Any]]] = {}
-    for line, trace in zip(lines, traces, strict=True):
-        for kind, limit in (("ceiling", line.ceiling), ("reference", line.reference)):
+    for (_, _, speed), trace in zip(runs, traces, strict=True):
+        ceiling: dict[str, Any] = {"dash": "dash", "width": 1.5, "color": CEILING_COLOUR}
+        reference = {"dash": "dot", "width": 3, "color": trace["line"]["color"]}
+        for kind, limit, style in (("ceiling", speed.ceiling, ceiling), ("reference", speed.reference, reference)):
             if limit:
-                style = {"dash": "dot", "width": 3, "color": trace["line"]["color"]}
-                style = {"dash": "dash", "width": 1.5, "color": CEILING_COLOUR} if kind == "ceiling" else style
                 limits.setdefault(f"{kind} {limit.value:.4g} GB/s", (limit, style))
     for name, (limit, style) in limits.items():
         # Labels of references would lie over those of ceilings; the legend has them.
@@ -98,25 +79,51 @@ def line_chart(id_: str, title: str, unit: str, lines: Sequence[Line], tables: S
             "type": "log", "title": {"text": "message size"}, "tickangle": 0, "tickvals": marks,
             "ticktext": [format_bytes(mark) for mark in marks],
         },
-        "yaxis": {"type": "log", "title": {"text": _plotly_text(unit)}, "range": [low - 0.1, top + 0.2]},
+        "yaxis": {"type": "log", "title": {"text": "bus bandwidth, GB/s"}, "range": [low - 0.1, top + 0.2]},
     }  # fmt: skip
     notes = [f"{name}: {limit.what}" for name, (limit, _) in limits.items()]
+    tables = [_run_table(name, run) for name, run, _ in runs]
     return Drawing(id_, title, {"data": traces, "layout": layout}, tables, notes)
 
 
-def _trace(line: Line, number: int) -> dict[str, Any]:
-    drawable = (p for p in line.points if p.size_bytes > 0 and p.value > 0 and math.isfinite(p.value))
-    points = sorted(drawable, key=lambda point: point.size_bytes)
+def _trace(name: str, run: Run, number: int) -> dict[str, Any]:
+    """Return the line of a run: the better placement of each row that logarithmic axes have; details show both."""
+    points = []
+    for row in sorted(run.rows, key=lambda row: row.size_bytes):
+        details = [" ".join(filter(None, (row.dtype, row.redop)))]
+        for place, half in zip(("out of place", "in place"), row.halves, strict=False):
+            wrong = "" if half.wrong is None else f", {half.wrong} wrong"
+            details.append(f"{place} {format_number(half.busbw_gb_s)} GB/s, {format_number(half.time_us)} µs{wrong}")
+        if row.size_bytes > 0 and (speed := row.busbw_gb_s or 0) > 0:
+            shown = f"{format_bytes(row.size_bytes)}: {speed:.4g}<br>{_plotly_text('; '.join(details))}"
+            points.append((row.size_bytes, speed, shown))
     return {
-        "name": _plotly_text(line.name),
-        "x": [point.size_bytes for point in points],
-        "y": [point.value for point in points],
-        "text": [f"{format_bytes(p.size_bytes)}: {p.value:.4g}<br>{_plotly_text(p.details)}" for p in points],
+        "name": _plotly_text(name),
+        "x": [size for size, _, _ in points],
+        "y": [speed for _, speed, _ in points],
+        "text": [shown for _, _, shown in points],
         "mode": "lines+markers",
         "line": {"color": PALETTE[number % len(PALETTE)], "width": 2},
         "marker": {"size": 6, "symbol": SYMBOLS[number % len(SYMBOLS)]},
         "hovertemplate": "<b>%{fullData.name}</b><br>%{text}<extra></extra>",
     }
+
+
+RUN_COLUMNS = (
+    "size", "bytes", "count", "type", "op", "root",
+    "µs", "algbw", "busbw GB/s", "wrong", "in place µs", "algbw", "busbw GB/s", "wrong",
+)  # fmt: skip
+
+
+def _run_table(name: str, run: Run) -> NumberTable:
+    rows = []
+    for row in run.rows:
+        cells: list[object] = [format_bytes(row.size_bytes), row.size_bytes, row.count, row.dtype, row.redop, row.root]
+        for half in (row.out_of_place, row.in_place):
+            values = (half.time_us, half.algbw_gb_s, half.busbw_gb_s) if half else (None, None, None)
+            cells += [*map(format_number, values), half.wrong if half else None]
+        rows.append([NONE if cell is None else str(cell) for cell in cells])
+    return NumberTable(name, RUN_COLUMNS, rows)
 
 
 def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequence[str] = ()) -> Figure:

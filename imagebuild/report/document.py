@@ -46,7 +46,6 @@ Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
 something was not asked for, or was accepted by name."""
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
-EXIT_STATUS: dict[Overall, int] = {"ok": 0, "limited": 0, "open": 1, "failed": 1, "nothing-read": 5}
 NONE = "\u2013"
 """Shown for a value that is unknown or absent."""
 
@@ -190,9 +189,15 @@ class Report(Results):
         return "limited" if any(a.state == "skipped" and a.kind in CLAIMS for a in assertions) else "ok"
 
     @property
+    def state(self) -> State:
+        """Return what the verdict counts as; `skipped` if it is limited."""
+        states: dict[Overall, State] = {"ok": "passed", "limited": "skipped", "open": "open"}
+        return states.get(self.overall, "failed")
+
+    @property
     def exit_status(self) -> int:
         """Return 5 if nothing could be read, 1 if something failed or is open, else 0."""
-        return EXIT_STATUS[self.overall]
+        return 5 if self.overall == "nothing-read" else int(self.state in ("failed", "open"))
 
     @property
     def counts(self) -> str:

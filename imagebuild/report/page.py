@@ -24,14 +24,12 @@ from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import BandwidthTest, Run, State
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
-from imagebuild.project.records import CheckResult, VerifyResult
-from imagebuild.report.charts import Drawing, Line, NumberTable, Point, bar_chart, heat_map, line_chart
+from imagebuild.report.charts import Drawing, NumberTable, bar_chart, heat_map, line_chart
 from imagebuild.report.document import (
     CLAIMS,
     NONE,
     SHOWN_STATES,
     Entry,
-    Overall,
     Report,
     best_value,
     format_bytes,
@@ -45,7 +43,6 @@ from imagebuild.report.sweeps import Sweep, host_label, host_order
 from imagebuild.report.text import template_of
 
 STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": NONE}
-OVERALL_MARKS: dict[Overall, str] = {"ok": "✓", "limited": NONE, "open": "?", "failed": "✗", "nothing-read": "✗"}
 DIAGNOSES: dict[str, State] = {"ok": "passed", "warned": "skipped", "waived": "skipped"}
 """Verdict of a diagnostic → its state; every other is a failure."""
 MOST_PROBLEMS = 8
@@ -65,7 +62,7 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
         report=report,
         about=report.about,
         created=datetime.fromisoformat(report.about.created).strftime("%-d %B %Y, %H:%M UTC"),
-        mark=OVERALL_MARKS[report.overall],
+        mark=STATE_MARKS[report.state],
         counts=[(state, numbers[state]) for state in SHOWN_STATES],
         problems=report.problems[:MOST_PROBLEMS],
         more_problems=max(0, len(report.problems) - MOST_PROBLEMS),
@@ -107,7 +104,7 @@ def render_page(
     # The browser runs the scripts with these digests, and no other.
     policy = " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in scripts)
     page = template_of(
-        template, package, NONE=NONE, marks=STATE_MARKS, checks_by_component=checks_by_component, shell=shlex.join,
+        template, package, NONE=NONE, marks=STATE_MARKS, shell=shlex.join,
         CLAIMS=CLAIMS, number=format_number, bytes=format_bytes, line=one_line, file_size=format_size,
     )  # fmt: skip
     return page.render(
@@ -193,25 +190,18 @@ class Page:
         return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices)
 
 
-MOST_CURVES = 3
-"""Slowest runs of a sweep whose bandwidth over message size is drawn, beside a typical one."""
-MOST_HOSTS = 150
-"""Hosts up to which a sweep of pairs is a matrix; a larger one is a bar for each host."""
-
-
 def lay_out(report: Report) -> Page:
     """Return the parts of the page that are drawn."""
     runs = [(entry, entry.result) for entry in report.entries if isinstance(entry.result, Run)]
-    curves, sweeps = [item for item in runs if not item[0].sweep], []
+    sweeps = []
     for number, sweep in enumerate(report.sweeps, 1):
         members = [item for item in runs if item[0].sweep is sweep]
         members.sort(key=lambda item: judged_row(item[1])[0] or 0)
         sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), _sweep_runs(sweep, members)))
-        # The slowest, and a typical one beside them.
-        curves = [*curves, *members[:MOST_CURVES], members[len(members) // 2]]
     wide = [test for test in report.tests if test.matrix and min(len(test.matrix), max(map(len, test.matrix))) > 1]
     matrices = [_matrix_picture(f"matrix-{number}", test) for number, test in enumerate(wide, 1)]
-    return Page(sweeps=sweeps, charts=list(_bandwidth_charts(curves)), matrices=matrices)
+    charts = list(_bandwidth_charts([item for item in runs if not item[0].sweep]))
+    return Page(sweeps=sweeps, charts=charts, matrices=matrices)
 
 
 def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:
@@ -228,14 +218,14 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
     """Draw pairs as a matrix of hosts, single hosts and larger groups as bars, the slowest first."""
     hosts = [(host.label, f"{host.gb_s:.4g}", str(host.runs), str(host.slow_runs)) for host in sweep.hosts]
     numbers = NumberTable("Hosts", ("host", "best GB/s", "runs", "slow runs"), hosts)
-    if sweep.nodes == 2 and len(sweep.hosts) <= MOST_HOSTS:
+    if sweep.nodes == 2:
         names = sorted((host.hosts[0] for host in sweep.hosts), key=host_order)
         speeds = {hosts: group.least_gb_s for group in sweep.groups for hosts in (group.hosts, group.hosts[::-1])}
         figure = heat_map([[speeds.get((row, column)) for column in names] for row in names], "GB/s", names)
     else:
-        shown = sweep.hosts if sweep.nodes == 2 else sweep.groups
-        values = [group.gb_s if sweep.nodes == 2 else group.least_gb_s for group in shown]
-        figure = bar_chart([group.label for group in shown], values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
+        values = [group.least_gb_s for group in sweep.groups]
+        names = [group.label for group in sweep.groups]
+        figure = bar_chart(names, values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
     note = f"median {sweep.range}; slow below {sweep.limit_gb_s:.4g} GB/s"
     return Drawing(id_, f"{sweep.subject}: {sweep.scope}", figure, [numbers], [note])
 
@@ -249,12 +239,6 @@ def _sweep_runs(sweep: Sweep, members: Sequence[tuple[Entry, Run]]) -> NumberTab
     return NumberTable(f"Runs of {sweep.subject}", ("hosts", "GB/s", "of the median", *CLAIMS, "file"), rows)
 
 
-RUN_COLUMNS = (
-    "size", "bytes", "count", "type", "op", "root",
-    "µs", "algbw", "busbw GB/s", "wrong", "in place µs", "algbw", "busbw GB/s", "wrong",
-)  # fmt: skip
-
-
 def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
     """Yield a chart of bus bandwidth over message size for each scale, since ceilings depend on the scale."""
 
@@ -265,51 +249,13 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
     for number, ((_, nodes, ranks), group) in enumerate(groupby(sorted(drawable, key=scale), key=scale), 1):
         title = plural(ranks, "rank") if ranks else "Number of ranks unknown"
         title += f", {plural(nodes, 'node')}" if nodes else ""
-        lines, tables = [], []
+        lines = []
         for entry, run in group:
             # Without the scale, which the title has.
             name = (run.collective or "unknown collective") + entry.name.removeprefix(run.subject)
             name += "" if run.verdict == "ok" else f", {run.verdict}"
-            speed = entry.judgement.speed
-            lines.append(Line(name, _run_points(run), speed.ceiling, speed.reference))
-            tables.append(_run_table(name, run))
-        yield line_chart(f"bandwidth-{number}", title, "bus bandwidth, GB/s", lines, tables)
-
-
-def _run_points(run: Run) -> list[Point]:
-    """Return the better placement of each row; details show both."""
-    points = []
-    for row in run.rows:
-        details = [" ".join(filter(None, (row.dtype, row.redop)))]
-        for name, half in zip(("out of place", "in place"), row.halves, strict=False):
-            wrong = "" if half.wrong is None else f", {half.wrong} wrong"
-            details.append(f"{name} {format_number(half.busbw_gb_s)} GB/s, {format_number(half.time_us)} µs{wrong}")
-        points.append(Point(row.size_bytes, row.busbw_gb_s or 0, "; ".join(details)))
-    return points
-
-
-def _run_table(name: str, run: Run) -> NumberTable:
-    def text(value: object) -> str:
-        return NONE if value is None else str(value)
-
-    rows = []
-    for row in run.rows:
-        cells = [format_bytes(row.size_bytes), str(row.size_bytes), str(row.count), row.dtype]
-        cells += [text(row.redop), text(row.root)]
-        for half in (row.out_of_place, row.in_place):
-            values = (half.time_us, half.algbw_gb_s, half.busbw_gb_s) if half else (None, None, None)
-            cells += [format_number(value) for value in values]
-            cells.append(text(half.wrong if half else None))
-        rows.append(cells)
-    return NumberTable(name, RUN_COLUMNS, rows)
-
-
-def checks_by_component(verification: VerifyResult) -> dict[str, list[CheckResult]]:
-    """Return component → its checks; what failed comes first."""
-    checks: dict[str, list[CheckResult]] = {}
-    for check in sorted(verification.checks, key=lambda check: check.outcome != "failed"):
-        checks.setdefault(check.component, []).append(check)
-    return checks
+            lines.append((name, run, entry.judgement.speed))
+        yield line_chart(f"bandwidth-{number}", title, lines)
 
 
 def versions_of(report: Report) -> Iterator[tuple[str, str, str]]:

@@ -50,17 +50,18 @@ def make_report(
     gathered = gather_files(named)
     check_outputs({"--json": json_file, "--junit": junit, "--html": html}, gathered.read)
     report = gathered.report
-    update, about = {}, report.about.model_dump()
+    about = report.about.model_dump()
     about["allowed"] = tuple(dict.fromkeys((*about["allowed"], *allowed)))
     if profile is not None or expected not in (None, Expected()):
         name = about["profile"] = profile if profile is not None else report.about.profile
         if name is None and expected and expected.algorithms:
             raise ConfigError("--algorithm: has no effect without a profile; name a profile with --profile")
         known = None if name is None else find_profile(load_profiles(*profiles), name).model
-        update["judgements"] = judge_results(report, known, expected)
+        report = report.model_copy(update={"judgements": judge_results(report, known, expected)})
     if before is not None:
-        update["comparisons"], about["baseline"] = compare_with_baseline(report, before), str(baseline)
-    report = report.model_copy(update={**update, "about": ReportOrigin(**about)})
+        about["baseline"] = str(baseline)
+        report = report.model_copy(update={"comparisons": compare_with_baseline(report, before)})
+    report = report.model_copy(update={"about": ReportOrigin(**about)})
     report = report.model_copy(update={"about": ReportOrigin(**about | {"verdict": report.overall})})
     if junit:
         _write(junit, text.report_junit(report))

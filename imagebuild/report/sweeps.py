@@ -93,23 +93,17 @@ class Sweep(Model):
 
     @property
     def state(self) -> State:
-        states: dict[str, State] = {"slow": "failed", "even": "passed", "uneven": "open"}
-        return states[self.word]
+        return "failed" if self.outliers else "passed" if self.word == "even" else "open"
 
     def holds(self, result: object) -> bool:
         """Return whether a result is one of its runs, right or not."""
         return isinstance(result, Run) and sweep_key(result) == tuple(getattr(self, name) for name in KEY_FIELDS)
 
-    def shortfall(self, outlier: GroupSpeed) -> float:
-        """Return how far an outlier is below the centre, as a fraction of that: its best run if that is slow."""
-        slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
-        return 1 - slow / self.centre_gb_s
-
     def reason(self, outlier: GroupSpeed) -> str:
-        """Return how far off an outlier is, and in how many runs it took part."""
-        off = self.shortfall(outlier)
+        """Return how far off an outlier is, by its best run if that is slow, and in how many runs it took part."""
+        slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
         return (
-            f"{self.centre_gb_s * (1 - off):.4g} GB/s, {off:.0%} below the median of {self.scope}, {self.subject}; "
+            f"{slow:.4g} GB/s, {1 - slow / self.centre_gb_s:.0%} below the median of {self.scope}, {self.subject}; "
             f"slow in {outlier.slow_runs} of its {outlier.runs} runs"
         )
 

@@ -16,7 +16,6 @@ from imagebuild.core.console import out
 from imagebuild.report.document import (
     CLAIMS,
     Assertion,
-    Overall,
     Report,
     group_alike,
     one_line,
@@ -26,20 +25,16 @@ from imagebuild.report.document import (
 
 # Terminal
 
-OVERALL_COLOURS: dict[Overall, str] = {
-    "ok": "green", "limited": "yellow", "open": "red", "failed": "red", "nothing-read": "red",
-}  # fmt: skip
 STATE_COLOURS: dict[State, str] = {"passed": "green", "failed": "red", "open": "red", "skipped": "yellow"}
 MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": "-"}
-TERMINAL_LINES = 40
-MOST_PROBLEMS, MOST_SKIPS, MOST_SOURCES, LEAST_ROWS = 12, 8, 3, 10
-"""Lines of each part of the output, if there is more to say than fits on a terminal."""
+MOST_PROBLEMS, MOST_SKIPS, MOST_SOURCES = 12, 8, 3
+"""Lines of each part below the table."""
 
 
 def print_report(report: Report) -> None:
     """Print the report: results, problems, what was skipped, lines that could not be read, and the verdict.
 
-    More than a terminal shows is cut. A sweep is one line, and what is wrong in it is named among the problems.
+    A sweep is one line, and what is wrong in it is named among the problems.
     """
     notes: list[str] = []
     if report.verifications:
@@ -47,26 +42,21 @@ def print_report(report: Report) -> None:
         notes.append("image checks: " + ", ".join(f"{numbers[s]} {s}" for s in ("passed", "failed", "skipped")))
     for assertions, most in ((report.problems, MOST_PROBLEMS), (report.skips, MOST_SKIPS)):
         lines = [_note(first, subjects) for first, subjects in group_alike(assertions)]
-        more = f"… and {len(lines) - most + 1} more like these"
-        notes += lines if len(lines) <= most else [*lines[: most - 1], more]
+        notes += lines if len(lines) <= most else [*lines[:most], f"… and {len(lines) - most} more like these"]
     unread = [source for source in report.sources if source.unread]
     for source in unread[:MOST_SOURCES]:
         looks = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
         notes.append(f"{_plain(source.path)}: {looks} like results and could not be read, for example:")
-        examples = source.examples[: 3 if len(unread) == 1 else 1]
-        notes += [f"    {escape(one_line(example, 160))}" for example in examples]
+        notes += [f"    {escape(one_line(example, 160))}" for example in source.examples[:1]]
     if len(unread) > MOST_SOURCES:
         notes.append(f"… and {len(unread) - MOST_SOURCES} more files with such lines")
     rows = [(_mark(row.state), *map(_plain, row.cells)) for row in rows_of(report)]
-    room = max(LEAST_ROWS, TERMINAL_LINES - 3 - len(notes))
-    if len(rows) > room:
-        rows[room:] = [("", f"… and {len(rows) - room} more; --json, --html and --markdown show them", "", "", "", "")]
     if rows:
         console.print_table(("", "result", *CLAIMS, "best"), rows)
     for note in notes:
         out.print(note)
-    colour = OVERALL_COLOURS[report.overall]
-    out.print(f"[{colour}]{_plain(report.headline)}[/] ({report.counts}; unread lines: {report.unread_lines})")
+    headline = f"[{STATE_COLOURS[report.state]}]{_plain(report.headline)}[/]"
+    out.print(f"{headline} ({report.counts}; unread lines: {report.unread_lines})")
 
 
 def _note(first: Assertion, subjects: tuple[str, ...]) -> str:
@@ -117,7 +107,7 @@ def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.
 
 # Markdown
 
-SIGNS: dict[Overall, str] = {"ok": "✅", "limited": "☑️", "open": "⚠️", "failed": "❌", "nothing-read": "❌"}
+SIGNS: dict[State, str] = {"passed": "✅", "skipped": "☑️", "open": "⚠️", "failed": "❌"}
 MOST_LINES = 50
 """Lines of a list or a table."""
 MOST_CHARACTERS = 65_000
@@ -128,7 +118,7 @@ def report_markdown(report: Report) -> str:
     """Return the report as Markdown: verdict, problems, results, images, and what was skipped or could not be read."""
     template = template_of("report.md.j2", claims=CLAIMS, most=MOST_LINES)
     markdown = template.render(
-        report=report, about=report.about, sign=SIGNS[report.overall], rows=rows_of(report),
+        report=report, about=report.about, sign=SIGNS[report.state], rows=rows_of(report),
         skipped=group_alike(report.skips),
     )  # fmt: skip
     if len(markdown) <= MOST_CHARACTERS:

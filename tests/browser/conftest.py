@@ -131,7 +131,7 @@ def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
         page, _, fragment = name.partition("#")
         opened.page.goto(addresses[page] + (f"#{fragment}" if fragment else ""))
         if options.get("java_script_enabled", True):
-            drawn = {"report": 4, "sweep": 2}.get(page, 0)
+            drawn = {"report": 4, "sweep": 1}.get(page, 0)
             until(opened.page, f"document.querySelectorAll('.chart .main-svg').length >= {drawn}")
         return opened
 

@@ -104,12 +104,3 @@ def test_every_chart_has_its_numbers_in_a_table(visit: Visit) -> None:
         assert table.locator("caption").inner_text()
         assert table.locator("thead th[scope=col]").count() > 1
         assert table.locator("tbody th[scope=row]").count() > 1
-
-
-def test_the_scheme_can_change_while_the_page_is_open(visit: Visit) -> None:
-    page = visit("report").page
-    tick = ".chart .xtick text"
-    assert contrast(page, tick, "fill", ".panel") >= 4.5
-    page.emulate_media(color_scheme="dark")
-    assert luminance(background(page, "body")) < 0.02
-    assert contrast(page, tick, "fill", ".panel") >= 4.5

@@ -47,13 +47,6 @@ def test_charts_fit_a_phone(visit: Visit, width: int) -> None:
     assert all(a["x"] + a["width"] < b["x"] for a, b in pairwise(sorted(labels, key=lambda box: box["x"])))
 
 
-def test_charts_follow_the_width_of_the_window(visit: Visit) -> None:
-    page = visit("report").page
-    page.set_viewport_size({"width": 700, "height": 900})
-    until(page, f"document.querySelector('{CHART} .main-svg').clientWidth < 700")
-    assert page.evaluate("document.documentElement.scrollWidth") == 700
-
-
 def test_everything_is_reached_by_keyboard(visit: Visit) -> None:
     page = visit("report").page
     page.keyboard.press("Tab")

@@ -81,7 +81,7 @@ class Table:
         text = "".join("  " + cell for cell in cells)
         if self.per_iteration:
             text += "".join("  " + self.fixed(value, 7) for value in (time * 0.99, time * 1.07, time * 1.06, 1.75))
-        counted = None if not checked else int(float(cells[3])) if self.modern else 0
+        counted = int(float(cells[3])) if checked else None
         return text, Half(time_us=float(cells[0]), algbw_gb_s=float(cells[1]), busbw_gb_s=float(cells[2]), wrong=counted)  # fmt: skip
 
     def row(self, at: int, size: int) -> tuple[str, NcclRow]:

@@ -1,22 +1,20 @@
 """Formulas against the figures of public measurements, their limits, and their own texts."""
 
-import math
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 
-from imagebuild.bench import ALGORITHMS, AlgorithmName, Collective, RankLayout, class_ceilings, hard_ceiling
+from imagebuild.bench import Collective, RankLayout, class_ceilings
 
 COLLECTIVES = get_args(Collective)
 HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
-SCALES = [(2, 1), (8, 1), (16, 2), (32, 4), (72, 1), (144, 2), (4, 4), (2, 2), (128, 16)]
 
 
 def value(collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None = None) -> float:
-    ceiling = hard_ceiling(collective, ranks, replace(hardware, domains=nodes), algorithm)
-    assert ceiling, (collective, ranks, nodes, algorithm)
-    return ceiling.value
+    """The ceiling of the class, else of the loosest one."""
+    known = class_ceilings(collective, ranks, replace(hardware, domains=nodes))
+    return max((ceiling.value for ceiling in known if algorithm in (None, ceiling.algorithm)), default=0.0)
 
 
 # Measured bus bandwidth; W; per cent of W and of the hierarchical ceiling of the network.
@@ -67,8 +65,8 @@ WIDE = RankLayout(1, 1e9, 400, nvls=True, sharp=True)
         ("all_reduce", 16, 2, HGX, "ring", 400),
         # SHARP sends the size once.
         *(("all_reduce", 128, 16, WIDE, name, 2 * 127 / 128 * 400) for name in ("sharp", "nvls-sharp")),
-        ("all_gather", 128, 16, WIDE, "sharp", None),
-        ("all_reduce", 128, 16, PLAIN, "sharp", None),
+        ("all_gather", 128, 16, WIDE, "sharp", 0.0),
+        ("all_reduce", 128, 16, PLAIN, "sharp", 0.0),
         # alltoall by what leaves the node; with one rank a node, all cards are its own.
         ("alltoall", 16, 2, HGX, None, 50 * 15 / 8),
         ("alltoall", 8, 1, HGX, None, 450),
@@ -76,10 +74,9 @@ WIDE = RankLayout(1, 1e9, 400, nvls=True, sharp=True)
     ],
 )  # fmt: skip
 def test_ceilings_of_classes(
-    collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None, expected: float | None
+    collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None, expected: float
 ) -> None:
-    ceiling = hard_ceiling(collective, ranks, replace(hardware, domains=nodes), algorithm)
-    assert (ceiling and ceiling.value) == (expected and pytest.approx(expected))
+    assert value(collective, ranks, nodes, hardware, algorithm) == pytest.approx(expected)
 
 
 def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
@@ -88,54 +85,3 @@ def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
         assert class_ceilings(collective, 16, RankLayout(2, 450)) == ()
         assert class_ceilings(collective, 7, replace(HGX, domains=2)) == ()
     assert class_ceilings("unheard-of", 8, HGX) == ()
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize(("ranks", "nodes"), SCALES)
-def test_faster_hardware_is_never_slower(collective: str, ranks: int, nodes: int) -> None:
-    single, double = replace(HGX, domains=nodes), RankLayout(nodes, 900, 800, nvls=True, sharp=True)
-    slow, fast = ({c.algorithm: c.value for c in class_ceilings(collective, ranks, one)} for one in (single, double))
-    assert slow
-    for name, ceiling in slow.items():
-        assert 0 < ceiling < math.inf
-        assert fast[name] == pytest.approx(2 * ceiling)
-        assert value(collective, ranks, nodes, replace(HGX, network=800), name) >= ceiling
-
-
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_limits_for_many_nodes(collective: str) -> None:
-    endless = RankLayout(1, 1e9, 400, sharp=True)
-    ceiling = [value(collective, 8 * nodes, nodes, endless, "hierarchical") for nodes in range(2, 200)]
-    assert ceiling == sorted(ceiling, reverse=True)
-    assert ceiling[-1] == pytest.approx(400, rel=0.01)
-    if collective == "all_reduce":
-        assert value(collective, 8000, 1000, endless, "sharp") == pytest.approx(800, rel=0.001)
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-def test_rank_counts_of_one_node_never_pass_twice_the_link(collective: str) -> None:
-    for ranks in range(2, 200):
-        assert value(collective, ranks, 1, HGX) <= 2 * 450
-        assert value(collective, ranks, 1, RankLayout(1, 450)) <= 450
-
-
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize(("ranks", "nodes"), SCALES)
-def test_the_formula_says_what_is_computed(collective: str, ranks: int, nodes: int) -> None:
-    scope = {"link": 450.0, "W": 400.0, "n": ranks, "k": nodes, "g": ranks // nodes, "min": min}
-    for ceiling in class_ceilings(collective, ranks, replace(HGX, domains=nodes)):
-        text = ceiling.formula
-        for juxtaposed in ("2g(", "2(n", "k(g", "k(n", "g(n", "n(g", "n(k"):
-            text = text.replace(juxtaposed, _products(juxtaposed))
-        assert eval(text, {"__builtins__": {}}, scope) == pytest.approx(ceiling.value)
-
-
-def _products(text: str) -> str:
-    """`2g(` as Python writes it: `2*g*(`."""
-    head, _, rest = text.partition("(")
-    return "*".join(head) + "*(" + rest
-
-
-def test_names_agree() -> None:
-    assert set(get_args(AlgorithmName)) == {a.name for a in ALGORITHMS}
-    assert {c for a in ALGORITHMS for c in a.collectives} == set(COLLECTIVES)

@@ -53,34 +53,27 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({}, {"ranks": 8}, None, "complete", "8 ranks, 1 node", None),
         # A GPU of the node is missing.
         ({"ranks": 7}, {}, "h200", "incomplete", "7 of 8 GPUs took part", "partial"),
-        ({"ranks": 7, "devices": (H100,)}, {}, "h100", "incomplete", "7 of 8 GPUs took part", "partial"),
         ({"ranks": 1}, {}, "h200", "incomplete", "1 of 8 GPUs took part", "partial"),
-        ({"ranks": 12, "nodes": 2}, {}, "h200", "incomplete", "12 of 16 GPUs took part", "partial"),
-        ({"ranks": 16}, {}, "h200", "incomplete", "16 of 8 GPUs took part", None),
         # What the caller asserts.
         ({"ranks": 4}, {"ranks": 4}, "h200", "complete", "4 ranks", None),
         ({"ranks": 4}, {"ranks": 8, "nodes": 1}, "h200", "incomplete", "4 of 8 ranks took part", None),
         ({}, {"ranks": 16, "nodes": 2}, None, "incomplete", "8 of 16 ranks took part; 1 of 2 nodes took part", None),
-        ({"ranks": 16, "nodes": 2}, {"nodes": 1}, "h200", "incomplete", "2 of 1 node took part", None),
         # The figures are of 8 ranks, whatever the caller says.
         ({"ranks": None, "nodes": None}, {"ranks": 4, "nodes": 1}, "h200", "incomplete", "busbw is 1.7500 * algbw, which does not fit 4 ranks", None),
         ({"ranks": None, "nodes": None}, {"ranks": 1, "nodes": 1}, None, "incomplete", "which does not fit 1 rank", None),
         # What the output does not list.
         ({"ranks": None, "nodes": None}, {}, "h200", "not known", "list of devices is incomplete; say how many with --ranks and --nodes", "partial"),
         ({"ranks": None, "nodes": None, "devices": ()}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
-        ({"nodes": None, "devices": ()}, {}, "h200", "not known", "does not list the nodes; say how many with --nodes", "partial"),
         ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
         # Devices.
         ({"devices": (H100,)}, {}, "h200", "incomplete", f"it ran on {H100}, but h200 describes NVIDIA H200", None),
         ({"devices": (f"{H100} MIG 3g.40gb",)}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
         ({"devices": ("NVIDIA H20",)}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
         ({"devices": ("NVIDIA H200", "NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
-        ({"devices": ("NVIDIA H100",)}, {}, "h100", "complete", "8 ranks", None),
         ({"devices": ("NVIDIA Graphics Device",)}, {}, "h200", "complete", "8 ranks", None),
         # Ranks that share a GPU.
         ({"gpus": 8}, {}, "h200", "complete", "8 ranks, 1 node", None),
         ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU; if these were 8 hosts that have the same name, say so with --nodes 8", None),
-        ({"gpus": 1}, {}, None, "incomplete", "8 ranks share 1 GPU", None),
         ({"gpus": 8, "ranks": 16}, {"nodes": 2}, "h200", "complete", "16 ranks, 2 nodes", None),
         ({"gpus": 8, "ranks": 16}, {"nodes": 4}, "h200", "incomplete", "1 of 4 nodes took part", None),
         ({"gpus": 15, "ranks": 16, "nodes": 2}, {"ranks": 16}, None, "incomplete", "16 ranks share 15 GPUs", None),
@@ -93,15 +86,6 @@ def test_participation(
     claim = judge(run((GIB, 480.0, 480.0), **changes), profile, **expected).participation
     assert (claim.state, claim.allow) == (state, allow)
     assert reason in claim.reason
-
-
-def test_the_figures_tell_how_many_ranks_there_were() -> None:
-    honest = run((GIB, 480.0, None))
-    rows = honest.rows[0].model_copy(
-        update={"out_of_place": honest.rows[0].out_of_place.model_copy(update={"algbw_gb_s": 480 / (2 * 6 / 7)})}
-    )
-    claim = judge(honest.model_copy(update={"rows": (rows,)})).participation
-    assert (claim.state, claim.reason) == ("incomplete", "busbw is 1.7143 * algbw, which does not fit 8 ranks")
 
 
 @pytest.mark.parametrize(
@@ -132,8 +116,6 @@ def test_ranks_that_were_not_joined(
         ({"compared": False}, "not compared", "complete", "open"),
         ({"verdict": "wrong-data", "reason": "4 wrong"}, "wrong", "wrong-data: 4 wrong", "failed"),
         ({"verdict": "truncated", "reason": "no footer"}, "unfinished", "truncated: no footer", "failed"),
-        ({"verdict": "timeout", "reason": "line 3: x"}, "unfinished", "timeout: line 3: x", "failed"),
-        ({"verdict": "damaged", "reason": "x"}, "unfinished", "damaged: x", "failed"),
     ],
 )
 def test_data(changes: dict[str, object], state: str, reason: str, standing: str) -> None:
@@ -156,7 +138,6 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
         ({"algorithms": ("ring",)}, (366.0, 365.5), "h200", "fast enough",
          "as ring; 81% of the ceiling"),
         ({"algorithms": ("ring",)}, (480.0, None), "h200", "impossible", "107% of the ceiling"),
-        ({"algorithms": ("ring",), "devices": (H100,)}, (366.0, 365.0), "h100", "fast enough", "as ring"),
         ({"algorithms": ("ring",), "collective": "alltoall", "devices": (H100,)}, (348.0, 347.0), "h100", "fast enough", ""),
         ({"algorithms": ("nvls",), "devices": ("NVIDIA A100-SXM4-80GB",)}, (230.0, 231.0), "a100-sxm", "not judged",
          "a100-sxm cannot run all_reduce, 8 ranks, 1 node with nvls"),
@@ -165,16 +146,12 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
          "at least the floor of 200.0 GB/s (50% of the lowest ceiling, ring: min(link, W)); h200 has no reference for "
          "all_reduce, 16 ranks, 2 nodes; 48% of the ceiling"),
         ({"ranks": 16, "nodes": 2}, (50.0, None), "h200", "too slow", "below the floor of 200.0 GB/s"),
-        ({"ranks": 16, "nodes": 2}, (780.0, None), "h200", "impossible", "104% of the ceiling"),
-        ({"ranks": 3}, (360.0, None), "h200", "fast enough", "at least the floor of 225.0 GB/s"),
         # What moves between nodes in sendrecv is one rank's, over one card.
         ({"ranks": 16, "nodes": 2, "collective": "sendrecv"}, (8.4, None), "h200", "too slow", "17% of the ceiling"),
         ({"ranks": 4, "collective": "sendrecv", "devices": ("NVIDIA GH200 120GB",)}, (110.0, None), "gh200", "fast enough",
          "73% of the ceiling"),
         # What cannot be judged.
         ({"collective": None}, (480.0, None), "h200", "not judged", "the output does not say the collective"),
-        ({"ranks": None}, (480.0, None), "h200", "not judged", "the output does not say the number of ranks"),
-        ({"rows": ()}, (480.0, None), "h200", "not judged", "no bus bandwidth was read"),
         ({"ranks": 1}, (0.0, None), "h200", "not applicable", "one rank moves nothing between GPUs"),
         ({}, (480.0, None), None, "not judged", "no profile says how fast it should be"),
     ],
@@ -219,12 +196,9 @@ def test_what_only_the_caller_knows() -> None:
     [
         ({}, ()),
         ({"NCCL_ALGO": "Ring"}, ("ring",)),
-        ({"NCCL_ALGO": "Ring,Tree"}, ("ring", "hierarchical")),
         ({"NCCL_ALGO": "allreduce:ring;allgather:pat"}, ("ring", "hierarchical")),
         ({"NCCL_ALGO": "^NVLS"}, ("ring", "hierarchical", "nvls-tree", "sharp", "pairwise")),
         ({"NCCL_NVLS_ENABLE": "0"}, ("ring", "hierarchical", "sharp", "pairwise")),
-        ({"NCCL_NVLS_ENABLE": "1"}, ()),
-        ({"NCCL_ALGO": "unheard-of"}, ()),
     ],
 )
 def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[str, ...]) -> None:
@@ -245,14 +219,6 @@ def test_floors_between_racks(profile: str, device: str, rate: float, state: str
     assert (claim.state, claim.allow) == (state, "unjudged" if state == "not judged" else None)
 
 
-def test_a_rack_is_not_measured_by_its_trays() -> None:
-    rack = run((8 * GIB, 834.57, 846.82), ranks=72, nodes=18, devices=("NVIDIA GB200",))
-    speed = judge(rack, "coreweave-gb200").speed
-    assert speed.state == "fast enough"
-    assert speed.ceiling
-    assert speed.ceiling.value == pytest.approx(900 * 142 / 73, abs=0.001)
-
-
 @pytest.mark.parametrize(("name", "cells", "profile", "state", "measured"), [
     # The worst pair counts; the diagonal, which is a copy within a GPU, does not.
     (WRITE, ((0.0, 396.0, 390.0), (395.0, 0.0, 340.0), (396.0, 396.0, 0.0)), "h200", "too slow", 340.0),
@@ -262,7 +228,6 @@ def test_a_rack_is_not_measured_by_its_trays() -> None:
     # Both directions may be twice the link.
     (BOTH, (*WAY, *WAY, *TOTAL), "h200", "fast enough", 782.0),
     (f"{BOTH}_total", TOTAL, "h200", "fast enough", 782.0),
-    (f"{BOTH}_read1", WAY, "h200", "fast enough", 391.0),
     # Without a reference, a floor is judged.
     (READ, ((None, 230.0), (226.0, None)), "h200", "fast enough", 226.0),
     (READ, ((None, 394.0), (224.0, None)), "h200", "too slow", 224.0),
@@ -270,16 +235,12 @@ def test_a_rack_is_not_measured_by_its_trays() -> None:
     (BOTH, ((None, 440.0), (440.0, None)), "h100", "fast enough", 440.0),  # one direction, before 0.3
     ("host_to_device_memcpy_ce", ((30.0, 55.0),), "h100", "too slow", 30.0),
     ("host_to_device_bidirectional_memcpy_ce", ((30.0, 55.0),), "h100", "fast enough", 30.0),
-    ("host_to_all_bidirectional_memcpy_ce", ((22.2, 35.1),), "h100", "fast enough", 22.2),
     ("device_to_host_memcpy_ce", ((200.0,),), "gb200-nvl72", "fast enough", 200.0),
-    ("one_to_all_write_ce", ((420.0, 430.0),), "gh200", "fast enough", 420.0),  # over all wires of a mesh
     (READ, ((None, 14.0), (14.0, None)), "a40", "not judged", 14.0),  # PCIe: no floor
     ("device_local_copy", ((1400.0, 1401.0),), "h200", "not applicable", None),
     (f"{BOTH}_read1", TOTAL, "h200", "impossible", 783.0),
     # Copies to and from hosts have no diagonal.
     ("host_to_device_memcpy_ce", ((40.0, 55.4, 55.4),), "h200", "too slow", 40.0),
-    ("host_to_device_memcpy_ce", ((40.0, 55.0), (55.0, 41.0)), "h200", "too slow", 40.0),
-    ("device_to_host_memcpy_ce", ((80.0,),), "h200", "impossible", 80.0),
     # Pairs without a switch.
     (READ, ((None, 140.0), (141.0, None)), "gh200", "fast enough", 140.0),
     (READ, ((None, 160.0), (141.0, None)), "gh200", "impossible", 160.0),
@@ -317,7 +278,6 @@ def test_matrices(changes: dict[str, object], states: tuple[str, ...]) -> None:
     [
         (WRITE, ((None, 396.0), (None, None)), "h200", "incomplete", "partial"),
         (f"{BOTH}_total", ((None, None), (780.0, None)), "h200", "incomplete", "partial"),
-        ("host_to_device_memcpy_ce", ((55.0, None),), "h200", "incomplete", "partial"),
         (WRITE, ((None, 50.0, None), (50.0, None, None), (None, None, None)), "a100-pcie", "incomplete", "partial"),
         # Nothing says whether they should see each other.
         (WRITE, ((None, 396.0), (None, None)), None, "not known", None),
@@ -339,14 +299,9 @@ def test_pairs_that_were_not_measured(
         (391.0, "Gb/sec", "RDMA_Write BW", "h200", "fast enough", 391.0 / 8),
         (350.0, "Gb/sec", "RDMA_Write BW", "h200", "too slow", 350.0 / 8),
         (46610.0, "MB/sec", "RDMA_Write BW", "h200", "fast enough", 46610 * 2**20 / 1e9),
-        (42000.0, "MiB/sec", "RDMA_Write BW", "h200", "too slow", 42000 * 2**20 / 1e9),
-        (49000.0, "MiB/sec", "RDMA_Write BW", "h200", "impossible", 49000 * 2**20 / 1e9),
         (46610.0, None, "RDMA_Write BW", "h200", "not judged", None),
         (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "fast enough", 760.0 / 8),
-        (390.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "too slow", 390.0 / 8),
-        (190.0, "Gb/sec", "RDMA_Read BW", "h200", "too slow", 190.0 / 8),
         (0.3, "Gb/sec", "Atomic Fetch_And_Add BW", "h200", "not applicable", 0.3 / 8),
-        (300.0, "Gb/sec", "RDMA_Write BW", "gh200", "impossible", 300.0 / 8),
         # A loopback at line rate is within the margin.
         (24056.72, "MB/sec", "RDMA_Write BW", "a100-sxm", "fast enough", 24056.72 * 2**20 / 1e9),
     ],

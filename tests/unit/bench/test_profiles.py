@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from imagebuild.bench import NotComparable, ProfileFile, RankLayout, lint_profile, load_profiles, rank_layout
 from imagebuild.cli import app
-from imagebuild.core import ConfigError, Mistakes, load_yaml
+from imagebuild.core import ConfigError, Mistakes
 from imagebuild.report import Report
 from tests.conftest import ROOT
 from tests.unit.bench.speed_fakes import BOX, every_shipped, folder, shipped
@@ -30,13 +30,6 @@ def test_schema(golden: Callable[[str, str], None]) -> None:
     golden("schemas/profile.json", json.dumps(ProfileFile.model_json_schema(by_alias=True), indent=1) + "\n")
 
 
-def test_hardware_that_is_shipped() -> None:
-    wanted = {"a100-sxm", "a100-pcie", "a40", "h100", "h200", "b200", "b300", "gb200-nvl72", "gb300-nvl72", "gh200"}
-    assert wanted | {"mi300x", "p4d", "p5", "p5en", "p6-b200", "p6-b300", "a3-mega", "ndv4", "ndv5"} <= set(SHIPPED)
-    kinds = {d.model.network.kind for d in SHIPPED.values() if d.model.network}
-    assert {"infiniband", "roce", "efa", "tcpxo", "slingshot"} <= kinds
-
-
 def test_every_shipped_reference_is_possible() -> None:
     assert lint(ROOT / "profiles") == ""
 
@@ -48,45 +41,27 @@ def test_every_reference_has_an_address_and_every_profile_a_row_of_what_is_cover
     assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == sorted(SHIPPED)
 
 
-def test_every_file_names_its_schema() -> None:
-    for file in (ROOT / "profiles").glob("*.yaml"):
-        assert file.read_text().startswith("# yaml-language-server: $schema=../schemas/profile.json\n")
-
-
 @pytest.mark.parametrize(
     ("profile", "device"),
     [
-        ("a100-sxm", "NVIDIA A100-SXM4-80GB"), ("a100-sxm", "A100-SXM4-40GB"), ("a100-pcie", "NVIDIA A100-PCIE-40GB"),
-        ("a100-pcie", "NVIDIA A100 80GB PCIe"), ("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200"),
-        ("b200", "NVIDIA B200"), ("b300", "NVIDIA B300 SXM6 AC"), ("gb200-nvl72", "NVIDIA GB200"),
-        ("gb300-nvl72", "NVIDIA GB300"), ("gh200", "NVIDIA GH200 120GB"), ("gh200", "NVIDIA GH200 480GB"),
-        ("mi300x", "AMD Instinct MI300X"), ("a40", "NVIDIA A40"), ("p5en", "NVIDIA H200"),
+        ("a100-sxm", "A100-SXM4-40GB"), ("a100-pcie", "NVIDIA A100-PCIE-40GB"), ("a100-pcie", "NVIDIA A100 80GB PCIe"),
+        ("h100", "NVIDIA H100 80GB HBM3"), ("h200", "NVIDIA H200"), ("b200", "NVIDIA B200"), ("b300", "NVIDIA B300 SXM6 AC"),
+        ("gb200-nvl72", "NVIDIA GB200"), ("gh200", "NVIDIA GH200 120GB"), ("mi300x", "AMD Instinct MI300X"), ("p5en", "NVIDIA H200"),
     ],
 )  # fmt: skip
 def test_names_of_gpus(profile: str, device: str) -> None:
-    bases = {name: d.model for name, d in SHIPPED.items() if not _raw(name).extends}
+    bases = {name: d.model for name, d in SHIPPED.items() if not d.model.extends}
     assert SHIPPED[profile].model.has(device)
     if profile in bases:
         assert [name for name, model in bases.items() if model.has(device)] == [profile]
-
-
-def _raw(name: str) -> ProfileFile:
-    mistakes = Mistakes()
-    document = load_yaml(ROOT / f"profiles/{name}.yaml", ProfileFile, mistakes)
-    mistakes.stop_if_any()
-    assert document
-    return document.model
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("rate: 450 GB/s", "rate: 450", "box.yaml:5: links.0.rate: needs a number and a unit, one of GB/s, Gb/s (got '450')"),
-        ("rate: 450 GB/s", "rate: 450 GiB/s", "box.yaml:5: links.0.rate: needs a number and a unit"),
-        ("kind: infiniband", "kind: infiniban", "box.yaml:7: network.kind: must be 'infiniband', 'roce'"),
         ("collective: all_reduce, ranks: 8", "collective: allreduce, ranks: 8", "box.yaml:9: references.0.collective: must be 'all_reduce'"),
         ("source: somebody, date: 2026-01}\n  - {col", "source: somebody}\n  - {col", "box.yaml:9: references.0.date: is missing"),
-        ("date: 2026-01}\nnode", "date: lately}\nnode", "box.yaml:2: gpu.date: must be a date as YYYY-MM"),
         ("host-link:", "hostlink:", "box.yaml:6: hostlink: unknown key; did you mean 'host-link'?"),
         ("title: A box\n", "title: A box\nextends: bx\n", "box.yaml:2: extends: no profile 'bx'; did you mean 'box'?"),
         ("node: {cpu: amd64, gpus: 8, source: somebody, date: 2026-01}\n", "", "box.yaml:1: node: is missing"),
@@ -105,11 +80,6 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
     text = str(caught.value).replace(f"{tmp_path}/", "")
     assert "one.yaml:2: extends: no profile 'bxo'; did you mean 'box'?" in text
     assert "two.yaml:1: gpu: is missing" in text
-
-
-def test_an_empty_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give their folder with --profiles"):
-        load_profiles(tmp_path)
 
 
 NETWORK = "network: {kind: roce, count: 4, rate: 100 Gb/s, source: me, date: 2026-02}\n"
@@ -136,24 +106,6 @@ def test_extends_goes_one_level(tmp_path: Path) -> None:
     files = {"a": "title: A\nextends: box\n", "b": "title: B\nextends: a\n"}
     with pytest.raises(ConfigError, match=r"b\.yaml:2: extends: a extends box; name box"):
         load_profiles(folder(tmp_path, **files))
-
-
-@pytest.mark.parametrize(
-    ("profile", "rate", "ceiling"),
-    [("p4d", 300, "93.8"), ("p5", 800, "750.0"), ("p5en", 800, "750.0"), ("p6-b200", 900, "750.0")],
-)
-def test_thresholds_that_no_machine_passes(tmp_path: Path, profile: str, rate: int, ceiling: str) -> None:
-    """They stand in a public health check for two nodes and more."""
-    for file in (ROOT / "profiles").glob("*.yaml"):
-        (tmp_path / file.name).write_text(file.read_text())
-    own = f"  - {{collective: all_reduce, ranks: 16, nodes: 2, rate: {rate} GB/s, tolerance: 1, source: x, date: 2026-06}}\n"
-    text = (ROOT / f"profiles/{profile}.yaml").read_text().split("references:")[0]
-    (tmp_path / f"{profile}.yaml").write_text(f"{text}references:\n{own}")
-    line = len(f"{text}references:\n".splitlines()) + 1
-    text = lint(tmp_path)
-    assert text.startswith(
-        f"{profile}.yaml:{line}: all_reduce on 16 ranks, 2 nodes: {rate} GB/s is not below the ceiling, {ceiling} GB/s"
-    )
 
 
 @pytest.mark.parametrize(
@@ -192,21 +144,14 @@ def layout(name: str, ranks: int, nodes: int) -> RankLayout:
     return rank_layout(shipped(name), ranks, nodes)
 
 
-def test_a_rack_is_one_domain() -> None:
+def test_how_ranks_use_the_hardware() -> None:
+    """A rack is one domain; cards are those of the hosts in use, no more than GPUs can feed; pairs may be bridged."""
     assert [layout("gb200-nvl72", 4 * n, n).domains for n in (1, 18, 36, 360)] == [1, 1, 2, 20]
-    assert layout("coreweave-gb200", 144, 36).network == 18 * 200
-    assert layout("coreweave-gb200", 144, 36).link == 900
-
-
-def test_cards_of_the_hosts_in_use_and_no_more_than_gpus_can_feed() -> None:
-    assert layout("h100", 16, 2).network == 400
-    assert layout("h100", 2, 2).network == 63
+    rack = layout("coreweave-gb200", 144, 36)
+    assert (rack.network, rack.link) == (18 * 200, 900)
+    assert [layout("h100", n, 2).network for n in (16, 2)] == [400, 63]
     assert layout("a40", 16, 2).network is None
-
-
-def test_bridged_pairs_and_wires_between_peers() -> None:
-    assert layout("a100-pcie", 2, 1).link == 300
-    assert layout("a100-pcie", 4, 1).link == 31
+    assert [layout("a100-pcie", n, 1).link for n in (2, 4)] == [300, 31]
     assert [layout("mi300x", n, 1).link for n in (2, 4, 8)] == [64, 192, 448]
 
 
@@ -275,13 +220,6 @@ def measured_reports(pattern: str) -> list[Report]:
     ]
 
 
-def test_data_of_measured_results_were_right() -> None:
-    reports = measured_reports("*.json")
-    assert len(reports) == 6
-    assert {run.verdict for report in reports for run in report.runs} == {"ok"}
-    assert not sum(source.unread for report in reports for source in report.sources)
-
-
 def test_references_are_the_least_of_the_measured_runs() -> None:
     best = defaultdict(list)
     for report in measured_reports("h200*.json"):
@@ -295,12 +233,3 @@ def test_references_are_the_least_of_the_measured_runs() -> None:
         values = best[reference.collective, reference.ranks]
         assert len(values) == 4
         assert reference.rate == pytest.approx(min(values), abs=0.06)
-
-
-@pytest.mark.parametrize("test", ["put_bw_within_node", "get_bw_within_node"])
-def test_references_of_nvshmem_are_the_lesser_of_the_measured_runs(test: str) -> None:
-    tables = [table for report in measured_reports("slim-*.json") for table in report.tables if table.subject == test]
-    assert len(tables) == 2
-    best = [max(row.bw_average or 0 for row in table.rows) for table in tables]
-    reference = next(copy for copy in shipped("h200").copies if copy.is_for(test))
-    assert reference.rate == pytest.approx(min(best), abs=0.06)

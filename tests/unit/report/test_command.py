@@ -53,15 +53,14 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
         ("+ NCCL_ALGO=Ring ./all_reduce_perf -b 1M\n" + nccl_log(366), PROFILE, 0, "  fast enough as ring  "),
         (nccl_log(420, ranks=5), (*PROFILE, "--ranks", "5"), 0, "All is well: data right, all took part, above the floor ("),
         (nccl_log(480, wrong=3), PROFILE, 1, ": wrong: "),
-        (nccl_log(240), PROFILE, 1, ": too slow: "),
-        (nccl_log(950), PROFILE, 1, ": impossible: "),
         (nccl_log(480).split("# Out of")[0], PROFILE, 1, ": unfinished: truncated: "),
         (nccl_log(480), (), 0, "Data right, participation not known, speed not judged ("),
         (nccl_log(480), ("--ranks", "8", "--nodes", "1"), 0, "complete"),
+        (nccl_log(480), ("--ranks", "8", "--nodes", "1", "--min-bw", "450"), 0, "fast enough"),
+        (nccl_log(480), (*PROFILE, "--min-bw", "490.5"), 1, ": too slow: less than the 490.5 GB/s asked for"),
         (nccl_log(480), ("--ranks", "16", "--nodes", "2"), 1, "8 of 16 ranks took part; 1 of 2 nodes took part"),
         (nccl_log(420, ranks=7), PROFILE, 1, ": incomplete: 7 of 8 GPUs took part (to accept it: --allow partial)"),
         (nccl_log(420, ranks=7), (*PROFILE, "--allow", "partial"), 0, "(accepted: partial)"),
-        (nccl_log(480).replace("validation: 1", "validation: 0"), PROFILE, 1, "Not a pass: data not compared"),
         (
             nccl_log(480).replace("validation: 1", "validation: 0"),
             (*PROFILE, "--allow", "unvalidated", "--allow", "partial"),
@@ -83,20 +82,6 @@ def test_what_was_asked_for_must_be_seen_or_accepted(
     assert f"</span>{headline}</h1>" in Path("o.html").read_text()
     assert call("o.json", "--markdown")[1].splitlines()[0].endswith(headline)
     assert (ET.parse("o.xml").getroot().attrib["failures"] == "0") == (status == 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "words"),
-    [
-        (("--min-bw", "450"), 0, "fast enough"),
-        (("--min-bw", "450", *PROFILE), 0, "fast enough"),
-        (("--min-bw", "490.5", *PROFILE), 1, ": too slow: less than the 490.5 GB/s asked for"),
-    ],
-)
-def test_the_speed_may_be_asked_for(call: Call, options: tuple[object, ...], status: int, words: str) -> None:
-    write("a.log", nccl_log(480))
-    found, out, _ = call("a.log", "--ranks", "8", "--nodes", "1", *options)
-    assert (found, words in out) == (status, True), out
 
 
 def test_small_sizes_do_not_show_the_speed_that_is_asked_for() -> None:
@@ -136,15 +121,11 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
     [
         (("absent.log",), "absent.log: cannot be read"),
         (("a.log", "--profile", "h10", "--profiles", ROOT / "profiles"), "h100"),
-        (("a.log", "--profile", "", "--profiles", ROOT / "profiles"), "profile"),
         (("a.log", "--ranks", "9" * 30), "less than or equal to 1000000"),
-        (("a.log", "--baseline", "absent.json"), "absent.json: cannot be read"),
         (("a.log", "--baseline", ROOT / "LICENSE"), "LICENSE: contains no result; name a file"),
-        (("a.log", *PROFILE, "--algorithm", "rings"), "rings"),
         (("a.log", "--algorithm", "ring"), "--algorithm: has no effect without a profile"),
         (("a.log", "--profiles", ROOT / "profiles"), "name a profile with --profile"),
         (("a.log", "--allow", "all"), "--allow all: unknown kind; use one of unvalidated, partial, unjudged"),
-        (("a.log", "--profile", "h100", "--algorithm", ""), "unknown class of algorithms"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
         (("a.log", "--html", "."), "--html .: is a folder; name a file"),
         (("a.log", "--json", "./a.log"), "--json a.log: would replace a file that is read"),
@@ -267,24 +248,6 @@ def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: C
     assert (status, "it ran on" in out) == (1, True)
 
 
-def test_results_of_verify_on_two_machines_are_told_apart(call: Call) -> None:
-    """Both have the same checks, of which one failed on one of them."""
-    for name, verdict in (("a", "ok"), ("b", "failed")):
-        memory = {
-            "source": "dcgm/diag",
-            "category": "Hardware",
-            "test": "memory",
-            "entity": "GPU 0",
-            "verdict": verdict,
-        }
-        found = Results.model_validate({"diagnostics": [memory], "runs": [run(source="nccl-tests/all-reduce")]})
-        check = {"component": "dcgm", "check": "diag", "outcome": "passed", "results": found.model_dump(mode="json")}
-        write(f"{name}.json", json.dumps(verification().model_dump(mode="json") | {"checks": [check]}))
-    status, out, _ = call("a.json", "b.json", "--json", "o.json")
-    assert (status, len(read("o.json")["judgements"])) == (1, 4)
-    assert "✗ dcgmi diag (dcgm/diag): wrong: memory, GPU 0\n" in out
-
-
 @pytest.mark.parametrize(
     ("name", "text", "status"),
     [
@@ -294,11 +257,8 @@ def test_results_of_verify_on_two_machines_are_told_apart(call: Call) -> None:
         ("gpu-east", "", 1),
         ("sub/n7.gz", "", 1),
         ("launcher-x7-worker.log", "Server listening on :: port 22.\n", 0),
-        ("n7.err", "ssh: connect to host n7 port 22: No route to host\n", 1),
         ("job.err", "", 0),  # beside job.log
         ("README.md", "How to read these logs\n", 0),
-        ("cluster.yaml", "nodes: 7\n", 0),
-        ("index.json", '{"logs": []}', 0),
     ],
 )
 def test_a_host_that_left_no_result_is_named(call: Call, name: str, text: str, status: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench import BandwidthTest, Diagnostic, Results
-from imagebuild.report import Report, format_bytes, format_number, one_line, report_markdown, rows_of, visible
-from tests.report_samples import BAD, GIB, GOOD, judgement, pairs, report, row, run
+from imagebuild.bench import BandwidthTest, Diagnostic
+from imagebuild.report import Report, format_bytes, format_number, one_line, rows_of, visible
+from tests.report_samples import BAD, GIB, judgement, report, row, run
 
 
 def waived(name: str = "x", **changes: Any) -> BandwidthTest:
@@ -50,29 +50,9 @@ def test_the_verdict_on_everything(content: dict[str, object], overall: str, sta
     assert (made.overall, made.exit_status, [item.word for item in made.problems]) == (overall, status, failed)
 
 
-def test_headlines() -> None:
-    assert GOOD.headline == "All is well: data right, all took part, fast enough"
-    assert GOOD.counts == "6 passed, 0 failed, 0 open, 0 skipped"
-    assert report(runs=(run(verdict="wrong-data"),)).headline == "all_reduce, 8 ranks, 1 node: wrong"
-    assert BAD.headline == "6 of 37 failed: alltoall, 8 ranks, 1 node: wrong"
-    assert report(runs=pairs({("n1", "n4"): 8.0})).headline == "n1 ↔ n4: slow"
-
-
-def test_json_has_what_was_read_at_the_top_and_null_for_unknown() -> None:
+def test_json_is_read_back_and_has_null_for_unknown() -> None:
     data = json.loads(BAD.model_dump_json())
-    assert set(Results.model_fields) | {
-        "about",
-        "judgements",
-        "comparisons",
-        "verifications",
-        "sweeps",
-        "nothing_in",
-    } == set(data)
-    first = data["runs"][0]
-    assert {"source", "tool", "tool_version", "collective", "ranks", "rows", "partial_rows", "avg_busbw_gb_s",
-            "verdict", "reason"} <= set(first)  # fmt: skip
-    assert set(first["rows"][0]["out_of_place"]) == {"time_us", "algbw_gb_s", "busbw_gb_s", "wrong"}
-    assert first["avg_busbw_gb_s"] is None
+    assert data["runs"][0]["avg_busbw_gb_s"] is None
     assert Report.model_validate(data) == BAD
 
 
@@ -98,11 +78,6 @@ def test_names_tell_runs_apart() -> None:
 def test_the_best_value_is_of_either_placement() -> None:
     runs = (run("a", rows=(row(GIB, 300.0, 301.25), row(2 * GIB, 300.5))), run("b", rows=(row(GIB, None),)))
     assert [row.best for row in rows_of(report(runs=runs))] == ["301.2 GB/s at 1 GiB", "–"]
-
-
-def test_tests_that_were_skipped_for_the_same_reason_are_listed_once() -> None:
-    text = report_markdown(report(tests=tuple(map(waived, "aab"))))
-    assert "\n- not applicable: a (2 times), b: waived\n" in text
 
 
 def test_numbers() -> None:

@@ -17,22 +17,30 @@ from tests.unit.conftest import Call
 
 
 @pytest.mark.parametrize(
-    ("slow", "outliers"),
+    ("hosts", "slow", "outliers"),
     [
-        ({}, []),
-        ({("n2",): 13.0}, []),  # 4 % are noise
-        ({("n2",): 8.0}, ["n2"]),
-        ({("n2",): 8.0, ("n5",): 9.0}, ["n2", "n5"]),
-        ({("n1", "n4"): 8.4}, ["n1 ↔ n4"]),
-        ({("n2",): 8.0, ("n1", "n4"): 8.4}, ["n2", "n1 ↔ n4"]),
-        ({("n1", "n4"): 8.4, ("n1", "n5"): 8.4}, ["n1 ↔ n4", "n1 ↔ n5"]),  # two of five runs are no majority
+        (6, {}, []),
+        (6, {("n2",): 13.0}, []),  # 4 % are noise
+        (6, {("n2",): 8.0, ("n5",): 9.0}, ["n2", "n5"]),
+        (6, {("n2",): 8.0, ("n1", "n4"): 8.4}, ["n2", "n1 ↔ n4"]),
+        (6, {("n1", "n4"): 8.4, ("n1", "n5"): 8.4}, ["n1 ↔ n4", "n1 ↔ n5"]),  # two of five runs are no majority
+        (3, {}, []),
+        (3, {("n1", "n3"): 6.0}, ["n1 ↔ n3"]),
+        (3, {("n1", "n2"): 6.0, ("n2", "n3"): 8.0}, ["n2"]),
+        (4, {("n3",): 6.0}, ["n3"]),  # it has half of all runs
+        (8, {(f"n{n}",): 6.0 for n in range(1, 5)}, ["n1", "n2", "n3", "n4"]),
     ],
 )
-def test_a_slow_host_is_told_from_a_slow_pair(slow: dict[tuple[str, ...], float], outliers: list[str]) -> None:
-    (sweep,) = find_sweeps(pairs(slow))
+def test_a_slow_host_is_told_from_a_slow_pair(
+    hosts: int, slow: dict[tuple[str, ...], float], outliers: list[str]
+) -> None:
+    (sweep,) = find_sweeps(pairs(slow, hosts=hosts))
     assert [outlier.label for outlier in sweep.outliers] == outliers
     assert sweep.word == ("slow" if outliers else "even")
-    assert (sweep.scope, sweep.subject) == ("15 runs of 6 hosts", "sendrecv, 2 ranks, 2 nodes")
+    assert (sweep.scope, sweep.subject) == (
+        f"{hosts * (hosts - 1) // 2} runs of {hosts} hosts",
+        "sendrecv, 2 ranks, 2 nodes",
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,26 +66,6 @@ def test_a_sweep_is_even_only_if_all_runs_are_alike(runs: tuple[Run, ...], word:
     (found,) = (assertion for assertion in made.assertions if assertion.kind == "sweep")
     assert (found.word, words in found.reason) == (word, True), found.reason
     assert (made.exit_status == 0) == (word == "even")
-
-
-@pytest.mark.parametrize(
-    ("hosts", "slow", "outliers"),
-    [
-        (3, {}, []),
-        (3, {("n2",): 13.0}, []),
-        (3, {("n2",): 6.0}, ["n2"]),
-        (3, {("n1", "n3"): 6.0}, ["n1 ↔ n3"]),
-        (3, {("n1", "n2"): 6.0, ("n2", "n3"): 8.0}, ["n2"]),
-        (4, {("n3",): 6.0}, ["n3"]),  # it has half of all runs
-        (8, {(f"n{n}",): 6.0 for n in range(1, 5)}, ["n1", "n2", "n3", "n4"]),
-    ],
-)
-def test_slow_hosts_of_few(hosts: int, slow: dict[tuple[str, ...], float], outliers: list[str]) -> None:
-    (sweep,) = find_sweeps(pairs(slow, hosts=hosts))
-    assert [outlier.label for outlier in sweep.outliers] == outliers
-    assert all(
-        f"slow in {outlier.runs} of its {outlier.runs} runs" in sweep.reason(outlier) for outlier in sweep.outliers
-    )
 
 
 @pytest.mark.parametrize("size", [1, 18])
@@ -116,7 +104,7 @@ def test_a_sweep_is_one_picture_and_one_table() -> None:
     assert trace["x"] == trace["y"] == ["n1", "n2", "n3", "n4", "n5", "n6"]
     assert trace["z"][1] == [8.0, None, 8.0, 8.0, 8.0, 8.0]
     assert trace["zmin"] == 8.0
-    assert (len(runs.rows), len(page.charts[0].figure["data"])) == (15, 4)
+    assert (len(runs.rows), page.charts) == (15, [])
     html = report_html(made)
     assert html.index("n2: slow") < html.index("Sweeps of the cluster")
 

@@ -34,10 +34,8 @@ def test_all_forms(
 
 
 def test_equal_cases_have_numbers() -> None:
-    root = ET.fromstring(report_junit(report(runs=(run(), run()))))
-    names = [case.attrib["name"] for case in root.iter("testcase")]
-    assert names[:2] == ["all_reduce, 8 ranks, 1 node: data", "all_reduce, 8 ranks, 1 node: participation"]
-    assert names[3] == "all_reduce, 8 ranks, 1 node: data #2"
+    cases = ET.fromstring(report_junit(report(runs=(run(), run())))).iter("testcase")
+    assert len({case.attrib["name"] for case in cases}) == 6
 
 
 def test_hostile_text_is_text() -> None:
