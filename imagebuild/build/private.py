@@ -287,8 +287,8 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
             "features": {"containerd-snapshotter": True, "cdi": True},
             "hosts": [paths.host],
             "data-root": str(paths.data),
-            "exec-root": str(paths.exec_root),
-            "pidfile": str(paths.pidfile),
+            "exec-root": str(paths.run / "exec"),
+            "pidfile": str(paths.run / "docker.pid"),
             "bridge": paths.bridge,
             # The other half of the pool is the bridge's.
             "default-address-pools": [{"base": str(list(pool.subnets())[1]), "size": 24}],

@@ -30,7 +30,6 @@ from .layout import Attachment as Attachment
 from .layout import Blob as Blob
 from .layout import BlobStream as BlobStream
 from .layout import Descriptor as Descriptor
-from .layout import ImageSettings as ImageSettings
 from .layout import Layout as Layout
 from .layout import Manifest as Manifest
 from .layout import blobs_of as blobs_of

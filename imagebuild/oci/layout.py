@@ -10,7 +10,7 @@ import shutil
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -142,17 +142,6 @@ class Attachment:
         }
         notes = {"annotations": dict(self.annotations)} if self.annotations else {}
         return Manifest(encode_json(document | notes), MANIFEST)
-
-
-@dataclass(frozen=True)
-class ImageSettings:
-    """Say what a new image declares. `created` is a fixed time, so that the digest depends on content alone."""
-
-    created: str
-    env: Sequence[str] = ()
-    cmd: Sequence[str] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    history: str = ""
 
 
 def digest_of(content: bytes) -> str:
@@ -415,34 +404,22 @@ class Layout:
         self.write_list([index])
         return index.digest
 
-    def add_image(self, tar: Path, platform: str, settings: ImageSettings) -> Descriptor:
-        """Add `tar` as an image of one layer. Return its descriptor, for `write_index`."""
-        return self._add_manifest(*self._add_layer(tar), platform, settings)
+    def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
+        """Add `tar` as an image of one layer. Return its descriptor, for `write_index`.
 
-    def _add_layer(self, tar: Path) -> tuple[Descriptor, str]:
-        """Compress a tar into a layer. Return its descriptor, and the digest of the tar itself."""
+        `config` is its configuration, which gets the digest of the layer.
+        """
         with temporary_file(self.folder / BLOBS) as path:
             # Without a name and a time, the digest depends on content alone.
             with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
                 shutil.copyfileobj(source, packed, CHUNK)
             layer = Descriptor(LAYER, f"sha256:{file_sha256(path)}", path.stat().st_size)
             path.replace(self.path(layer.digest))
-        return layer, f"sha256:{file_sha256(tar)}"
-
-    def _add_manifest(self, layer: Descriptor, diff_id: str, platform: str, settings: ImageSettings) -> Descriptor:
-        """Add configuration and manifest of an image of one layer; `diff_id` is the digest of the uncompressed tar."""
-        labels = dict(sorted(settings.labels.items()))
-        config = {
-            "created": settings.created,
-            **platform_json(platform),
-            "config": {"Env": list(settings.env), "Cmd": list(settings.cmd), "Labels": labels},
-            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-            "history": [{"created": settings.created, "created_by": settings.history}],
-        }
-        stored = self._add_document(CONFIG, config)
+        root = {"type": "layers", "diff_ids": [f"sha256:{file_sha256(tar)}"]}
+        stored = self._add_document(CONFIG, {**config, "rootfs": root})
         layers = [layer.to_json()]
         document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": stored.to_json(), "layers": layers}
-        return replace(self._add_document(MANIFEST, document), platform=platform)
+        return replace(self._add_document(MANIFEST, document), platform=platform_of(config))
 
     def _add_document(self, media_type: str, document: Mapping[str, Any]) -> Descriptor:
         data = json.dumps(document, indent=2).encode()

@@ -93,10 +93,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def paths(machine: Path) -> EnginePaths:
-    run = machine / "run"
-    state = machine / "state"
-    ours = (state / "data", state / "daemon.json", state / "dockerd.log")
-    return EnginePaths(state, run, "ib-test", *ours, run / "exec", run / "docker.pid", run / "docker.sock")
+    return EnginePaths(machine / "state", machine / "run", "ib-test")
 
 
 @pytest.fixture
