@@ -234,21 +234,17 @@ class BuildProgress(Progress):
         super().__init__(live=not verbose)
         self._targets = ", ".join(targets)
         self._verbose = verbose
-        self._shown: set[str] = set()
-        """Digests of the vertices that run."""
         self._done: dict[str, Vertex] = {}
 
     def update(self, kind: str, vertex: Vertex, line: str) -> None:
         """Show an event of `EventStream.feed`. Steps that were cached get no line on a terminal."""
-        if vertex.digest not in self._shown and kind != "log":
-            self._shown.add(vertex.digest)
-            self.begin(vertex.digest, vertex.title)
         if kind == "log" and self._verbose:
             self.note(f"{vertex.stage or 'build'} | {line}")
-        elif kind == "log" and vertex.digest in self._shown:
+        elif kind == "log" and vertex.digest in self.running:
             self.advance(vertex.digest, line)
-        elif kind == "completed":
-            self._shown.remove(vertex.digest)
+        if kind != "log" and vertex.digest not in self.running:
+            self.begin(vertex.digest, vertex.title)
+        if kind == "completed":
             self.end(vertex.digest, self._result(vertex), good=not vertex.error)
 
     def _result(self, vertex: Vertex) -> str:

@@ -293,7 +293,8 @@ def run(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> BuildRun:
 def export(run: BuildRun, digest: str) -> BuildResult:
     """Export what BuildKit left for the only target."""
     metadata = {run.request.targets[0].bake_name: {"containerimage.digest": digest}}
-    (result,) = export_images(run, EventStream(), metadata, 1, BuildProgress())
+    with BuildProgress() as progress:
+        (result,) = export_images(run, EventStream(), metadata, 1, progress)
     return result
 
 
