@@ -56,7 +56,7 @@ def _add_next_release(release: str, codename: str) -> None:
     from imagebuild.core import debian
 
     known = debian.apt_sources()
-    listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.sources"
+    listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.list"
     if not listing.exists() and any(source.suite == release for source in known):
         return  # the machine's owner added it, and decides on priorities
     wanted = debian.sources_for_release(known, codename, release)
@@ -67,7 +67,7 @@ def _add_next_release(release: str, codename: str) -> None:
     pin = f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n"
     for path, text in (
         (debian.ETC / "preferences.d" / f"imagebuild-{release}", pin),
-        (listing, debian.as_deb822(wanted)),
+        (listing, debian.as_oneline(wanted)),
     ):
         path.write_text(text)
         path.chmod(0o644)  # apt's tools also run for users, whatever root's umask is

@@ -5,7 +5,6 @@ from .console import redacted_arguments as redacted_arguments
 from .debian import AptSource as AptSource
 from .debian import Package as Package
 from .debian import apt_sources as apt_sources
-from .debian import as_deb822 as as_deb822
 from .debian import as_oneline as as_oneline
 from .debian import debian_sources as debian_sources
 from .debian import expired_since as expired_since

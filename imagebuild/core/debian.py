@@ -203,15 +203,6 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
     return tuple(dict.fromkeys(replace(s, suite=translated[s.suite]) for s in archive))
 
 
-def as_deb822(sources: Iterable[AptSource]) -> str:
-    """Return the text of a `*.sources` file."""
-    return "\n".join(
-        f"Types: deb\nURIs: {source.uri}\nSuites: {source.suite}\nComponents: {' '.join(source.components)}\n"
-        + (f"Signed-By: {source.signed_by}\n" if source.signed_by else "")
-        for source in sources
-    )
-
-
 def as_oneline(sources: Iterable[AptSource]) -> str:
     """Return the text of a `*.list` file. It cannot hold a key itself: apt then uses its own keyring."""
     lines = []

@@ -250,18 +250,8 @@ class Registry:
 def connect_registry(host: str, *, patience: Patience = PATIENCE, environ: Mapping[str, str] | None = None) -> Registry:
     """Return the registry of a host, which is not asked anything yet. Raises ConfigError for unusable settings."""
     environ = os.environ if environ is None else environ
-    address = api_address(host, _insecure_registries(environ))
+    address = api_address(host, settings.load_settings(environ).insecure_registries)
     return Registry(host, address, settings.ca_bundle(None, environ), patience)
-
-
-def is_plain(host: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a registry is asked without TLS. Raises ConfigError for unusable settings."""
-    return api_address(host, _insecure_registries(environ)).startswith("http://")
-
-
-def _insecure_registries(environ: Mapping[str, str]) -> tuple[str, ...]:
-    names = environ.get("IMAGEBUILD_INSECURE_REGISTRIES", "").replace(",", " ").split()
-    return (*settings.load_settings(environ).insecure_registries, *names)
 
 
 def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concatenate[Repository, P], T]:

@@ -37,7 +37,7 @@ from imagebuild.oci.attestation import (
 from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, Repository, is_plain
+from imagebuild.oci.registry import Registry, Repository, connect_registry
 from imagebuild.project.records import Catalog, ScanResult, VerifyResult
 from imagebuild.publish.evidence import (
     PREDICATES,
@@ -106,7 +106,8 @@ class Cosign:
 
     def connection(self, image: ImageReference) -> list[str]:
         """Return the arguments for the registry of an image."""
-        return ["--allow-http-registry"] if is_plain(image.host, self.environ) else []
+        is_plain = connect_registry(image.host, environ=self.environ).login.plain
+        return ["--allow-http-registry"] if is_plain else []
 
 
 _TRIAL = Lock()

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from contextlib import nullcontext
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from imagebuild.build import (
     export_images,
     replaced_sources,
     run_bake,
-    shorten_command,
 )
 from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
 from imagebuild.oci import Endpoint, Layout, images_in
@@ -145,11 +143,6 @@ def test_logs_are_joined_to_lines_and_what_is_no_event_is_a_message() -> None:
     assert stream.messages == ["WARNING: something", "ERROR: failed to solve", "and why"]
 
 
-def test_a_step_is_shown_in_one_short_line() -> None:
-    assert shorten_command("RUN --mount=type=bind,from=a,target=/b \\\n   make\n  all") == "RUN make all"
-    assert len(shorten_command("RUN " + "x" * 500)) == 80
-
-
 def run_of(renderer: Renderer, plan: Plan, folder: Path, *names: str, **asked: Any) -> BuildRun:
     targets = tuple(t for t in plan.targets if t.id in names)
     dockerfiles = {t.id: renderer.dockerfile(t) for t in targets}
@@ -165,34 +158,6 @@ NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
 def open_run(full_plan: Plan, renderer: Renderer) -> BuildRun:
     names = (f"open-cuda13.5-debian13-{variant}" for variant in ("runtime", "devel"))
     return run_of(renderer, full_plan, Path("/build"), *names)
-
-
-class Started(Exception):
-    """Instead of a started program."""
-
-
-@pytest.mark.parametrize(
-    ("engine", "expected"),
-    [
-        (Endpoint("unix:///x", "private"), "unix:///x"),
-        (Endpoint("tcp://192.0.2.1:1", "DOCKER_HOST"), "tcp://192.0.2.1:1"),
-        (Endpoint("tcp://192.0.2.2:1", "context"), None),
-    ],
-)
-def test_buildx_is_led_to_the_engine_but_not_past_a_context(
-    open_run: BuildRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Endpoint, expected: str | None
-) -> None:
-    environments = []
-
-    def start(command: list[str], *, env: dict[str, str], **_: object) -> None:
-        environments.append(env)
-        raise Started
-
-    monkeypatch.setattr("subprocess.Popen", start)
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
-    with pytest.raises(Started):
-        run_bake(replace(open_run, engine=engine, request=BuildRequest((), folder=tmp_path)), BuildProgress())
-    assert [env.get("DOCKER_HOST") for env in environments] == [expected]
 
 
 def failed(stage: str) -> EventStream:

@@ -235,8 +235,8 @@ def test_many_publishers_attach_at_once(server: FakeRegistry) -> None:
 def test_settings(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("insecure-registries: [box:5000]\n")
-    environ = {"IMAGEBUILD_CONFIG": str(config), "IMAGEBUILD_INSECURE_REGISTRIES": "a:1, b:2"}
-    for host, scheme in (("box:5000", "http"), ("a:1", "http"), ("b:2", "http"), ("c", "https")):
+    environ = {"IMAGEBUILD_CONFIG": str(config)}
+    for host, scheme in (("box:5000", "http"), ("c", "https")):
         assert connect_registry(host, environ=environ).base == f"{scheme}://{host}/v2/"
     ca = tmp_path / "ca.pem"
     ca.write_text("-----BEGIN CERTIFICATE-----\n")
