@@ -127,7 +127,7 @@ def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path
     done = execute((*prefix, *command), each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
     if done.status != 0:
         lines = done.output.splitlines()[-LAST_LINES:]
-        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.problem or done.status}):", *lines]))
+        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.status}):", *lines]))
 
 
 def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
@@ -197,6 +197,5 @@ def image_config(release: str, arch: str, version: str) -> dict[str, Any]:
         "os": "linux",
         "architecture": arch,
         "config": {"Env": [PATH], "Cmd": ["bash"], "Labels": labels},
-        "rootfs": {},
         "history": [{"created": layout.CREATED, "created_by": description}],
     }

@@ -185,14 +185,10 @@ def manifests_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     return tuple(Descriptor.from_json(item) for item in document.get("manifests", ()))
 
 
-def index_json(manifests: Iterable[Descriptor]) -> dict[str, Any]:
-    """Return an index of these manifests, in this order."""
-    return {"schemaVersion": 2, "mediaType": INDEX, "manifests": [item.to_json() for item in manifests]}
-
-
 def index_document(manifests: Iterable[Descriptor]) -> bytes:
     """Return the canonical form of an index of these manifests, in this order."""
-    return encode_json(index_json(manifests))
+    items = [item.to_json() for item in manifests]
+    return encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": items})
 
 
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
@@ -395,14 +391,14 @@ class Layout:
     def write_list(self, manifests: Iterable[Descriptor]) -> None:
         """Write the list of the images in it."""
         (self.folder / BLOBS).mkdir(parents=True, exist_ok=True)
-        write_bytes(self.folder / INDEX_FILE, json.dumps(index_json(manifests)).encode())
+        write_bytes(self.folder / INDEX_FILE, index_document(manifests))
         write_bytes(self.folder / MARK_FILE, b'{"imageLayoutVersion": "1.0.0"}')
 
     def write_index(self, manifests: Iterable[Descriptor]) -> str:
         """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
-        index = self._add_document(INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
-        self.write_list([index])
-        return index.digest
+        index = Manifest(index_document(sorted(manifests, key=lambda item: item.platform or "")), INDEX)
+        self.write_list([index.descriptor])
+        return self.put_manifest(index)
 
     def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
         """Add `tar` as an image of one layer. Return its descriptor, for `write_index`.
@@ -416,15 +412,13 @@ class Layout:
             layer = Descriptor(LAYER, f"sha256:{file_sha256(path)}", path.stat().st_size)
             path.replace(self.path(layer.digest))
         root = {"type": "layers", "diff_ids": [f"sha256:{file_sha256(tar)}"]}
-        stored = self._add_document(CONFIG, {**config, "rootfs": root})
-        layers = [layer.to_json()]
-        document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": stored.to_json(), "layers": layers}
-        return replace(self._add_document(MANIFEST, document), platform=platform_of(config))
-
-    def _add_document(self, media_type: str, document: Mapping[str, Any]) -> Descriptor:
-        data = json.dumps(document, indent=2).encode()
-        write_bytes(self.path(digest_of(data)), data)
-        return Descriptor(media_type, digest_of(data), len(data))
+        parts = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [layer.to_json()]}
+        # The configuration is stored as a manifest is: byte for byte, under its digest.
+        stored = Manifest(encode_json({**config, "rootfs": root}), CONFIG)
+        manifest = Manifest(encode_json({**parts, "config": stored.descriptor.to_json()}), MANIFEST)
+        for document in (stored, manifest):
+            self.put_manifest(document)
+        return replace(manifest.descriptor, platform=platform_of(config))
 
 
 class ChunkReader(RawIOBase):

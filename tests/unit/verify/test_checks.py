@@ -160,7 +160,7 @@ def test_without_a_version_any_is_accepted_and_that_is_said(project: Project, tm
         (execution(1, "library 1.2\n"), "exit status 1"),
         (execution(124, "library 1.2\n"), "exit status 124"),
         (execution(None, ""), "did not end within 60 s"),
-        (execution(None, "", problem="printed more than 9 MiB"), "printed more than 9 MiB"),
+        (execution(None, "", problem="no user mpiuser"), "no user mpiuser"),
     ],
 )
 def test_judge(done: Execution, reason: str) -> None:
