@@ -179,9 +179,7 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
     assert text.count("line ") == 24
     assert "cc: error: no such file" in text
     assert f"imagebuild build open-cuda13.5-debian13-devel --stage {stage} -v" in text
-
-
-def test_without_a_failed_step_buildx_speaks(open_run: BuildRun) -> None:
+    # Without a failed step buildx speaks.
     text = explain_failure(open_run, read("ERROR: Cannot connect to the Docker daemon"), 1)
     assert text == "docker buildx bake exited with 1:\nERROR: Cannot connect to the Docker daemon"
 
@@ -190,7 +188,6 @@ def test_without_a_failed_step_buildx_speaks(open_run: BuildRun) -> None:
     ("given", "message"),
     [
         ("ucx", "write it as NAME=FOLDER"),
-        ("ucx=/does/not/exist", "with a folder that has something in it"),
         ("ucx={}/empty", "with a folder that has something in it"),
         ("ucy={}", "use no source in git of that name; did you mean 'ucx'"),
         ("sshd={}", "use no source in git of that name; known: "),

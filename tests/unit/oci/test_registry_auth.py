@@ -160,9 +160,6 @@ def test_credential_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(CommandError, match="credentials of `docker login` cannot be read") as caught:
         stored_credentials("box:5000")
     assert "1234" not in str(caught.value)
-
-
-def test_a_broken_configuration(folder: Path) -> None:
     (folder / "config.json").write_text('{"auths": {"a": "nonsense"}}')
     with pytest.raises(CommandError, match="a: the credentials of `docker login` cannot be read"):
         stored_credentials("a")
