@@ -83,7 +83,6 @@ class Vertex:
 
     @property
     def seconds(self) -> float:
-        """Return how long it took; 0 if it has not completed."""
         return max(0.0, (self.completed or 0) - (self.started or 0)) if self.completed and self.started else 0.0
 
     @property

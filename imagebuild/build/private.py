@@ -143,7 +143,6 @@ def firewall_rules(pool: IPv4Network) -> list[tuple[str, str, list[str]]]:
 
 
 def network_routes(run: RunProgram) -> list[tuple[IPv4Network, str]]:
-    """Return each IPv4 route with its network device."""
     routes = json.loads(run("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
     return [(IPv4Network(r["dst"].replace("default", "0.0.0.0/0")), r.get("dev", "")) for r in routes]
 

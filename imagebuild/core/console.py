@@ -96,7 +96,6 @@ class SignOfLife:
                 self._thread.start()
 
     def end(self, activity: Activity) -> None:
-        """Remove an activity, if it was added."""
         with suppress(ValueError):
             self.running.remove(activity)
 
@@ -165,7 +164,6 @@ class Progress:
             self._print(text)
 
     def begin(self, key: str, title: str) -> None:
-        """Show an item as running."""
         self.running[key] = Activity(title)
         if not self.live:
             life.begin(self.running[key])

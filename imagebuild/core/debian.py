@@ -105,7 +105,6 @@ class Package:
 
 
 def installed_packages(status: str) -> tuple[Package, ...]:
-    """Return the packages that dpkg's list names as installed."""
     fields = ["Package", "Status", "Version", "Architecture", "Source", "Provides"]
     return tuple(
         Package(p["Package"], *(p.get(name, "") for name in fields[2:]))

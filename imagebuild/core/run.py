@@ -92,7 +92,6 @@ class OutputReader(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Read all chunks."""
         line = b""
         try:
             with self._opened_log() as log:
@@ -125,7 +124,6 @@ class OutputReader(threading.Thread):
 
     @property
     def text(self) -> str:
-        """Return the end of the output."""
         return self._end[-self._keep :].decode(errors="replace")
 
 
@@ -273,7 +271,6 @@ def os_errors_as_command_errors() -> Iterator[None]:
 
 
 def require_root(what: str) -> None:
-    """Raise ConfigError unless this is root."""
     if os.geteuid():
         raise ConfigError(f"{what} needs root: use sudo, or set DOCKER_HOST to an engine that you may use")
 

@@ -56,7 +56,6 @@ class EnginePaths:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> EnginePaths:
-        """Return the paths of the engine that the environment names."""
         if not (other := environ.get("IMAGEBUILD_STATE")):
             return cls(STATE)
         state = Path(other).absolute()

@@ -67,7 +67,6 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the descriptor as it stands in manifests and indexes."""
         more = {
             "platform": platform_json(self.platform or ""),
             "artifactType": self.artifact_type,
@@ -107,7 +106,6 @@ class Manifest:
 
     @property
     def descriptor(self) -> Descriptor:
-        """Return what names it in an index."""
         return Descriptor(self.media_type, self.digest, len(self.content))
 
     @property
@@ -145,7 +143,6 @@ class Attachment:
 
 
 def digest_of(content: bytes) -> str:
-    """Return `sha256:…` of the content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -315,7 +312,6 @@ class Layout:
     folder: Path
 
     def path(self, digest: str) -> Path:
-        """Return where a blob is kept."""
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
@@ -389,7 +385,6 @@ class Layout:
             self.write_list([])
 
     def write_list(self, manifests: Iterable[Descriptor]) -> None:
-        """Write the list of the images in it."""
         (self.folder / BLOBS).mkdir(parents=True, exist_ok=True)
         write_bytes(self.folder / INDEX_FILE, index_document(manifests))
         write_bytes(self.folder / MARK_FILE, b'{"imageLayoutVersion": "1.0.0"}')
@@ -429,7 +424,6 @@ class ChunkReader(RawIOBase):
         self._rest = b""
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]

@@ -286,7 +286,6 @@ class Repository:
         return self.registry.request(method, urljoin(f"{self.registry.base}{self.name}/", path), scopes, **options)
 
     def _expect(self, answer: requests.Response, what: str, *statuses: int) -> None:
-        """Raise CommandError for another status."""
         if answer.status_code not in statuses:
             hint = HINTS.get(answer.status_code, "")
             raise CommandError(f"{self}: {what}: the server answered {describe_answer(answer)}{hint}")
@@ -392,7 +391,6 @@ class Repository:
 
     @retried
     def has_blob(self, digest: str) -> bool:
-        """Return whether the repository has a blob."""
         answer = self._request("HEAD", f"blobs/{digest}")
         if answer.status_code != HTTPStatus.NOT_FOUND:
             self._expect(answer, f"blob {digest}", HTTPStatus.OK)
