@@ -50,12 +50,11 @@ def layer(digest: str, bar: str) -> dict[str, Any]:
     return {"statuses": [{"vertex": digest, "id": f"{bar}sha256:{'0' * 64}", "total": 180}]}
 
 
-def read(*events: Any, indent: int | None = None, size: int = 7) -> EventStream:
-    """Read events in small pieces."""
-    text = "\n".join(e if isinstance(e, str) else json.dumps(e, indent=indent) for e in events) + "\n"
+def read(*events: Any, indent: int | None = None) -> EventStream:
     stream = EventStream()
-    for start in range(0, len(text), size):
-        list(stream.feed(text[start : start + size]))
+    for event in events:
+        for line in (event if isinstance(event, str) else json.dumps(event, indent=indent)).splitlines():
+            list(stream.feed(line))
     return stream
 
 
@@ -137,10 +136,10 @@ def test_what_failed_by_itself(events: list[Any], errors: list[str]) -> None:
 def test_logs_are_joined_to_lines_and_what_is_no_event_is_a_message() -> None:
     stream = read(
         "WARNING: something", vertex("a", RUN), log("a", "first\nsec"), log("a", "ond\nthird"),
-        vertex("a", RUN, end=T1), "ERROR: failed to solve", "and why",
+        vertex("a", RUN, end=T1), "ERROR: failed to solve", "and why", '{"vertexes": [{"dig',
     )  # fmt: skip
     assert list(stream.vertices["a"].log) == ["first", "second", "third"]
-    assert stream.messages == ["WARNING: something", "ERROR: failed to solve", "and why"]
+    assert stream.messages == ["WARNING: something", "ERROR: failed to solve", "and why", '{"vertexes": [{"dig']
 
 
 def run_of(renderer: Renderer, plan: Plan, folder: Path, *names: str, **asked: Any) -> BuildRun:
@@ -233,8 +232,9 @@ def test_a_log_has_a_line_for_each_step_that_ended(capsys: pytest.CaptureFixture
         vertex("e", "[ucx 3/3] RUN false", end=T1, error="exit code: 1"),
     ]
     stream, progress = EventStream(), BuildProgress(verbose=verbose)
-    for event in stream.feed("\n".join(map(json.dumps, events)) + "\n"):
-        progress.update(*event)
+    for line in map(json.dumps, events):
+        for event in stream.feed(line):
+            progress.update(*event)
     shown = [re.sub(r"^ +\d+\.\d  ", "", line) for line in capsys.readouterr().err.splitlines()]
     ended = ["ucx 2/3: RUN make → 1.0 s", "image 1/9: COPY a b → cached", "ucx 3/3: RUN false ✗ failed"]
     assert shown == [*(["ucx | working"] if verbose else []), *ended]
