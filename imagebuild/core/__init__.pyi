@@ -53,5 +53,4 @@ from .settings import Settings as Settings
 from .settings import ca_bundle as ca_bundle
 from .settings import load_settings as load_settings
 from .settings import pip_conf_text as pip_conf_text
-from .settings import remember_bundle as remember_bundle
 from .yaml import load_yaml as load_yaml

@@ -41,6 +41,7 @@ from imagebuild.core import (
 from imagebuild.project import Plan
 from imagebuild.render import Renderer
 from tests.conftest import git
+from tests.unit.conftest import Call
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
 
@@ -70,6 +71,14 @@ def test_damage_of_a_bundle_is_found(tmp_path: Path) -> None:
     assert bundle.find_damage() == [
         f"{bundle.folder}/{name}; make the bundle again" for name in ("files/a: has changed", "gone: is missing")
     ]
+
+
+def test_a_bundle_for_all_offline_builds(tmp_path: Path, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMAGEBUILD_CONFIG", str(tmp_path / "new" / "config.yaml"))
+    for name in ("first", "second"):
+        finish_bundle(tmp_path / name, MANIFEST)
+        assert command("bundle", "use", tmp_path / name)[0] == 0
+        assert (tmp_path / "new" / "offline-bundle").resolve() == tmp_path / name
 
 
 def test_every_download_of_this_project_stands_alone_in_a_stage(full_plan: Plan, renderer: Renderer) -> None:
