@@ -120,19 +120,12 @@ def repository(tiny: Files, call: Call) -> Files:
 
 
 @pytest.mark.programs
-def test_revisions(repository: Files, call: Call) -> None:
-    assert predicted(call, before="v1").stages == ()
+def test_revisions_and_what_is_none(repository: Files, call: Call) -> None:
     repository.replace("matrix.yaml", 'library: "1.2"', 'library: "1.3"')
     cost = predicted(call, before="v1")
     assert (cost.before, cost.after, stages(cost)) == ("v1", "the working tree", {"library", "image"})
     # Between two revisions the working tree does not count.
     assert predicted(call, "--to", "HEAD", before="v1").stages == ()
-    git(repository.root, "commit", "--quiet", "--all", "--message", "second")
-    assert predicted(call, "--to", "HEAD", before="HEAD~1").stages == cost.stages
-
-
-@pytest.mark.programs
-def test_revisions_that_there_are_not_or_that_are_wrong(repository: Files, call: Call) -> None:
     for name in ("v2", "--all", "v1:matrix.yaml"):
         status, _, error = call("plan", f"--from={name}")
         assert (status, error.count("\n")) == (2, 1)
