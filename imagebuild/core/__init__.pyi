@@ -46,7 +46,6 @@ from .run import RunProgram as RunProgram
 from .run import execute as execute
 from .run import native_platform as native_platform
 from .run import run_program as run_program
-from .run import version_numbers as version_numbers
 from .run import which as which
 from .settings import Mirrors as Mirrors
 from .settings import Settings as Settings

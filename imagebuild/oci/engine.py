@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from docker import APIClient, DockerClient
     from docker.models.containers import Container
 
-MINIMUM = {"docker.io": (26, 0), "docker-buildx": (0, 13)}
-"""Package → its oldest version. A distribution's build reports its BuildKit as "v0.0.0+unknown", but the version of the
-engine tells: Docker Engine 26.0 is the first with BuildKit 0.13, 25.0 has 0.12.
-"""
-ENGINE_MIN, BUILDX_MIN = MINIMUM["docker.io"], MINIMUM["docker-buildx"]
+ENGINE_MIN, BUILDX_MIN = (26, 0), (0, 13)
+"""Oldest versions. A distribution's build reports its BuildKit as "v0.0.0+unknown", but the version of the engine
+tells: Docker Engine 26.0 is the first with BuildKit 0.13, 25.0 has 0.12."""
 STATE = Path("/var/lib/imagebuild/engine")
 NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
 TIMEOUT_S = 600

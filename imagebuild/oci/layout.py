@@ -67,8 +67,9 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
+        parts = self.platform.split("/") if self.platform else ()
         more = {
-            "platform": platform_json(self.platform or ""),
+            "platform": dict(zip(("os", "architecture", "variant"), parts, strict=False)),
             "artifactType": self.artifact_type,
             "annotations": dict(sorted(self.annotations.items())),
         }
@@ -149,11 +150,6 @@ def digest_of(content: bytes) -> str:
 def encode_json(document: Mapping[str, Any]) -> bytes:
     """Return the canonical form of a document: the same document gives the same bytes."""
     return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
-
-
-def platform_json(platform: str) -> dict[str, str]:
-    """Return `linux/arm64` or `linux/arm/v7` as OCI spells it."""
-    return dict(zip(("os", "architecture", "variant"), filter(None, platform.split("/")), strict=False))
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
