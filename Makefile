@@ -39,9 +39,6 @@ docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadgroup --no-loadscope-reorder --durations=20 tests/docker
 
-open-proof: $(VENV)/installed-dev ## all targets of `open`, shared stages counted; SOURCES="--source ucx=… --source ucc=…"
-	$(VENV)/bin/python tests/open_proof.py $(SOURCES)
-
 reproducible-proof: $(VENV)/installed-dev ## quickstart twice, each time with nothing in any cache: the same digest
 	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_reproducible.py
 

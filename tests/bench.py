@@ -83,11 +83,6 @@ def measure() -> list[Row]:
         options = many(Path(name) / "project", 1000)
         used, memory = processor_seconds(IMAGEBUILD, "plan", "--json", f"{name}/plan.json", *options, repeat=3)
         rows.append(("`plan --json` of 1,000 targets", f"{used:.1f} s CPU, {memory / 1024:.0f} MiB", "≤ 2 s, ≤ 200 MB"))
-        before = shutil.copytree(Path(name) / "project", Path(name) / "before")
-        with (Path(name) / "project/dockerfiles/components/perftest/build.j2").open("a") as file:
-            file.write("RUN true\n")  # of a component that all have
-        used, _ = processor_seconds(IMAGEBUILD, "plan", "--github", *options, "--changed-since", str(before), repeat=3)
-        rows.append(("`plan --github --changed-since` of the same, all changed", f"{used:.1f} s CPU", ""))
     used, _ = processor_seconds(sys.executable, "-c", f"import sys; sys.path.insert(0, '.')\n{JOBS}", repeat=3)
     return [*rows, ("1,000 jobs (`imagebuild job`), Python's start and facts included", f"{used:.2f} s CPU", "≤ 2 s")]
 

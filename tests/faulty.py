@@ -40,7 +40,10 @@ class Dropped(Exception):
 
 @dataclass
 class Answer(Exception):
-    """What a server answers; raised where it refuses. `length` is what the header says, of what is cut off."""
+    """What a server answers; raised where it refuses.
+
+    `length` is what the header says, of what is cut off; -1: there is none, and the connection ends.
+    """
 
     status: int
     content: bytes = b""
@@ -100,12 +103,13 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, answer: Answer) -> None:
         self.send_response_only(answer.status)
         length = len(answer.content) if answer.length is None else answer.length
-        for name, value in {**answer.headers, "Content-Length": str(length)}.items():
+        stated = {"Content-Length": str(length)} if length >= 0 else {}
+        for name, value in {**answer.headers, **stated}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.content)
-            if len(answer.content) < length:
+            if len(answer.content) != length:
                 raise Dropped
 
 

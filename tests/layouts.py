@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.oci import Descriptor, ImageSettings, Layout
+from imagebuild.oci import Descriptor, Layout
 from tests.unit import image_files
-
-CREATED = "2026-01-01T00:00:00Z"
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,9 @@ def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd6
     tar = folder / "layer.tar"
     tar.write_bytes(image_files.layer({"file": content}))
     layout = Layout(folder / "layout")
-    manifests = tuple(layout.add_image(tar, platform, ImageSettings(CREATED)) for platform in platforms)
+    manifests = tuple(
+        layout.add_image(tar, dict(zip(("os", "architecture"), platform.split("/"), strict=True)))
+        for platform in platforms
+    )
     tar.unlink()
     return Made(layout, layout.write_index(manifests), manifests)

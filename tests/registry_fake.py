@@ -85,8 +85,6 @@ class FakeRegistry(Registry):
         self.repositories: dict[str, Held] = {}
         self.calls: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str, str], None] | None = None
-        self.sent = 0
-        """Bytes of blobs and manifests that were uploaded."""
         self.asked: list[tuple[str, str]] = []
         """Method and path of all requests."""
         self.tokens: dict[str, set[str]] = {}
@@ -164,7 +162,6 @@ class FakeRegistry(Registry):
             held.manifests[digest] = Manifest(request.content, request.headers["Content-Type"])
             if ":" not in reference:
                 held.tags[reference] = digest
-            self.sent += len(request.content)
         subject = (document.get("subject") or {}).get("digest")
         listed = {"OCI-Subject": subject} if subject and self.referrers_api else {}
         return Answer(201, headers={"Docker-Content-Digest": digest, **listed})
@@ -194,7 +191,6 @@ class FakeRegistry(Registry):
         if digest_of(request.content) != digest:
             raise refusal(400, "DIGEST_INVALID")
         self._change("blob", repository, digest).blobs[digest] = request.content
-        self.sent += len(request.content)
         return Answer(201, headers={"Location": "/"})
 
     def _answer_tags(self, request: Request, repository: str, _: str) -> Answer:

@@ -24,7 +24,6 @@ from .buildx import explain_failure as explain_failure
 from .buildx import export_images as export_images
 from .buildx import replaced_sources as replaced_sources
 from .buildx import run_bake as run_bake
-from .buildx import shorten_command as shorten_command
 from .bundle import Bundle as Bundle
 from .bundle import BundleManifest as BundleManifest
 from .bundle import fetch_wheels as fetch_wheels

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 from imagebuild.build import private
@@ -127,7 +127,7 @@ def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path
     done = execute((*prefix, *command), each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
     if done.status != 0:
         lines = done.output.splitlines()[-LAST_LINES:]
-        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.problem or done.status}):", *lines]))
+        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.status}):", *lines]))
 
 
 def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
@@ -139,7 +139,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
     archs = sorted(platform.removeprefix("linux/") for platform in platforms)
     # All that decides what is made, such as options and the archive.
     commands = [rootfs_command(release, arch, sources) for arch in archs]
-    key = repr((commands, sorted(ENV.items()), image_settings("", "")))
+    key = repr((commands, sorted(ENV.items()), image_config("", "", "")))
     place = cache.absolute() / f"{release}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -176,10 +176,10 @@ def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[Apt
             make_rootfs(release, arch, sources, tar := folder / "root.tar", log)
             try:
                 with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
-                    settings = image_settings(release, file.read().decode().strip())
+                    config = image_config(release, arch, file.read().decode().strip())
             except (KeyError, ValueError, OSError, tarfile.TarError) as error:
                 raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
-            manifests.append(image.add_image(tar, f"linux/{arch}", settings))
+            manifests.append(image.add_image(tar, config))
         digest = image.write_index(manifests)
         made = place / digest.removeprefix("sha256:")
         shutil.copytree(image.folder, made, dirs_exist_ok=True)
@@ -187,9 +187,15 @@ def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[Apt
     return made
 
 
-def image_settings(release: str, version: str) -> layout.ImageSettings:
+def image_config(release: str, arch: str, version: str) -> dict[str, Any]:
     """Return the image's configuration, without times and places, so that its digest depends on content alone."""
     description = f"Debian {release} (minbase), bootstrapped with mmdebstrap from the signed archive"
     name = "org.opencontainers.image."
-    labels = {f"{name}title": f"debian-{release}", f"{name}description": description, f"{name}version": version}
-    return layout.ImageSettings(layout.CREATED, (PATH,), ("bash",), labels, description)
+    labels = {f"{name}description": description, f"{name}title": f"debian-{release}", f"{name}version": version}
+    return {
+        "created": layout.CREATED,
+        "os": "linux",
+        "architecture": arch,
+        "config": {"Env": [PATH], "Cmd": ["bash"], "Labels": labels},
+        "history": [{"created": layout.CREATED, "created_by": description}],
+    }

@@ -83,7 +83,6 @@ class Vertex:
 
     @property
     def seconds(self) -> float:
-        """Return how long it took; 0 if it has not completed."""
         return max(0.0, (self.completed or 0) - (self.started or 0)) if self.completed and self.started else 0.0
 
     @property
@@ -120,31 +119,25 @@ class EventStream:
         self.vertices: dict[str, Vertex] = {}
         self.messages: list[str] = []
         """Lines that are not events, such as buildx's own errors."""
-        self._buffer = ""
-        self._decoder = json.JSONDecoder()
+        self._begun: list[str] = []
+        """Lines of an indented event whose end has not come yet."""
 
-    def feed(self, text: str) -> Iterator[tuple[str, Vertex, str]]:
-        """Take more text; yield (`started` | `completed` | `log`, vertex, line of log)."""
-        self._buffer += text
-        while True:
-            self._buffer = self._buffer.lstrip()
-            if not self._buffer:
-                return
-            if self._buffer.startswith("{"):
-                if self._buffer.startswith("{\n") and "\n}" not in self._buffer:
-                    return  # an indented object is parsed once, when it is whole
-                try:
-                    event, end = self._decoder.raw_decode(self._buffer)
-                except ValueError:
-                    return
-                self._buffer = self._buffer[end:]
-                yield from self._event(event)
-            else:
-                line, newline, rest = self._buffer.partition("\n")
-                if not newline:
-                    return
-                self.messages.append(line)
-                self._buffer = rest
+    def feed(self, line: str) -> Iterator[tuple[str, Vertex, str]]:
+        """Take one more line; yield (`started` | `completed` | `log`, vertex, line of log)."""
+        if not self._begun and not line.startswith("{"):
+            self.messages.append(line)
+            return
+        self._begun.append(line)
+        if line == "{" or line.startswith(" "):
+            return
+        text = "".join(self._begun)
+        self._begun.clear()
+        try:
+            event = json.loads(text)
+        except ValueError:  # the end of what was killed
+            self.messages.append(text)
+        else:
+            yield from self._event(event)
 
     def steps(self, components: Mapping[str, str]) -> tuple[Step, ...]:
         """Return the steps that ran or were cached, each once, in the order in which they started.
@@ -223,10 +216,8 @@ class EventStream:
 
 
 def _parse_time(text: str | None) -> float | None:
-    """Return seconds since 1970; BuildKit writes nanoseconds, of which Python reads six digits."""
-    if not text or text.startswith("0001"):
-        return None
-    return datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text).replace("Z", "+00:00")).timestamp()
+    """Return seconds since 1970; None for no time, which BuildKit writes as one in the year 1."""
+    return datetime.fromisoformat(text).timestamp() if text and not text.startswith("0001") else None
 
 
 class BuildProgress(Progress):
@@ -234,21 +225,17 @@ class BuildProgress(Progress):
         super().__init__(live=not verbose)
         self._targets = ", ".join(targets)
         self._verbose = verbose
-        self._shown: set[str] = set()
-        """Digests of the vertices that run."""
         self._done: dict[str, Vertex] = {}
 
     def update(self, kind: str, vertex: Vertex, line: str) -> None:
         """Show an event of `EventStream.feed`. Steps that were cached get no line on a terminal."""
-        if vertex.digest not in self._shown and kind != "log":
-            self._shown.add(vertex.digest)
-            self.begin(vertex.digest, vertex.title)
         if kind == "log" and self._verbose:
             self.note(f"{vertex.stage or 'build'} | {line}")
-        elif kind == "log" and vertex.digest in self._shown:
+        elif kind == "log" and vertex.digest in self.running:
             self.advance(vertex.digest, line)
-        elif kind == "completed":
-            self._shown.remove(vertex.digest)
+        if kind != "log" and vertex.digest not in self.running:
+            self.begin(vertex.digest, vertex.title)
+        if kind == "completed":
             self.end(vertex.digest, self._result(vertex), good=not vertex.error)
 
     def _result(self, vertex: Vertex) -> str:
@@ -354,12 +341,11 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
     }
 
     def update(line: str) -> None:
-        for event in stream.feed(f"{line}\n"):
+        for event in stream.feed(line):
             progress.update(*event)
 
     done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # so that BuildKit cancels it
-    if done.status is None:
-        raise CommandError(f"docker buildx bake {done.problem}")
+    assert done.status is not None, "it has no time limit"
     return done.status
 
 

@@ -44,7 +44,6 @@ class Download:
     sha256: str = ""
     """Of an archive. Builds check the fingerprint of a repository's key, which the lock has."""
     commit: str = ""
-    """Of a source in git."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def _add_next_release(release: str, codename: str) -> None:
     from imagebuild.core import debian
 
     known = debian.apt_sources()
-    listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.sources"
+    listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.list"
     if not listing.exists() and any(source.suite == release for source in known):
         return  # the machine's owner added it, and decides on priorities
     wanted = debian.sources_for_release(known, codename, release)
@@ -68,7 +68,7 @@ def _add_next_release(release: str, codename: str) -> None:
     pin = f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n"
     for path, text in (
         (debian.ETC / "preferences.d" / f"imagebuild-{release}", pin),
-        (listing, debian.as_deb822(wanted)),
+        (listing, debian.as_oneline(wanted)),
     ):
         path.write_text(text)
         path.chmod(0o644)  # apt's tools also run for users, whatever root's umask is
@@ -144,7 +144,6 @@ def firewall_rules(pool: IPv4Network) -> list[tuple[str, str, list[str]]]:
 
 
 def network_routes(run: RunProgram) -> list[tuple[IPv4Network, str]]:
-    """Return each IPv4 route with its network device."""
     routes = json.loads(run("ip", "-4", "-j", "route", "show", "table", "all") or "[]")
     return [(IPv4Network(r["dst"].replace("default", "0.0.0.0/0")), r.get("dev", "")) for r in routes]
 
@@ -288,8 +287,8 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
             "features": {"containerd-snapshotter": True, "cdi": True},
             "hosts": [paths.host],
             "data-root": str(paths.data),
-            "exec-root": str(paths.exec_root),
-            "pidfile": str(paths.pidfile),
+            "exec-root": str(paths.run / "exec"),
+            "pidfile": str(paths.run / "docker.pid"),
             "bridge": paths.bridge,
             # The other half of the pool is the bridge's.
             "default-address-pools": [{"base": str(list(pool.subnets())[1]), "size": 24}],

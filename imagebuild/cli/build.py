@@ -103,15 +103,14 @@ def build(
 
 
 def _bundle_of(folder: Path | None, offline: bool) -> Path | None:
-    """Return the bundle of a build: the one that is named, or with --offline that of the configuration."""
+    """Return the bundle of a build: the one that is named, or with --offline that of `bundle use`."""
     if folder or not offline:
         return folder
-    from imagebuild.core.settings import load_settings
+    from imagebuild.core.settings import offline_bundle
 
-    configured = load_settings(os.environ).bundle
-    if not configured:
+    if not (link := offline_bundle(os.environ)).exists():
         raise ConfigError("--offline: no bundle is set; name one with --bundle DIR, or `imagebuild bundle use DIR`")
-    return Path(configured).expanduser()
+    return link.resolve()
 
 
 bundle = options.command_group("Keep all that builds fetch in one folder, for machines without a network.")
@@ -179,11 +178,15 @@ def verify_bundle(directory: BundleArgument, json_file: options.JsonOption = Non
 def use_bundle(directory: BundleArgument) -> None:
     """Let `imagebuild build --offline` take this bundle."""
     from imagebuild.build.bundle import Bundle
-    from imagebuild.core.settings import remember_bundle
+    from imagebuild.core.run import os_errors_as_command_errors
+    from imagebuild.core.settings import offline_bundle
 
-    bundle = Bundle.read(directory)
-    file = remember_bundle(os.environ, bundle.folder)
-    out.print(f"{file}: `bundle` is {bundle.folder} now", markup=False)
+    folder, link = Bundle.read(directory).folder, offline_bundle(os.environ)
+    with os_errors_as_command_errors():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+    out.print(f"{link}: leads to {folder} now", markup=False)
 
 
 engine = options.command_group("Start and stop a private Docker Engine, for machines that have none.")

@@ -5,7 +5,6 @@ from .console import redacted_arguments as redacted_arguments
 from .debian import AptSource as AptSource
 from .debian import Package as Package
 from .debian import apt_sources as apt_sources
-from .debian import as_deb822 as as_deb822
 from .debian import as_oneline as as_oneline
 from .debian import debian_sources as debian_sources
 from .debian import expired_since as expired_since
@@ -47,12 +46,10 @@ from .run import RunProgram as RunProgram
 from .run import execute as execute
 from .run import native_platform as native_platform
 from .run import run_program as run_program
-from .run import version_numbers as version_numbers
 from .run import which as which
 from .settings import Mirrors as Mirrors
 from .settings import Settings as Settings
 from .settings import ca_bundle as ca_bundle
 from .settings import load_settings as load_settings
 from .settings import pip_conf_text as pip_conf_text
-from .settings import remember_bundle as remember_bundle
 from .yaml import load_yaml as load_yaml

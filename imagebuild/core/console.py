@@ -8,8 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.cells import cell_len
 from rich.console import Console, Group
@@ -97,7 +96,6 @@ class SignOfLife:
                 self._thread.start()
 
     def end(self, activity: Activity) -> None:
-        """Remove an activity, if it was added."""
         with suppress(ValueError):
             self.running.remove(activity)
 
@@ -131,86 +129,72 @@ def doing(text: str) -> Iterator[Activity]:
 
 
 class Progress:
-    """Show work that several threads do: on a terminal what is under way, elsewhere a line for each that has ended.
+    """Show work that several threads do: a line for each that has ended, and what is under way.
 
-    The terminal keeps a line of each that has ended too; a log also has signs of life. `live=False` prints plain lines
-    on a terminal as well.
+    A terminal shows that as it changes, a log has signs of life. `live=False` makes a terminal a log.
     """
 
     def __init__(self, *, live: bool = True) -> None:
         self.headline = ""
         """Text above the running items, on a terminal only."""
+        self.running: dict[str, Activity] = {}
+        self.live: Live | None = None
+        """What redraws a terminal; None for a log."""
         self._began = time.monotonic()
-        self._running: dict[str, Activity] = {}
-        self._is_open = False
-        self._live: Live | None = None
         if live and err.is_terminal:
             from rich.live import Live  # noqa: PLC0415 - few commands show progress, and fewer on a terminal
 
-            self._live = Live(get_renderable=self._draw, console=err, refresh_per_second=8, transient=True)
+            self.live = Live(get_renderable=self._draw, console=err, refresh_per_second=8, transient=True)
 
-    def __enter__(self) -> Progress:
-        self._is_open = True
-        if self._live:
-            self._live.__enter__()
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for activity in self._running.values():
+    def __exit__(self, *_: object) -> None:
+        for activity in self.running.values():
             life.end(activity)
-        if self._live:
-            self._live.__exit__(kind, error, trace)
-
-    @property
-    def live(self) -> bool:
-        """Return whether this is redrawn on a terminal."""
-        return self._live is not None
+        if self.live:
+            self.live.stop()
 
     def note(self, text: str) -> None:
         """Show what is being done: above the running items, or as a line with the seconds since the start."""
         self.headline = text
-        if not self._live:
-            life.next_at = time.monotonic() + NEXT_S
-            err.print(f"{time.monotonic() - self._began:7.1f}  {escape(text)}")
+        if not self.live:
+            self._print(text)
 
     def begin(self, key: str, title: str) -> None:
-        """Show an item as running."""
-        self._running[key] = Activity(title)
-        if self._is_open and not self._live:
-            life.begin(self._running[key])
+        self.running[key] = Activity(title)
+        if not self.live:
+            life.begin(self.running[key])
 
     def advance(self, key: str, text: str) -> None:
         """Show how far a running item is, or its latest output."""
-        self._running[key].detail = text
+        self.running[key].detail = text
 
     def end(self, key: str, text: str, *, good: bool = True) -> None:
         """Remove a running item and print a line about it; print nothing if `text` is empty."""
-        activity = self._running.pop(key)
+        activity = self.running.pop(key)
         life.end(activity)
-        if not text:
-            return
-        if self._live:
-            mark = "[green]✓[/]" if good else "[red]✗[/]"
-            seconds = format_duration(time.monotonic() - activity.began)
-            err.print(f"{seconds:>10}  {mark} {escape(activity.text)} [dim]{escape(text)}[/]")
-        else:
-            self.note(f"{activity.text} {'→' if good else '✗'} {text}")
+        if text:
+            self._print(f"{activity.text} {'→' if good else '✗'} {text}")
+
+    def _print(self, text: str) -> None:
+        life.next_at = time.monotonic() + NEXT_S
+        err.print(f"{time.monotonic() - self._began:7.1f}  {escape(text)}")
 
     def _draw(self) -> Group:
         now = time.monotonic()
-        lines = [_one_line(now - self._began, self.headline, "bold")]
-        for activity in list(self._running.values())[-SHOWN_ITEMS:]:
-            lines.append(_one_line(now - activity.began, activity.text, "cyan"))
+        lines = [_one_line(f"{now - self._began:7.1f}", self.headline, "bold")]
+        for activity in list(self.running.values())[-SHOWN_ITEMS:]:
+            lines.append(_one_line(f"{now - activity.began:7.1f}", activity.text, "cyan"))
             if activity.detail:
-                lines.append(_one_line(None, activity.detail, "dim"))
+                lines.append(_one_line("", activity.detail, "dim"))
         return Group(*lines)
 
 
-def _one_line(seconds: float | None, text: str, style: str) -> Text:
-    duration = "" if seconds is None else format_duration(seconds)
-    return Text(f"{duration:>10}  {text}", style, no_wrap=True, overflow="ellipsis")
+def _one_line(seconds: str, text: str, style: str) -> Text:
+    return Text(f"{seconds:7}  {text}", style, no_wrap=True, overflow="ellipsis")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

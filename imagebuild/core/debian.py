@@ -105,7 +105,6 @@ class Package:
 
 
 def installed_packages(status: str) -> tuple[Package, ...]:
-    """Return the packages that dpkg's list names as installed."""
     fields = ["Package", "Status", "Version", "Architecture", "Source", "Provides"]
     return tuple(
         Package(p["Package"], *(p.get(name, "") for name in fields[2:]))
@@ -201,15 +200,6 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
     keys = {s.signed_by for s in own if s.suite != codename_from} | {None}
     archive = [s for s in own if s.signed_by in keys or "-archive-" in Path(s.signed_by or "").name]
     return tuple(dict.fromkeys(replace(s, suite=translated[s.suite]) for s in archive))
-
-
-def as_deb822(sources: Iterable[AptSource]) -> str:
-    """Return the text of a `*.sources` file."""
-    return "\n".join(
-        f"Types: deb\nURIs: {source.uri}\nSuites: {source.suite}\nComponents: {' '.join(source.components)}\n"
-        + (f"Signed-By: {source.signed_by}\n" if source.signed_by else "")
-        for source in sources
-    )
 
 
 def as_oneline(sources: Iterable[AptSource]) -> str:

@@ -61,7 +61,6 @@ class Mistakes:
             self.add(where, what)
 
     def stop_if_any(self) -> None:
-        """Raise ConfigError if anything was added."""
         if self.texts:
             raise ConfigError("\n".join(dict.fromkeys(self.texts)))
 
@@ -79,7 +78,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return `1 node`, `2 nodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -31,7 +31,6 @@ class Form:
     words: str
 
     def fits(self, text: str) -> bool:
-        """Return whether a text has this form."""
         return bool(re.fullmatch(self.pattern, text))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

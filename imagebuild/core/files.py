@@ -76,7 +76,6 @@ def read_text(path: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

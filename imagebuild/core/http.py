@@ -125,7 +125,6 @@ class Client:
             self._repeating.remove(thread)
 
     def check_stopped(self, what: str) -> None:
-        """Raise CommandError if the work was told to end."""
         if self.stopped.is_set():
             raise CommandError(f"{what}: interrupted")
 
@@ -177,7 +176,6 @@ def json_of(answer: requests.Response) -> dict[str, Any]:
 
 
 def errors_in(answer: requests.Response) -> list[dict[str, Any]]:
-    """Return the errors that a registry lists in an answer."""
     items = json_of(answer).get("errors")
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 

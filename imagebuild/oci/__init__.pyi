@@ -1,8 +1,6 @@
 from .attestation import BUNDLE_MEDIA as BUNDLE_MEDIA
-from .attestation import CREATED as CREATED
 from .attestation import KINDS as KINDS
 from .attestation import STATEMENT_MEDIA as STATEMENT_MEDIA
-from .attestation import Attestation as Attestation
 from .attestation import attestation_of as attestation_of
 from .attestation import encode_predicate as encode_predicate
 from .attestation import list_attestations as list_attestations
@@ -21,7 +19,6 @@ from .engine import sleeping_container as sleeping_container
 from .image import FoundImage as FoundImage
 from .image import PlatformImage as PlatformImage
 from .image import images_in as images_in
-from .layout import CHUNK as CHUNK
 from .layout import CONFIG as CONFIG
 from .layout import EPOCH as EPOCH
 from .layout import INDEX as INDEX
@@ -30,7 +27,6 @@ from .layout import Attachment as Attachment
 from .layout import Blob as Blob
 from .layout import BlobStream as BlobStream
 from .layout import Descriptor as Descriptor
-from .layout import ImageSettings as ImageSettings
 from .layout import Layout as Layout
 from .layout import Manifest as Manifest
 from .layout import blobs_of as blobs_of

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from docker import APIClient, DockerClient
     from docker.models.containers import Container
 
-MINIMUM = {"docker.io": (26, 0), "docker-buildx": (0, 13)}
-"""Package → its oldest version. A distribution's build reports its BuildKit as "v0.0.0+unknown", but the version of the
-engine tells: Docker Engine 26.0 is the first with BuildKit 0.13, 25.0 has 0.12.
-"""
-ENGINE_MIN, BUILDX_MIN = MINIMUM["docker.io"], MINIMUM["docker-buildx"]
+ENGINE_MIN, BUILDX_MIN = (26, 0), (0, 13)
+"""Oldest versions. A distribution's build reports its BuildKit as "v0.0.0+unknown", but the version of the engine
+tells: Docker Engine 26.0 is the first with BuildKit 0.13, 25.0 has 0.12."""
 STATE = Path("/var/lib/imagebuild/engine")
 NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
 TIMEOUT_S = 600
@@ -51,27 +49,33 @@ class EnginePaths:
     """Say where a private engine keeps its files. IMAGEBUILD_STATE names another engine, independent of the first."""
 
     state: Path
-    run: Path
-    bridge: str
-    data: Path
-    config: Path
-    log: Path
-    exec_root: Path
-    pidfile: Path
-    socket: Path
+    run: Path = Path("/run/imagebuild")
+    bridge: str = "imagebuild0"
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> EnginePaths:
-        """Return the paths of the engine that the environment names."""
-        state, key, bridge = STATE, "", "imagebuild0"
-        if other := environ.get("IMAGEBUILD_STATE"):
-            state = Path(other).absolute()
-            # Short, because names of sockets (107 bytes) and of network devices (15) are limited.
-            digest = sha256(bytes(state)).hexdigest()[:8]
-            key, bridge = f"-{digest}", f"ib-{digest}"
-        run = Path(f"/run/imagebuild{key}")
-        ours = (state / "data", state / "daemon.json", state / "dockerd.log")
-        return cls(state, run, bridge, *ours, run / "exec", run / "docker.pid", run / "docker.sock")
+        if not (other := environ.get("IMAGEBUILD_STATE")):
+            return cls(STATE)
+        state = Path(other).absolute()
+        # Short, because names of sockets (107 bytes) and of network devices (15) are limited.
+        digest = sha256(bytes(state)).hexdigest()[:8]
+        return cls(state, Path(f"/run/imagebuild-{digest}"), f"ib-{digest}")
+
+    @property
+    def data(self) -> Path:
+        return self.state / "data"
+
+    @property
+    def config(self) -> Path:
+        return self.state / "daemon.json"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "dockerd.log"
+
+    @property
+    def socket(self) -> Path:
+        return self.run / "docker.sock"
 
     @property
     def host(self) -> str:

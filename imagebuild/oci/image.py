@@ -53,7 +53,6 @@ class PlatformImage:
 
     @property
     def repository(self) -> Repository | None:
-        """Return the repository that it is in, if it is in a registry."""
         return None if isinstance(self.place, Layout) else self.place
 
     @property
@@ -67,7 +66,6 @@ class PlatformImage:
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the environment that its containers start with."""
         pairs = (str(item).partition("=") for item in self.settings.get("Env") or ())
         return {name: value for name, _, value in pairs}
 

@@ -10,7 +10,7 @@ import shutil
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -67,9 +67,9 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the descriptor as it stands in manifests and indexes."""
+        parts = self.platform.split("/") if self.platform else ()
         more = {
-            "platform": platform_json(self.platform or ""),
+            "platform": dict(zip(("os", "architecture", "variant"), parts, strict=False)),
             "artifactType": self.artifact_type,
             "annotations": dict(sorted(self.annotations.items())),
         }
@@ -107,7 +107,6 @@ class Manifest:
 
     @property
     def descriptor(self) -> Descriptor:
-        """Return what names it in an index."""
         return Descriptor(self.media_type, self.digest, len(self.content))
 
     @property
@@ -144,30 +143,13 @@ class Attachment:
         return Manifest(encode_json(document | notes), MANIFEST)
 
 
-@dataclass(frozen=True)
-class ImageSettings:
-    """Say what a new image declares. `created` is a fixed time, so that the digest depends on content alone."""
-
-    created: str
-    env: Sequence[str] = ()
-    cmd: Sequence[str] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    history: str = ""
-
-
 def digest_of(content: bytes) -> str:
-    """Return `sha256:…` of the content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def encode_json(document: Mapping[str, Any]) -> bytes:
     """Return the canonical form of a document: the same document gives the same bytes."""
     return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
-
-
-def platform_json(platform: str) -> dict[str, str]:
-    """Return `linux/arm64` or `linux/arm/v7` as OCI spells it."""
-    return dict(zip(("os", "architecture", "variant"), filter(None, platform.split("/")), strict=False))
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
@@ -196,14 +178,10 @@ def manifests_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     return tuple(Descriptor.from_json(item) for item in document.get("manifests", ()))
 
 
-def index_json(manifests: Iterable[Descriptor]) -> dict[str, Any]:
-    """Return an index of these manifests, in this order."""
-    return {"schemaVersion": 2, "mediaType": INDEX, "manifests": [item.to_json() for item in manifests]}
-
-
 def index_document(manifests: Iterable[Descriptor]) -> bytes:
     """Return the canonical form of an index of these manifests, in this order."""
-    return encode_json(index_json(manifests))
+    items = [item.to_json() for item in manifests]
+    return encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": items})
 
 
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
@@ -330,7 +308,6 @@ class Layout:
     folder: Path
 
     def path(self, digest: str) -> Path:
-        """Return where a blob is kept."""
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
@@ -404,50 +381,35 @@ class Layout:
             self.write_list([])
 
     def write_list(self, manifests: Iterable[Descriptor]) -> None:
-        """Write the list of the images in it."""
         (self.folder / BLOBS).mkdir(parents=True, exist_ok=True)
-        write_bytes(self.folder / INDEX_FILE, json.dumps(index_json(manifests)).encode())
+        write_bytes(self.folder / INDEX_FILE, index_document(manifests))
         write_bytes(self.folder / MARK_FILE, b'{"imageLayoutVersion": "1.0.0"}')
 
     def write_index(self, manifests: Iterable[Descriptor]) -> str:
         """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
-        index = self._add_document(INDEX, index_json(sorted(manifests, key=lambda item: item.platform or "")))
-        self.write_list([index])
-        return index.digest
+        index = Manifest(index_document(sorted(manifests, key=lambda item: item.platform or "")), INDEX)
+        self.write_list([index.descriptor])
+        return self.put_manifest(index)
 
-    def add_image(self, tar: Path, platform: str, settings: ImageSettings) -> Descriptor:
-        """Add `tar` as an image of one layer. Return its descriptor, for `write_index`."""
-        return self._add_manifest(*self._add_layer(tar), platform, settings)
+    def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
+        """Add `tar` as an image of one layer. Return its descriptor, for `write_index`.
 
-    def _add_layer(self, tar: Path) -> tuple[Descriptor, str]:
-        """Compress a tar into a layer. Return its descriptor, and the digest of the tar itself."""
+        `config` is its configuration, which gets the digest of the layer.
+        """
         with temporary_file(self.folder / BLOBS) as path:
             # Without a name and a time, the digest depends on content alone.
             with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
                 shutil.copyfileobj(source, packed, CHUNK)
             layer = Descriptor(LAYER, f"sha256:{file_sha256(path)}", path.stat().st_size)
             path.replace(self.path(layer.digest))
-        return layer, f"sha256:{file_sha256(tar)}"
-
-    def _add_manifest(self, layer: Descriptor, diff_id: str, platform: str, settings: ImageSettings) -> Descriptor:
-        """Add configuration and manifest of an image of one layer; `diff_id` is the digest of the uncompressed tar."""
-        labels = dict(sorted(settings.labels.items()))
-        config = {
-            "created": settings.created,
-            **platform_json(platform),
-            "config": {"Env": list(settings.env), "Cmd": list(settings.cmd), "Labels": labels},
-            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-            "history": [{"created": settings.created, "created_by": settings.history}],
-        }
-        stored = self._add_document(CONFIG, config)
-        layers = [layer.to_json()]
-        document = {"schemaVersion": 2, "mediaType": MANIFEST, "config": stored.to_json(), "layers": layers}
-        return replace(self._add_document(MANIFEST, document), platform=platform)
-
-    def _add_document(self, media_type: str, document: Mapping[str, Any]) -> Descriptor:
-        data = json.dumps(document, indent=2).encode()
-        write_bytes(self.path(digest_of(data)), data)
-        return Descriptor(media_type, digest_of(data), len(data))
+        root = {"type": "layers", "diff_ids": [f"sha256:{file_sha256(tar)}"]}
+        parts = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [layer.to_json()]}
+        # The configuration is stored as a manifest is: byte for byte, under its digest.
+        stored = Manifest(encode_json({**config, "rootfs": root}), CONFIG)
+        manifest = Manifest(encode_json({**parts, "config": stored.descriptor.to_json()}), MANIFEST)
+        for document in (stored, manifest):
+            self.put_manifest(document)
+        return replace(manifest.descriptor, platform=platform_of(config))
 
 
 class ChunkReader(RawIOBase):
@@ -458,7 +420,6 @@ class ChunkReader(RawIOBase):
         self._rest = b""
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]

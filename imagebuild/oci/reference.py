@@ -38,7 +38,6 @@ class ImageReference:
         return self.digest or self.tag or DEFAULT_TAG
 
     def at(self, digest: str) -> ImageReference:
-        """Return the reference of a digest in the same repository."""
         return replace(self, tag=None, digest=digest)
 
     def __str__(self) -> str:
@@ -57,7 +56,6 @@ def parse_reference(text: str) -> ImageReference:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a registry is on this machine."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     if name == "localhost":
         return True

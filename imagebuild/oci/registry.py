@@ -250,18 +250,8 @@ class Registry:
 def connect_registry(host: str, *, patience: Patience = PATIENCE, environ: Mapping[str, str] | None = None) -> Registry:
     """Return the registry of a host, which is not asked anything yet. Raises ConfigError for unusable settings."""
     environ = os.environ if environ is None else environ
-    address = api_address(host, _insecure_registries(environ))
+    address = api_address(host, settings.load_settings(environ).insecure_registries)
     return Registry(host, address, settings.ca_bundle(None, environ), patience)
-
-
-def is_plain(host: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a registry is asked without TLS. Raises ConfigError for unusable settings."""
-    return api_address(host, _insecure_registries(environ)).startswith("http://")
-
-
-def _insecure_registries(environ: Mapping[str, str]) -> tuple[str, ...]:
-    names = environ.get("IMAGEBUILD_INSECURE_REGISTRIES", "").replace(",", " ").split()
-    return (*settings.load_settings(environ).insecure_registries, *names)
 
 
 def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concatenate[Repository, P], T]:
@@ -296,7 +286,6 @@ class Repository:
         return self.registry.request(method, urljoin(f"{self.registry.base}{self.name}/", path), scopes, **options)
 
     def _expect(self, answer: requests.Response, what: str, *statuses: int) -> None:
-        """Raise CommandError for another status."""
         if answer.status_code not in statuses:
             hint = HINTS.get(answer.status_code, "")
             raise CommandError(f"{self}: {what}: the server answered {describe_answer(answer)}{hint}")
@@ -402,7 +391,6 @@ class Repository:
 
     @retried
     def has_blob(self, digest: str) -> bool:
-        """Return whether the repository has a blob."""
         answer = self._request("HEAD", f"blobs/{digest}")
         if answer.status_code != HTTPStatus.NOT_FOUND:
             self._expect(answer, f"blob {digest}", HTTPStatus.OK)

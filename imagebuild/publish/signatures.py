@@ -22,7 +22,7 @@ from imagebuild.oci.attestation import (
     Attestation,
 )
 from imagebuild.oci.reference import ImageReference
-from imagebuild.oci.registry import is_plain
+from imagebuild.oci.registry import connect_registry
 
 PASSWORD = "COSIGN_PASSWORD"  # noqa: S105 - a variable's name
 NO_SERVICES = '{"mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+json"}'
@@ -68,7 +68,8 @@ class Cosign:
 
     def connection(self, image: ImageReference) -> list[str]:
         """Return the arguments for the registry of an image."""
-        return ["--allow-http-registry"] if is_plain(image.host, self.environ) else []
+        is_plain = connect_registry(image.host, environ=self.environ).login.plain
+        return ["--allow-http-registry"] if is_plain else []
 
 
 _TRIAL = Lock()

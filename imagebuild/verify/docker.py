@@ -56,7 +56,7 @@ def execute(
     if reader.error:
         with engine.sdk_errors_explained(str(container.name)):
             raise reader.error
-    return Finished(status[0] if status else None, reader.text, problem=reader.problem)
+    return Finished(status[0] if status else None, reader.text)
 
 
 # Several nodes

@@ -56,7 +56,7 @@ class Execution:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the command was given; secrets are blanked."""
     problem: str = ""
-    """What went wrong, other than the time limit: too much output, no such user, or nodes that did not start."""
+    """What went wrong, other than the time limit: no such user, or nodes that did not start."""
 
     @property
     def timed_out(self) -> bool:
@@ -202,7 +202,7 @@ class Session(ABC):
             output=done.output,
             seconds=seconds,
             environment={name: console.redacted_text(value) for name, value in environment.items()},
-            problem=done.problem or (no_user if done.output.strip() == no_user else ""),
+            problem=no_user if done.output.strip() == no_user else "",
         )
 
 

@@ -28,9 +28,9 @@ from imagebuild.build import bootstrap, engine_processes, private, start_engine,
 from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
 from imagebuild.project import BuildResult
-from tests import registries
 from tests.conftest import LOCK, ROOT, Files
 from tests.faulty import Faulty, in_front_of
+from tests.upstream import registry as docker_registry
 
 if TYPE_CHECKING:
     from pytest_docker.plugin import Services as ComposeServices
@@ -517,8 +517,11 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
     """A registry that the compose file does not have: a second one, or one with other settings."""
     if not shutil.which("docker-registry"):
         install("docker-registry")
-    with registries.distribution(folder, deletes=deletes) as address:
-        yield address
+    try:
+        with docker_registry.running(folder / "data", settings={"delete": {"enabled": deletes}}) as address:
+            yield address
+    finally:
+        shutil.rmtree(folder / "data", ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

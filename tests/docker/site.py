@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import posixpath
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 
 from imagebuild.build import gateway_address
 from imagebuild.oci import find_engine
+from tests.conftest import git, ran
 from tests.upstream.server import Server
 
 PASSWORD = "geheim-of-the-mirror"
@@ -34,19 +33,19 @@ class Content:
         work, commits = self.folder.with_name("work"), {}
         for name in ("sub", "main"):
             (work / name).mkdir(parents=True)
-            run(work / name, "git", "init", "--quiet")
+            git(work / name, "init", "--quiet")
             (work / name / f"{name}.c").write_text(nonce)
             (work / name / f"{name}.sh").write_text(nonce)
             (work / name / f"{name}.sh").chmod(0o755)
             (work / name / ".dockerignore").write_text("*\n")
             if name == "main":
-                run(work / name, "git", "submodule", "--quiet", "add", str(work / "sub"), "third/sub")
-                run(work / name, "git", "config", "-f", ".gitmodules", "submodule.third/sub.url", "../sub.git")
-            run(work / name, "git", "add", ".")
-            run(work / name, "git", "commit", "--quiet", "-m", nonce)
-            run(self.folder, "git", "clone", "--quiet", "--bare", str(work / name), f"{name}.git")
-            run(self.folder / f"{name}.git", "git", "update-server-info")
-            commits[name] = run(work / name, "git", "rev-parse", "HEAD").strip()
+                git(work / name, "submodule", "--quiet", "add", str(work / "sub"), "third/sub")
+                git(work / name, "config", "-f", ".gitmodules", "submodule.third/sub.url", "../sub.git")
+            git(work / name, "add", ".")
+            git(work / name, "commit", "--quiet", "-m", nonce)
+            git(self.folder, "clone", "--quiet", "--bare", str(work / name), f"{name}.git")
+            git(self.folder / f"{name}.git", "update-server-info")
+            commits[name] = git(work / name, "rev-parse", "HEAD")
         return commits
 
     def _packages(self, nonce: str) -> None:
@@ -58,17 +57,10 @@ class Content:
         (control.parent.parent / "mirrored").write_text(nonce)
         (self.folder / "repo").mkdir()
         package = self.folder / "repo" / "mirrored_1_all.deb"
-        run(self.folder, "dpkg-deb", "--root-owner-group", "--build", str(control.parent.parent), str(package))
+        ran("dpkg-deb", "--root-owner-group", "--build", control.parent.parent, package, check=True)
         digest, size = hashlib.sha256(package.read_bytes()).hexdigest(), package.stat().st_size
         index = f"{about}Filename: ./{package.name}\nSize: {size}\nSHA256: {digest}\n"
         (self.folder / "repo" / "Packages").write_text(index)
-
-
-def run(folder: Path, *command: str) -> str:
-    who = {f"GIT_{who}_{what}": "x@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    files = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "protocol.file.allow", "GIT_CONFIG_VALUE_0": "always"}
-    environ = {**os.environ, **who, **files}
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, env=environ).stdout
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -132,23 +131,6 @@ def test_a_registry_that_dies_is_reported_while_it_is_tried_and_ends_the_command
     answered = r"GET example/tiny-staging/tags/list: the server answered 500 \(UNKNOWN: injected\)"
     assert re.search(rf"for [2-9]\.\d s; .*{answered}; trying again", done.err)
     assert re.search(rf"{answered}; gave up after \d+ attempts in [12]\d s", done.err)
-
-
-def test_what_takes_long_shows_that_it_is_alive(faulty: Faulty, capfd: pytest.CaptureFixture[str]) -> None:
-    faulty.rule("slow", seconds=60)
-    asking = threading.Thread(target=connect(faulty.address).at("a").tags)
-    asking.start()
-    message = ""
-
-    def shown() -> bool:
-        nonlocal message
-        message += capfd.readouterr().err
-        return "for" in message
-
-    assert until(shown)
-    faulty.clear()
-    asking.join()
-    assert re.search(rf"{faulty.address}/a: tags for [1-9]\.\d s", message)
 
 
 def test_docker_pulls_what_was_pushed(faulty: Faulty, client: DockerClient, tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ import base64
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from imagebuild import __main__
 from imagebuild.build import private as build_private
 from imagebuild.core import CommandError, run
 from imagebuild.oci import EnginePaths
+from tests.faulty import Answer, Handler, Server, answering
 from tests.upstream.keys import Keys
 
 BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
@@ -93,10 +92,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def paths(machine: Path) -> EnginePaths:
-    run = machine / "run"
-    state = machine / "state"
-    ours = (state / "data", state / "daemon.json", state / "dockerd.log")
-    return EnginePaths(state, run, "ib-test", *ours, run / "exec", run / "docker.pid", run / "docker.sock")
+    return EnginePaths(machine / "state", machine / "run", "ib-test")
 
 
 @pytest.fixture
@@ -130,44 +126,34 @@ def forever() -> str:
 
 
 LOGIN = "Basic " + base64.b64encode(b"me:secret").decode()
-Answer = tuple[int, dict[str, str], bytes]
 
 
 class Site:
     """Gives the answers of a list, one after the other, and the last one again and again."""
 
+    address = ""
+
     def __init__(self, *answers: Answer) -> None:
         self.asked: list[str | None] = []
-        site, left = self, list(answers)
+        """What each request had as its Authorization."""
+        self._left = list(answers)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.asked.append(self.headers.get("Authorization"))
-                status, headers, body = left.pop(0) if len(left) > 1 else left[0]
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
+    def serve(self, handler: Handler) -> None:
+        self.asked.append(handler.headers.get("Authorization"))
+        handler.send(self._left.pop(0) if len(self._left) > 1 else self._left[0])
 
-            def log_message(self, *_: object) -> None:
-                pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_address[1]}/a.tar"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+Serve = Callable[..., Site]
 
 
 @pytest.fixture
-def serve() -> Iterator[type[Site]]:
-    started: list[Site] = []
+def serve() -> Iterator[Serve]:
+    """Starts a site with these answers."""
+    with ExitStack() as running:
 
-    class Started(Site):
-        def __init__(self, *answers: Answer) -> None:
-            super().__init__(*answers)
-            started.append(self)
+        def start(*answers: Answer) -> Site:
+            site = Site(*answers)
+            site.address = f"http://{running.enter_context(answering(Server(site.serve)))}/a.tar"
+            return site
 
-    yield Started
-    for site in started:
-        site.server.shutdown()
-        site.server.server_close()
+        yield start

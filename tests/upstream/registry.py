@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 import urllib.request
@@ -18,10 +19,14 @@ SECONDS = 30
 
 
 @contextmanager
-def running(storage: Path, port: int, settings: Mapping[str, object] | None = None) -> Iterator[str]:
-    """Its `host:port`; `settings` are added to how it stores. Raises CommandError, with what it said, if it does not
-    start.
+def running(storage: Path, port: int = 0, settings: Mapping[str, object] | None = None) -> Iterator[str]:
+    """Its `host:port`, of a free port if it is 0; `settings` are added to how it stores.
+
+    Raises CommandError, with what it said, if it does not start.
     """
+    if not port:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
     address = f"127.0.0.1:{port}"
     storage.mkdir(parents=True, exist_ok=True)
     config, log = storage.with_suffix(".yml"), storage.with_suffix(".log")

@@ -135,64 +135,35 @@ def test_what_cannot_be_made_is_reported(machine: Machine, tmp_path: Path) -> No
 SITE_KEY = "/etc/apt/keyrings/site.gpg"
 
 
-def test_the_file_system_is_minimal() -> None:
+def test_the_file_system_is_minimal_but_for_certificates_and_the_archives_key() -> None:
     command = rootfs_command("trixie", "amd64", [SOURCE], "root", "x.tar")
     line = f"deb [signed-by={KEYRING}] http://archive.example/debian trixie main"
     assert command[-3:] == ("trixie", "x.tar", line)
     assert {"--mode=root", "--variant=minbase", "--architectures=amd64"} <= set(command)
-    assert not [word for word in command if word.startswith("--include")]
-
-
-def test_an_archive_behind_https_needs_certificates_and_a_private_one_its_key() -> None:
     source = replace(SOURCE, uri="https://archive.example/debian", signed_by=SITE_KEY)
-    command = rootfs_command("trixie", "amd64", [source])
-    assert "--include=ca-certificates" in command
-    assert f'--setup-hook=install -D -m 644 {SITE_KEY} "$1"{SITE_KEY}' in command
+    more = set(rootfs_command("trixie", "amd64", [source], "root", "x.tar")) - set(command)
+    hook = f'--setup-hook=install -D -m 644 {SITE_KEY} "$1"{SITE_KEY}'
+    assert more == {"--include=ca-certificates", hook, f"deb [signed-by={SITE_KEY}] {source.uri} trixie main"}
 
 
-@pytest.mark.parametrize(
-    ("key", "signed_by"),
-    [
-        (None, KEYRING),
-        (KEYRING.replace("keyring.gpg", "trixie-automatic.pgp"), KEYRING),
-        ("-----BEGIN PGP PUBLIC KEY BLOCK-----\n abc", KEYRING),
-        (SITE_KEY, SITE_KEY),
-    ],
-)
-def test_every_source_names_a_key_that_the_image_has(key: str | None, signed_by: str) -> None:
-    assert signed_source(replace(SOURCE, signed_by=key)) == replace(SOURCE, signed_by=signed_by)
-
-
-def test_a_password_does_not_get_into_an_image() -> None:
+def test_every_source_names_a_key_that_the_image_has_and_no_password() -> None:
+    for key, signed_by in {
+        None: KEYRING, KEYRING.replace("keyring.gpg", "trixie-automatic.pgp"): KEYRING,
+        "-----BEGIN PGP PUBLIC KEY BLOCK-----\n abc": KEYRING, SITE_KEY: SITE_KEY,
+    }.items():  # fmt: skip
+        assert signed_source(replace(SOURCE, signed_by=key)) == replace(SOURCE, signed_by=signed_by)
     with pytest.raises(ConfigError, match="has a password in its address") as error:
         signed_source(replace(SOURCE, uri="http://user:geheim@archive.example/debian"))
     assert "geheim" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("uid", "namespaces", "began"),
-    [
-        (0, True, (*DIE_WITH_US, "unshare")),
-        (0, False, (*DIE_WITH_US, "mmdebstrap")),
-        (1000, True, (*DIE_WITH_US, "mmdebstrap")),
-    ],
-)
-def test_root_is_contained_where_it_can_be(
-    machine: Machine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    uid: int,
-    namespaces: bool,
-    began: tuple[str, ...],
+@pytest.mark.parametrize(("uid", "began"), [(0, "unshare"), (1000, "mmdebstrap")])
+def test_root_is_contained(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, began: str
 ) -> None:
-    def run(*command: str) -> None:
-        if not namespaces:
-            raise CommandError("Operation not permitted")
-
-    monkeypatch.setattr(base, "run_program", run)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     make_rootfs("trixie", "amd64", [SOURCE], tmp_path / "root.tar", print)
-    assert machine.commands[0][:4] == began
+    assert machine.commands[0][:4] == (*DIE_WITH_US, began)
     assert f"--mode={'unshare' if uid else 'root'}" in machine.commands[0]
 
 

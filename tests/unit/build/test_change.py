@@ -44,7 +44,6 @@ def stages(cost: Cost) -> set[str]:
             f"rdma-core-git=9@{COMMIT}",
             {"rdma-core-git-source", "rdma-core-git", "verbs-git", "perftest", "ucx", "ucc", *OPENMPI},
         ),
-        ("sshd=9", {"image"}),
         ("cuda=13.5", set()),
     ],
 )
@@ -121,19 +120,12 @@ def repository(tiny: Files, call: Call) -> Files:
 
 
 @pytest.mark.programs
-def test_revisions(repository: Files, call: Call) -> None:
-    assert predicted(call, before="v1").stages == ()
+def test_revisions_and_what_is_none(repository: Files, call: Call) -> None:
     repository.replace("matrix.yaml", 'library: "1.2"', 'library: "1.3"')
     cost = predicted(call, before="v1")
     assert (cost.before, cost.after, stages(cost)) == ("v1", "the working tree", {"library", "image"})
     # Between two revisions the working tree does not count.
     assert predicted(call, "--to", "HEAD", before="v1").stages == ()
-    git(repository.root, "commit", "--quiet", "--all", "--message", "second")
-    assert predicted(call, "--to", "HEAD", before="HEAD~1").stages == cost.stages
-
-
-@pytest.mark.programs
-def test_revisions_that_there_are_not_or_that_are_wrong(repository: Files, call: Call) -> None:
     for name in ("v2", "--all", "v1:matrix.yaml"):
         status, _, error = call("plan", f"--from={name}")
         assert (status, error.count("\n")) == (2, 1)
@@ -155,11 +147,6 @@ def jobs(call: Call, *arguments: str, since: str = "before") -> tuple[list[str],
     status, out, complaint = call("plan", "--github", "--changed-since", since, *arguments)
     assert (status, len(out.splitlines())) == (0, 1), complaint  # a line, as GitHub's outputs are
     return [entry["targets"] for entry in json.loads(out)["include"]], complaint
-
-
-def test_jobs_since_nothing(call: Call) -> None:
-    assert jobs(call, since="nothing") == (ALL, "3 of 3 targets differ from nothing\n")
-    assert jobs(call, "cuda=13.0", since="nothing")[0] == ALL[1:]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +186,7 @@ def test_a_platform_more_makes_a_target_differ_on_all(call: Call, tiny: Files) -
 
 def test_a_state_that_this_version_cannot_read_counts_as_nothing(call: Call, tiny: Files) -> None:
     tiny.replace("before/matrix.yaml", "repository:", "repositry:")
+    assert jobs(call, "cuda=13.0", since="nothing") == (ALL[1:], "2 of 2 targets differ from nothing\n")
     found, complaint = jobs(call)
     assert found == ALL
     assert "everything counts as changed" in complaint
@@ -247,11 +235,8 @@ def test_what_is_compiled_has_a_tag_for_each_platform(renderer: Renderer, full_p
     assert not tags(renderer, full_plan, "quickstart")  # of packages
 
 
-def test_the_reference_s_matrix() -> None:
-    targets = reference_cost.state().targets
-    assert (len(targets), {len(t.platforms) for t in targets}) == (10, {2})
-
-
 @pytest.mark.parametrize("change", [COLD, *CHANGES], ids=lambda c: c.what)
 def test_a_change_of_the_reference_s_matrix_stays_within_its_budget(change: Change) -> None:
+    targets = reference_cost.state().targets
+    assert (len(targets), {len(t.platforms) for t in targets}) == (10, {2})
     assert 0 < reference_cost.executed(change) <= change.limit

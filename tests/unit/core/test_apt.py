@@ -1,5 +1,3 @@
-import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +9,12 @@ from imagebuild.core import (
     AptSource,
     CommandError,
     apt_sources,
-    as_deb822,
     as_oneline,
     debian,
     debian_sources,
     parse_deb822,
     parse_oneline,
     sources_for_release,
-    version_numbers,
 )
 from tests.unit.conftest import Runner
 
@@ -106,24 +102,19 @@ def test_both_formats_of_sources() -> None:
     assert "abc" in (found[3].signed_by or "")
     plain = (AptSource(MAIN, "bookworm", ("main", "contrib"), KEY), AptSource(SECURITY, "bookworm-security", ("main",)))
     assert parse_oneline(ONE_LINE) == plain == parse_oneline(as_oneline(plain))
-    assert parse_deb822(as_deb822(found)) == found
     assert "PGP" not in as_oneline(found)
 
 
-def test_sources_reads_every_file_and_drops_repetitions(here: Machine) -> None:
+def test_sources_are_read_from_every_file_and_of_mirrors_the_first(here: Machine) -> None:
     (here.etc / "sources.list").write_text(ONE_LINE)
     here.listing("same.list").write_text(ONE_LINE)
     here.listing("off.list.disabled").write_text("deb http://disabled.example.org bookworm main\n")
+    (here.etc / "mirrors").write_text("# ours\nhttp://first.example.org\tpriority:1\nhttp://second.example.org\n")
+    here.listing("cloud.list").write_text(f"deb mirror+file://{here.etc}/mirrors bookworm main\n")
     found = apt_sources()
-    assert len(found) == 5  # bookworm main is in both files
+    assert len(found) == 6  # bookworm main is in both files
+    assert AptSource("http://first.example.org", "bookworm", ("main",)) in found
     assert not any("disabled" in s.uri for s in found)
-
-
-def test_a_mirror_list_is_replaced_by_its_first_address(tmp_path: Path) -> None:
-    (tmp_path / "mirrors").write_text(f"# ours\n{MAIN}\tpriority:1\nhttp://second.example.org\n")
-    listing = tmp_path / "cloud.list"
-    listing.write_text(f"deb mirror+file://{tmp_path}/mirrors bookworm main\n")
-    assert apt_sources([listing]) == (AptSource(MAIN, "bookworm", ("main",)),)
 
 
 def test_for_release_translates_the_archive_and_ignores_third_parties() -> None:
@@ -153,19 +144,6 @@ def test_debian_lines(here: Machine) -> None:
     assert debian_sources() == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("26.1.5+dfsg1-9+deb13u1", (26, 1, 5)),
-        ("1:10.0.13+ds-0", (10, 0, 13)),
-        ("Docker version 28.2.2, build e6534b4", (28, 2, 2)),
-        ("(none)", ()),
-    ],
-)
-def test_numbers(text: str, expected: tuple[int, ...]) -> None:
-    assert version_numbers(text) == expected
-
-
 @pytest.mark.parametrize("configured", [False, True])
 def test_debian_12_takes_the_engine_from_the_next_release_and_nothing_else(here: Machine, configured: bool) -> None:
     if configured:
@@ -174,10 +152,10 @@ def test_debian_12_takes_the_engine_from_the_next_release_and_nothing_else(here:
     install(["docker.io", "iptables"], run)
     (installed,) = run.of("apt-get install")
     assert installed.endswith(" --no-remove --no-install-recommends docker.io/trixie iptables")
-    own = here.listing("imagebuild-trixie.sources")
+    own = here.listing("imagebuild-trixie.list")
     assert own.exists() is not configured, "a second entry"
     if not configured:
-        suites = [source.suite for source in parse_deb822(own.read_text())]
+        suites = [source.suite for source in parse_oneline(own.read_text())]
         assert suites == ["trixie", "trixie-updates", "trixie-security"]
         assert "Pin-Priority: 50" in (here.etc / "preferences.d" / "imagebuild-trixie").read_text()
 
@@ -219,21 +197,3 @@ def test_services_are_held_during_the_installation_by_us_or_the_machines_own_pol
         install(["iproute2"], Runner({"apt-get": work}))
     assert held[-1].endswith("exit 104\n" if own else "exit 101\n")
     assert private.POLICY.exists() == own
-
-
-@pytest.mark.usefixtures("trixie")
-def test_two_that_install_do_so_in_turn() -> None:
-    at_work: list[str] = []
-
-    def work() -> str:
-        at_work.append(threading.current_thread().name)
-        time.sleep(0.01)
-        return ""
-
-    run = Runner({"apt-get": work})
-    threads = [threading.Thread(target=install, args=(["iproute2"], run), name=name) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert at_work in (["a", "a", "b", "b"], ["b", "b", "a", "a"])

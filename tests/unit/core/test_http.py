@@ -9,24 +9,22 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import Absent, CommandError, Downloads, Patience, Unreachable
-from tests.unit.conftest import LOGIN, Answer, Site
+from tests.faulty import Answer
+from tests.unit.conftest import LOGIN, Serve
 
 DATA = bytes(range(256)) * 8192
 SHA256 = hashlib.sha256(DATA).hexdigest()
-LENGTH = {"Content-Length": str(len(DATA))}
-
-
-GOOD: Answer = (200, LENGTH, DATA)
 SOON = Patience(0.1, 0.001)
-HALF: Answer = (200, LENGTH, DATA[:4096])
+GOOD = Answer(200, DATA)
+HALF = Answer(200, DATA[:4096], length=len(DATA))
 
 
 @pytest.mark.parametrize(
     "answers",
-    [[GOOD], [(500, {}, b""), (429, {"Retry-After": "0"}, b""), GOOD], [HALF, GOOD]],
+    [[GOOD], [Answer(500), Answer(429, headers={"Retry-After": "0"}), GOOD], [HALF, GOOD]],
     ids=["whole", "bad moments", "half once"],
 )
-def test_a_download_is_hashed_when_it_is_whole(serve: type[Site], answers: list[Answer]) -> None:
+def test_a_download_is_hashed_when_it_is_whole(serve: Serve, answers: list[Answer]) -> None:
     site, seen = serve(*answers), []
     digest = Downloads(patience=SOON).download(site.address, None, lambda *progress: seen.append(progress))
     assert (digest, len(site.asked)) == (SHA256, len(answers))
@@ -36,15 +34,15 @@ def test_a_download_is_hashed_when_it_is_whole(serve: type[Site], answers: list[
 @pytest.mark.parametrize(
     ("answer", "kind", "reason", "again"),
     [
-        ((404, {}, b""), Absent, r"a.tar: the server does not have it \(404\)", False),
-        ((403, {}, b""), Unreachable, r"the server answered 403 \(Forbidden\)", False),
-        ((503, {}, b""), Unreachable, r"the server answered 503 .*; gave up after", True),
+        (Answer(404), Absent, r"a.tar: the server does not have it \(404\)", False),
+        (Answer(403), Unreachable, r"the server answered 403 \(Forbidden\)", False),
+        (Answer(503), Unreachable, r"the server answered 503 .*; gave up after", True),
         (HALF, Unreachable, f"ended after 4096 of {len(DATA)} bytes; gave up", True),
-        ((200, {}, DATA), CommandError, "does not say how long the file is", False),
-        ((200, {**LENGTH, "Content-Type": "text/html; charset=utf-8"}, DATA), CommandError, "is a web page", False),
+        (Answer(200, DATA, length=-1), CommandError, "does not say how long the file is", False),
+        (Answer(200, DATA, {"Content-Type": "text/html; charset=utf-8"}), CommandError, "is a web page", False),
     ],
 )
-def test_what_is_no_file(serve: type[Site], answer: Answer, kind: type[CommandError], reason: str, again: bool) -> None:
+def test_what_is_no_file(serve: Serve, answer: Answer, kind: type[CommandError], reason: str, again: bool) -> None:
     site = serve(answer)
     with pytest.raises(kind, match=reason) as caught:
         Downloads(patience=SOON).download(site.address)
@@ -63,13 +61,13 @@ def test_who_is_not_there_is_not_asked_again() -> None:
         web.download("https://host.invalid/a.tar")
 
 
-def test_a_password_of_a_netrc_file_goes_to_its_host_and_no_further(serve: type[Site], tmp_path: Path) -> None:
+def test_a_password_of_a_netrc_file_goes_to_its_host_and_no_further(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     elsewhere = serve(GOOD)
-    site = serve((302, {"Location": elsewhere.address.replace("127.0.0.1", "localhost"), "Content-Length": "0"}, b""))
+    site = serve(Answer(302, headers={"Location": elsewhere.address.replace("127.0.0.1", "localhost")}))
     assert Downloads(netrc_file=tmp_path / "netrc").read(site.address) == DATA
     assert (site.asked, elsewhere.asked) == ([LOGIN], [None])
-    refusing = serve((401, {}, b""))
+    refusing = serve(Answer(401))
     with pytest.raises(Unreachable, match="the server answered 401") as caught:
         Downloads(netrc_file=tmp_path / "netrc").read(refusing.address)
     assert "secret" not in str(caught.value)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError, Mirrors, Settings, load_settings, remember_bundle, settings
+from imagebuild.core import ConfigError, Mirrors, Settings, load_settings, settings
 
 MIRRORS = Mirrors(
     images={
@@ -89,17 +89,3 @@ def test_without_a_file_there_are_defaults(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     assert load_settings({}) == Settings()
     settings.configured_index()
-
-
-def test_the_bundle_is_written_and_other_lines_stay(tmp_path: Path) -> None:
-    for before, after in (
-        ("# mine\nmirrors: {}\nbundle: /old\nnetrc: null", "# mine\nmirrors: {}\nbundle: /new\nnetrc: null"),
-        ("mirrors: {}", "mirrors: {}\nbundle: /new\n"),
-    ):
-        where = environ(tmp_path, before)
-        assert remember_bundle(where, Path("/new")).read_text() == after
-        assert load_settings(where).bundle == "/new"
-    where = environ(tmp_path, "{}\n")
-    with pytest.raises(ConfigError, match="by hand"):
-        remember_bundle(where, Path("/new"))
-    assert (tmp_path / "config.yaml").read_text() == "{}\n"

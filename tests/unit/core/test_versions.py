@@ -1,6 +1,6 @@
 import pytest
 
-from imagebuild.core import major, matches, satisfies
+from imagebuild.core import matches, satisfies
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,3 @@ def test_every_axis_named_must_match_and_any_alternative_will_do() -> None:
     assert not matches(condition, {"cuda": "13.0", "variant": "devel"})
     assert not matches(condition, {"cuda": "13.5", "variant": "runtime"})
     assert not matches(condition, {"variant": "devel"})
-
-
-def test_major() -> None:
-    assert [major(v) for v in ("13.0", "13", "1:10.0p1")] == ["13", "13", "1:10"]

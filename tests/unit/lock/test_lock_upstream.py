@@ -31,7 +31,8 @@ from imagebuild.project import (
     WheelSet,
 )
 from tests.conftest import LIBRARY, ROOT, Files, git
-from tests.unit.conftest import LOGIN, Site
+from tests.faulty import Answer
+from tests.unit.conftest import LOGIN, Serve
 from tests.upstream.keys import CUDA, DOCA, Keys
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
@@ -173,7 +174,7 @@ def test_pip_is_asked_for_both_architectures(tmp_path: Path) -> None:
 
 
 def test_git_and_pip_get_the_certificates_and_the_passwords_of_downloads(
-    tmp_path: Path, serve: type[Site], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (netrc := tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -184,10 +185,9 @@ def test_git_and_pip_get_the_certificates_and_the_passwords_of_downloads(
         return run_program(*argv, env={"PIP_CONFIG_FILE": os.devnull, **env, "PIP_CERT": ""}, **options)
 
     page = b'<a href="x-1-py3-none-any.whl#sha256=0">x-1-py3-none-any.whl</a>'
-    index = serve((200, {"Content-Type": "text/html", "Content-Length": str(len(page))}, page))
+    index = serve(Answer(200, page, {"Content-Type": "text/html"}))
     refs = f"{'1' * 40}\trefs/tags/v1\n".encode()
-    wants_login = (401, {"WWW-Authenticate": 'Basic realm="x"', "Content-Length": "0"}, b"")
-    git = serve(wants_login, (200, {"Content-Length": str(len(refs))}, refs))
+    git = serve(Answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'}), Answer(200, refs))
     upstream = Upstream(Mirrors(python_index=f"{index.address}/"), ca=tmp_path / "ca.crt", netrc=netrc, run=run)
     assert (upstream.wheel_versions("x"), set(index.asked)) == (("1",), {LOGIN})
     assert upstream.commit(git.address, "v1") == "1" * 40

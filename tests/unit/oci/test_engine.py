@@ -151,11 +151,7 @@ def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None
 
     remove_patiently(remove)
     assert len(still) == left
-
-
-def test_what_stays_is_said() -> None:
-    def remove() -> None:
-        raise APIError("403", explanation="network imagebuild-1 has active endpoints")
-
-    with pytest.raises(CommandError, match="does not remove what was started: network imagebuild-1 has active"):
-        remove_patiently(remove, within_s=-1)
+    if not left:
+        still += [APIError("403", explanation="network imagebuild-1 has active endpoints")]
+        with pytest.raises(CommandError, match="does not remove what was started: network imagebuild-1 has active"):
+            remove_patiently(remove, within_s=-1)

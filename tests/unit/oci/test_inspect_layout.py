@@ -95,17 +95,14 @@ def test_several_platforms(inspect: Inspect, tmp_path: Path) -> None:
     assert "readable" in {result.check for result in inspect(made.root, platforms=("linux/arm64",))}
 
 
-def test_the_same_image_under_two_names_is_one(tmp_path: Path) -> None:
+def test_what_is_no_image_or_several(tmp_path: Path) -> None:
     made = Layout(tmp_path / "x")
     made.manifests.append(dict(made.image([layer(FILES)])))
     made.write()
-    assert len(images_in(made.root, tmp_path)) == 1
+    assert len(images_in(made.root, tmp_path)) == 1  # under two names
     made.image([layer({"other": b""})])
     with pytest.raises(ConfigError, match="several images for linux/amd64"):
         images_in(made.root, tmp_path)
-
-
-def test_what_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     (tmp_path / "other.tar").write_bytes(layer(FILES))
     (tmp_path / "empty").mkdir()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,6 @@ def test_what_may_pass_is_tried_again_as_long_as_our_patience_lasts(server: Fake
     assert connect(server.address).at("a").put_blob(b"x", digest_of(b"x")) == Counter(blobs=1, bytes=1)
     for headers, seconds, ending in (
         ({}, 0.2, r"gave up after \d+ attempts in \d+ s"),
-        ({}, 0, "gave up at once"),
         ({"Retry-After": "300"}, 5, "and asks for a pause of 300 s; gave up at once"),
     ):
         server.before = failing(10_000, **headers)
@@ -215,28 +215,23 @@ def test_attachments(server: FakeRegistry, api: bool) -> None:
 def test_many_publishers_attach_at_once(server: FakeRegistry) -> None:
     subject = put_image(server, FINAL)
     barrier = threading.Barrier(6)
-    attached: list[str] = []
 
-    def publisher(number: int) -> None:
+    def publish(number: int) -> str:
         place = connect(server.address).at(FINAL)
         barrier.wait()
-        attached.append(place.attach(subject, Attachment("f", "a/b", str(number).encode())))
+        return place.attach(subject, Attachment("f", "a/b", str(number).encode()))
 
-    threads = [threading.Thread(target=publisher, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        attached = list(pool.map(publish, range(6)))
     found = connect(server.address).at(FINAL).referrers(subject.digest)
-    assert len(attached) == 6
     assert sorted(item.digest for item in found) == sorted(attached)
 
 
 def test_settings(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("insecure-registries: [box:5000]\n")
-    environ = {"IMAGEBUILD_CONFIG": str(config), "IMAGEBUILD_INSECURE_REGISTRIES": "a:1, b:2"}
-    for host, scheme in (("box:5000", "http"), ("a:1", "http"), ("b:2", "http"), ("c", "https")):
+    environ = {"IMAGEBUILD_CONFIG": str(config)}
+    for host, scheme in (("box:5000", "http"), ("c", "https")):
         assert connect_registry(host, environ=environ).base == f"{scheme}://{host}/v2/"
     ca = tmp_path / "ca.pem"
     ca.write_text("-----BEGIN CERTIFICATE-----\n")

@@ -19,7 +19,8 @@ from imagebuild.project import (
 )
 from imagebuild.render import Renderer
 from tests.conftest import LOCK, ROOT, Files, git
-from tests.unit.conftest import LOGIN, Call, Site
+from tests.faulty import Answer
+from tests.unit.conftest import LOGIN, Call, Serve
 
 OWN = """\
 extends: {extends}
@@ -147,13 +148,13 @@ def test_a_commit_is_extended(tmp_path: Path, tiny: Files, monkeypatch: pytest.M
 
 @pytest.mark.programs
 def test_a_commit_is_fetched_with_the_users_password(
-    tmp_path: Path, serve: type[Site], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("IMAGEBUILD_CONFIG", str(tmp_path / "config.yaml"))
     (tmp_path / "config.yaml").write_text(f"netrc: {tmp_path}/netrc\n")
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
-    site = serve((401, {"WWW-Authenticate": 'Basic realm="x"', "Content-Length": "0"}, b""), (404, {}, b""))
+    site = serve(Answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'}), Answer(404))
     with pytest.raises(CommandError, match="not found"):
         load_project(own(tmp_path / "own", f"{{git: '{site.address}', commit: {'a' * 40}}}"))
     assert site.asked[:2] == [None, LOGIN]

@@ -39,9 +39,10 @@ from imagebuild.publish import (
     signatures,
 )
 from tests.attached import provenance, scan, spdx, verification
+from tests.faulty import Answer
 from tests.registry_fake import FakeRegistry
 from tests.report_samples import GOOD
-from tests.unit.conftest import Call, Site
+from tests.unit.conftest import Call, Serve
 from tests.unit.publish.conftest import AMD64, ARM64, PLATFORMS, REPOSITORY, Published, Signers
 
 OTHER = f"sha256:{'9' * 64}"
@@ -120,19 +121,19 @@ def test_what_signing_needs_is_looked_at_first(signers: Signers, monkeypatch: py
         Signer(identity="me", issuer="https://issuer.example").check()
 
 
-def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_called_it(serve: type[Site]) -> None:
+def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_called_it(serve: Serve) -> None:
     ours, callers = (f"acme/images/.github/workflows/{name}.yml@refs/heads/main" for name in ("build", "fresh"))
     claims = base64.urlsafe_b64encode(json.dumps({"job_workflow_ref": ours}).encode()).decode().rstrip("=")
     assert job_workflow({"GITHUB_WORKFLOW_REF": callers}) == callers
     assert job_workflow({}) == ""
-    github = serve((502, {}, b""), (200, {}, json.dumps({"value": f"e30.{claims}.x"}).encode()))
+    github = serve(Answer(502), Answer(200, json.dumps({"value": f"e30.{claims}.x"}).encode()))
     token = {"ACTIONS_ID_TOKEN_REQUEST_TOKEN": "t"}
     address = {"ACTIONS_ID_TOKEN_REQUEST_URL": f"{github.address}?api-version=2"}
     assert job_workflow({"GITHUB_WORKFLOW_REF": callers, **address, **token}) == ours
     assert github.asked == ["bearer t"] * 2
     for status, content in ((200, b"{}"), (403, b"")):
         with pytest.raises(CommandError, match="GitHub does not say who signs"):
-            job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{serve((status, {}, content)).address}?x"})
+            job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{serve(Answer(status, content)).address}?x"})
 
 
 @pytest.mark.parametrize(

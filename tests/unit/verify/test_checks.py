@@ -138,7 +138,7 @@ def test_without_a_version_any_is_accepted_and_that_is_said(project: Project, tm
         (execution(0, "library 1x2\n"), "the output has no"),
         (execution(0, "library 1.20\n"), "the output has no"),
         (execution(124, "library 1.2\n"), "exit status 124"),
-        (execution(None, "", problem="printed more than 9 MiB"), "printed more than 9 MiB"),
+        (execution(None, "", problem="no user mpiuser"), "no user mpiuser"),
     ],
 )
 def test_judge(done: Execution, reason: str) -> None:
