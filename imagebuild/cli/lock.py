@@ -105,7 +105,6 @@ def bump(
     project: options.ProjectFiles,
     names: Annotated[list[str] | None, argument("PIN", "Pins to look for newer versions of; by default all.")] = None,
     write: Annotated[bool, option("--write", "Change the matrix instead of printing a diff.")] = False,
-    pre: Annotated[bool, option("--pre", "Also propose releases that are not stable.")] = False,
     ca: options.CaOption = None,
 ) -> None:
     """Propose newer versions of the matrix's pins, as a diff."""
@@ -120,7 +119,7 @@ def bump(
 
     workspace = project.open_own()
     file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets)
-    result = bump_pins(file, network_upstream(ca), names or (), pre=pre)
+    result = bump_pins(file, network_upstream(ca), names or ())
     if result.kept:
         print_table(("pin", "version", "stays, because"), [tuple(map(escape, row)) for row in result.kept])
     if not result.changes:

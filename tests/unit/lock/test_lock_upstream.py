@@ -370,11 +370,9 @@ def test_bump_proposes_and_writes(command: Command) -> None:
         '-  git-tool: "3.4" # and this', '+  git-tool: "3.10" # and this',
         '-  library: "2.9.9" # the library', '+  library: "2.32.3" # the library',
     }  # fmt: skip
-    assert "tool  3.4      nobody lists its versions" in out
+    assert "tool  3.4      no server lists its versions" in out
     assert (command.folder / "matrix.yaml").read_text() == before
-    out = command("bump", "--pre", "git-tool")
-    assert '+  git-tool: "4.0-rc1" # and this' in out
-    assert "+  library: " not in out
+    assert "+  library: " not in command("bump", "git-tool")
     assert "matrix.yaml: written; `imagebuild lock` pins the new versions" in command("bump", "--write")
     after = before.replace('git-tool: "3.4"', 'git-tool: "3.10"').replace('"2.9.9"', '"2.32.3"')
     assert (command.folder / "matrix.yaml").read_text() == after
