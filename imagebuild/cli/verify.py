@@ -31,7 +31,7 @@ def verify(
         argument(
             "IMAGE",
             "A target's id, a tag, a digest, an OCI layout or an archive.",
-            autocompletion=options.completed("targets"),
+            completes="targets",
         ),
     ] = None,
     runner: Annotated[
@@ -39,9 +39,7 @@ def verify(
     ] = "docker",
     only: Annotated[
         list[str] | None,
-        option(
-            "--only COMPONENT/CHECK", "Run only checks that match this glob. Repeat for several.", completes="checks"
-        ),
+        option("--only COMPONENT/CHECK", "Run only checks that match this glob. Repeat for several."),
     ] = None,
     list_checks_: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
     env: Annotated[

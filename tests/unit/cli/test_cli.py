@@ -137,17 +137,11 @@ def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, stat
         ("report x --profile h10", ["h100"]),
         ("limits h10", ["h100"]),
         ("job mpijob --cluster co", ["coreweave"]),
-        ("job j", ["jobset"]),
-        ("plan --set cuda=1", ["cuda=12.9", "cuda=13.0"]),
-        ("plan --set l", ["library=1.2"]),
-        ("verify --only lib", ["library/loads"]),
-        ("build --platform l", ["local", "linux/amd64"]),
     ],
 )
 def test_a_shell_completes_names_of_the_project(
-    call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]
+    call: Call, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]
 ) -> None:
-    tiny.component("library", LIBRARY + "checks: [{name: loads, description: x, run: x}]\n")
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # so that the program is called imagebuild
     monkeypatch.setenv("_IMAGEBUILD_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"imagebuild {line}")
