@@ -72,7 +72,7 @@ SelectArgument = Annotated[
     list[str] | None,
     argument(
         "TARGET",
-        "Globs of target ids, names of images, AXIS=VALUE or AXIS>=VALUE; by default all.",
+        "Globs of target ids, names of images, or AXIS=VALUE; by default all.",
         completes="targets",
     ),
 ]

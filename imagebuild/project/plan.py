@@ -27,7 +27,6 @@ from imagebuild.core.fields import (
     major,
     matches,
     minor,
-    satisfies,
 )
 from imagebuild.project.component import Component, Variant
 from imagebuild.project.lockfile import Lock, LockedImage
@@ -163,17 +162,14 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             full = pattern if "/" in pattern else f"{pattern}/*"
             fits = any(fnmatchcase(name, full.removesuffix("-speed")) for name in known)
             if not fits and not full.startswith("image/"):
-                near = suggestion(full, known)
-                hint = near if "did you mean" in near else "; see `imagebuild verify --list`"
-                mistakes.add(at("publish", "require", i, "checks", j), f"publish.require: no check {pattern}{hint}")
+                problem = f"publish.require: no check {pattern}{suggestion(full, known)}"
+                mistakes.add(at("publish", "require", i, "checks", j), problem)
     where = at("publish", "staging")
-    if unknown := [name for name in FIELD.findall(policy.staging) if name not in ("image", "repository")]:
-        mistakes.add(where, f"publish.staging: no value for {{{unknown[0]}}}; known: image, repository")
-        return
     for target in targets:
         name = repository_name(project, target.image)
         if not REPOSITORY.fits(name):
-            mistakes.add(where, f"publish.staging: {name!r} is not a valid name of a repository")
+            problem = f"{name!r} is not a valid name of a repository; write {{repository}}/{{image}} and more"
+            mistakes.add_once(f"{where}: publish.staging", problem)
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
 
@@ -535,18 +531,10 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     for item in select_excluded(plan, selectors):
         reason = f"{item.rule} excludes {item.id}: {item.reason}"
         raise NothingSelected(f"{problem}: {reason}; `imagebuild plan` lists what is built")
-    known = {"image": {target.image for target in plan.targets}}
-    for target in plan.targets:
-        for axis, value in target.axes.items():
-            known.setdefault(axis, set()).add(value)
-    for axis, operator, value in map(_parts, selectors):
-        if operator and axis not in known:
-            raise NothingSelected(f"{problem}: no axis {axis!r}{suggestion(axis, known)}")
-        if operator and not any(_holds(value_of_target, operator, value) for value_of_target in known[axis]):
-            raise NothingSelected(f"{problem}: no target has it{suggestion(value, known[axis])}")
-    near = [nearest(name, [*known["image"], *(t.id for t in plan.targets)]) for name in selectors]
-    images = f"known images: {', '.join(sorted(known['image']))}"
-    raise NothingSelected(f"{problem}; " + next((f"did you mean {name!r}?" for name in near if name), images))
+    known = {name for t in plan.targets for name in (t.image, t.id, *(f"{a}={value}" for a, value in t.axes.items()))}
+    near = next((near for name in selectors if name not in known and (near := nearest(name, known))), None)
+    images = ", ".join(sorted({target.image for target in plan.targets}))
+    raise NothingSelected(f"{problem}; " + (f"did you mean {near!r}?" if near else f"known images: {images}"))
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
@@ -571,28 +559,12 @@ def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...
 
 def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
     """Return whether a combination fits globs of ids, names of images, and `axis=value`."""
-    parts = [_parts(selector) for selector in selectors]
-    globs = [glob for glob, operator, _ in parts if not operator]
     values = {"image": item.image, **item.axes}
-    return all(_holds(values.get(axis, ""), operator, value) for axis, operator, value in parts if operator) and (
-        not globs or any(g == item.image or fnmatchcase(item.id, g) for g in globs)
+    pairs = [selector.split("=", 1) for selector in selectors if "=" in selector]
+    globs = [selector for selector in selectors if "=" not in selector]
+    return all(fnmatchcase(values.get(axis, ""), value) for axis, value in pairs) and (
+        not globs or any(glob == item.image or fnmatchcase(item.id, glob) for glob in globs)
     )
-
-
-def _parts(selector: str) -> tuple[str, str, str]:
-    """Return axis, operator and value of `cuda>=13.4`; of a glob, that and two empty texts."""
-    match = re.match(r"([^<>=!~]+)([<>=!~]=?)(.*)", selector)
-    return (match[1], match[2], match[3]) if match else (selector, "", "")
-
-
-def _holds(known: str, operator: str, value: str) -> bool:
-    """Return whether a value of an axis fits a selector. Raises ConfigError for a wrong version specifier."""
-    if operator == "=":
-        return fnmatchcase(known, value)
-    try:
-        return satisfies(known, operator + value)
-    except ValueError as error:
-        raise ConfigError(f"{operator}{value}: {error}") from None
 
 
 def with_requirements(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
