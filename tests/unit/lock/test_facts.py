@@ -23,8 +23,6 @@ from imagebuild.project import (
     PackageSource,
     Project,
     Target,
-    TreeFacts,
-    Unpacked,
     check_pinned,
     key_of,
     make_plan,
@@ -129,22 +127,6 @@ def test_an_archive_is_unpacked_to_be_read(top: Path, tmp_path: Path) -> None:
     shutil.rmtree(found / "away")
     assert tree_facts(run_program, found, WANTED) == tree_facts(run_program, top, WANTED)
     assert (found / "ucx/lib/libucp.a").read_text() == ""
-
-
-UNPACKED = Unpacked(
-    prefix="/opt/stack",
-    script=WANTED.script,
-    replaced={"mpi": ("mpi4", "mpi5")},
-    removed=("sources", "net/debug*"),
-    left_out=("OLD_*", "PMIX_*"),
-)
-
-
-def test_folders_that_the_image_does_not_have_leave_its_lists() -> None:
-    value = ":".join(f"/opt/stack/{part}" for part in ("mpi5/bin", "mpi4/bin", "sources/x", "net/debug-1/bin", "ucx"))
-    taken, notes = UNPACKED.environment({"amd64": TreeFacts(environment={"PATH": value})})
-    assert taken == {"PATH": "/opt/stack/mpi/bin:/opt/stack/ucx"}
-    assert "PATH: /opt/stack/net/debug-1/bin is not in the image" in notes
 
 
 @pytest.fixture

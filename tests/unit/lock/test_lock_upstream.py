@@ -101,21 +101,11 @@ def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server, tmp
         Upstream().resolve(wanted, SHA256, lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "reason"),
-    [
-        ("InRelease", b"Origin: test", b"Origin: evil", "gpg says BADSIG"),
-        ("key.asc", b"-----BEGIN", b"<html>", "gpg says ERRSIG"),
-    ],
-)
-def test_what_was_tampered_with(server: Server, name: str, old: bytes, new: bytes, reason: str) -> None:
-    server.replaced[f"/repo/{name}"] = (server.root / "repo" / name).read_bytes().replace(old, new)
-    with pytest.raises(CommandError, match=f"repo/: expected a good signature by the repository's key, but {reason}"):
-        resolved(server, "tool")
-
-
-def test_text_around_the_signature_does_not_count(server: Server) -> None:
+def test_only_what_is_signed_counts(server: Server) -> None:
     text = (server.root / "repo" / "InRelease").read_bytes()
+    server.replaced["/repo/InRelease"] = text.replace(b"Origin: test", b"Origin: evil")
+    with pytest.raises(CommandError, match="expected a good signature by the repository's key, but gpg says BADSIG"):
+        resolved(server, "tool")
     other = gzip.compress(b"Package: tool\nVersion: 9\n")
     evil = f"SHA256:\n {hashlib.sha256(other).hexdigest()} 9 Packages.gz\n\n".encode()
     server.replaced["/repo/InRelease"] = evil + text
