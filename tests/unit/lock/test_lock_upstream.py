@@ -339,19 +339,6 @@ def test_an_interrupted_run_resumes(command: Command, server: Server, how: signa
     assert [r.path for r in server.requests] == ["/host/b.tar"]
 
 
-def test_the_users_mirrors_are_asked(command: Command, server: Server, files: Files) -> None:
-    component = "dockerfiles/components/library/component.yaml"
-    files.replace(component, at(server, ""), "https://example.org/")
-    files.write("config.yaml", f"mirrors: {{downloads: {{https://example.org/: '{at(server, '')}'}}}}\n")
-    command.environ["IMAGEBUILD_CONFIG"] = str(files.root / "config.yaml")
-    server.failing["/host/a.tar"] = [404]
-    gone = rf"https://example.org/host/a.tar \(as http://127.0.0.1:{server.port}/host/a.tar\)"
-    assert re.search(gone, command("lock", expect=4))
-    command("lock")
-    assert command.lock["archives"]["https://example.org/host/a.tar"] == SHA256
-    assert "https://example.org/repo/" in command.lock["repositories"]
-
-
 def test_bump_proposes_and_writes(command: Command) -> None:
     before = (command.folder / "matrix.yaml").read_text()
     out = command("bump")

@@ -121,8 +121,6 @@ def test_profiles_and_facts_of_jobs_of_all_layers(tmp_path: Path) -> None:
         (folder / "profiles").mkdir()
     assert layers(top, "profiles") == (ROOT / "profiles", top / "../base/profiles", top / "profiles")
     assert layers(ROOT, "jobs") == (ROOT / "jobs",)
-    own(tmp_path / "base", "../top")
-    assert layers(top, "profiles")[-1] == top / "profiles", "two that extend each other are read once"
 
 
 @pytest.mark.programs
