@@ -70,11 +70,7 @@ def names_beginning(kind: str, incomplete: str) -> list[str]:
 # The project, and what the command line changes about it
 SelectArgument = Annotated[
     list[str] | None,
-    argument(
-        "TARGET",
-        "Globs of target ids, names of images, or AXIS=VALUE; by default all.",
-        completes="targets",
-    ),
+    argument("TARGET", "Globs of target ids, names of images, or AXIS=VALUE; by default all.", completes="targets"),
 ]
 RegistryOption = Annotated[
     str | None, option("--registry HOST/PATH", "Registry and folder of the images, such as ghcr.io/acme.")
@@ -94,8 +90,7 @@ PlatformsOption = Annotated[
     option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several."),
 ]
 PlatformOption = Annotated[
-    str | None,
-    option("--platform OS/ARCH", "Platform to take from an image for several platforms."),
+    str | None, option("--platform OS/ARCH", "Platform to take from an image for several platforms.")
 ]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
 BaseOption = Annotated[
@@ -111,8 +106,7 @@ VerboseOption = Annotated[bool, option("-v, --verbose", "Print the whole output 
 
 # Hardware
 ProfileOption = Annotated[
-    str | None,
-    option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.", completes="profiles"),
+    str | None, option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.", completes="profiles")
 ]
 ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profiles of this folder alone.")]
 
@@ -283,16 +277,13 @@ class PlanChanges:
     """Hold the options that change the project without editing its files."""
 
     settings: Annotated[
-        list[str] | None,
-        option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version."),
+        list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
     ] = None
     with_: Annotated[
-        list[str] | None,
-        option("--with COMPONENT", "Add a component to every image.", completes="components"),
+        list[str] | None, option("--with COMPONENT", "Add a component to every image.", completes="components")
     ] = None
     without: Annotated[
-        list[str] | None,
-        option("--without COMPONENT", "Leave a component out of every image.", completes="components"),
+        list[str] | None, option("--without COMPONENT", "Leave a component out of every image.", completes="components")
     ] = None
 
     def parse(self, registry: str | None = None) -> Changes:

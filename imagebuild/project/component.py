@@ -105,8 +105,6 @@ class Check(Model):
             raise ValueError(
                 f"expect: {self.expect!r} is no regular expression: {error}; put \\ before a sign meant as it is"
             ) from None
-        if unknown := re.search(r"(?<!\\){(?!version})[A-Za-z][\w.-]*}", self.expect or ""):
-            raise ValueError(f"expect: {unknown[0]} has no value here; only {{version}} has, and \\{{ is a brace")
         if self.ranks > 1 and "slurm" not in self.needs:
             raise ValueError("ranks: srun starts them, so it needs [slurm]")
         return self

@@ -313,9 +313,8 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 axes.setdefault(axis, f"VERSION of {component}")
         for axis, example in axes.items():
             if axis not in image.axes:
-                near = nearest(axis, image.axes)
-                remedy = f"correct {near!r}" if near else f"add `{axis}: [{example}]`"
-                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis {axis!r} is missing; {remedy}")
+                problem = f"the axis {axis!r} is missing; add `{axis}: [{example}]`"
+                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
         # Another base is for the targets that were asked for, and compared with those alone.
         for release in image.axes.get("os", ()) if not changes.base_image else ():
             if image.base and (problem := base_mismatch(image.base, release)):
@@ -329,9 +328,8 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
             continue
         if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
-            line = f"{pin}: VERSION" if ("versions",) in project.matrix.lines else f"versions: {{{pin}: VERSION}}"
-            what = f"versions: no version for {name}, which {users[0]} uses; add `{line}`"
-            mistakes.add(at("versions"), what)
+            problem = f"no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            mistakes.add(at("versions"), f"versions: {problem}")
         elif name in changes.with_:
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
 

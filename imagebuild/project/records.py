@@ -1,4 +1,4 @@
-"""Define the types of the results of building, verifying, scanning and publishing."""
+"""Define the types of the results of building, verifying, scanning and publishing. Times are in UTC."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class BuildResult(Model):
     builder: str = ""
     """What built it: name of the builder, or address of the engine."""
     started: str = ""
-    """When, in UTC."""
     source: str = ""
     """Address of the project's repository, without credentials."""
     run: str = ""
@@ -84,7 +83,6 @@ class CheckResult(Model):
     environment: dict[str, str] = Field(default_factory=dict)
     """Variables that were set besides the image's own; secrets are blanked."""
     started: str | None = None
-    """When, in UTC."""
     log: str | None = None
     """Name of the file in the evidence folder that has the whole output."""
     sha256: str = ""
@@ -124,9 +122,7 @@ class VerifyResult(Model):
     checks: tuple[CheckResult, ...]
     labels: dict[str, str] = Field(default_factory=dict)
     started: str = ""
-    """When, in UTC."""
     version: str = ""
-    """Of imagebuild."""
     revision: str | None = None
     """Commit of the project whose checks ran; with `-dirty` if files had changed."""
     surroundings: Surroundings | None = None
@@ -145,7 +141,6 @@ class Vulnerability(Model):
     package: str
     version: str
     fixed_in: str | None = None
-    """Version without it, if there is one."""
     waived: str | None = None
     """Why the policy lets it pass, and until when."""
     fails: bool = False
@@ -247,7 +242,6 @@ class Checks(Model):
     failed: int
     skipped: int
     started: str = ""
-    """When, in UTC."""
     runner: str = ""
     """What ran the checks; empty if nothing could be run."""
     gpus: int = 0
@@ -257,7 +251,6 @@ class Checks(Model):
     failures: tuple[str, ...] = ()
     """Checks that failed, as `component/check`."""
     version: str = ""
-    """Of imagebuild."""
 
 
 class SecurityUpdates(Model):
@@ -265,7 +258,7 @@ class SecurityUpdates(Model):
 
     pending: int
     read: str
-    """When its archive of security updates was read, in UTC."""
+    """When its archive of security updates was read."""
 
 
 class PublishedPlatform(Model):
@@ -334,7 +327,6 @@ class Catalog(Model):
     repository: str
     """Where all images are, with the registry."""
     read: str
-    """When the registry was read, in UTC."""
     imagebuild: str
     """Version that read it."""
     images: tuple[PublishedImage, ...]
