@@ -67,7 +67,7 @@ def lock(
         for line in file.shown(show):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
     elif date:
-        file.redate(date.date())
+        file.write(file.lock.model_copy(update={"date": date.date()}))
         out.print(
             f"{file.path}: no file of an image is younger than {date.date()} now; all digests change", markup=False
         )

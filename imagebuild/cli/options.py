@@ -187,11 +187,6 @@ class CommandGroup(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(n, (c.help or "").split("\n")[0]) for n, c in self.commands.items()])
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        lines = [line.strip() for c in self.commands.values() for line in (c.epilog or "").splitlines()[3:]]
-        self.epilog = examples(*lines)
-        super().format_epilog(ctx, formatter)
-
 
 def command_group(summary: str) -> typer.Typer:
     return typer.Typer(

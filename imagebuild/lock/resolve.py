@@ -269,9 +269,6 @@ class LockFile:
         """Write the file with its entries as they are now, or with those of another lock."""
         write_text(self.path, lock_text(lock or self.lock))
 
-    def redate(self, day: date) -> None:
-        self.write(self.lock.model_copy(update={"date": day}))
-
     def complete(self, upstream: Upstream, *, whole: bool) -> Failures:
         """Pin what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses."""
         failures = self.pin(self.unpinned, upstream)

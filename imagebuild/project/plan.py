@@ -193,8 +193,8 @@ def _references(project: Project) -> Iterator[Reference]:
                 yield file, where, "not a component that provides it:", component, offers
         if image.build_on:
             yield file, ("images", name, "build-on"), "no base", image.build_on, matrix.bases
-        for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
-            yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
+        for axis in FIELD.findall(image.base or ""):
+            yield file, ("images", name, "base"), "unknown axis", axis, image.axes
     pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
     for pin in matrix.versions:
         yield file, ("versions", pin), "unknown component", pin, pins

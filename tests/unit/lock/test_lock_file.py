@@ -70,8 +70,6 @@ def test_the_first_date_stays(tiny: Files) -> None:
     assert tiny.load().lock == before.model_copy(update={"date": FIRST})
     job(tiny, LATER).write()
     assert tiny.load().lock.date == FIRST
-    job(tiny).redate(LATER)
-    assert tiny.load().lock == before.model_copy(update={"date": LATER})
 
 
 def test_what_is_there_is_not_asked_and_what_lacks_is_written_at_once(archives: Files) -> None:
