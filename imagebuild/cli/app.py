@@ -60,14 +60,6 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
 """Commands by the section of the help that lists them."""
 
 
-class Completion(NamedTuple):
-    """Describe a word that completes what is typed, with the fields that typer's writers of completions read."""
-
-    value: str
-    help: str
-    type: str = "plain"
-
-
 class LazyCommands(TyperGroup):
     """Import each command of `imagebuild` when it is called; the help needs none of them."""
 
@@ -92,10 +84,6 @@ class LazyCommands(TyperGroup):
         for title, entries in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, entry.summary) for name, entry in entries.items()])
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete names of commands without importing them."""
-        return [Completion(n, entry.summary) for n, entry in self.entries.items() if n.startswith(incomplete)]
 
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
