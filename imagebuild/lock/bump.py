@@ -205,13 +205,9 @@ def _names(answers: Mapping[Key, Answer], listing: Source) -> Collection[str]:
 
 def with_pins(project: Project, changes: Changes) -> Project:
     matrix = project.matrix.model
-    versions = {
-        name: tuple(
-            pin.model_copy(update={"version": changes[name, i]}) if (name, i) in changes else pin
-            for i, pin in enumerate(rows)
-        )
-        for name, rows in matrix.versions.items()
-    }
+    versions = {name: list(rows) for name, rows in matrix.versions.items()}
+    for (name, i), version in changes.items():
+        versions[name][i] = versions[name][i].model_copy(update={"version": version})
     document = replace(project.matrix, model=matrix.model_copy(update={"versions": versions}))
     return replace(project, matrix=document)
 

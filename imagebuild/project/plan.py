@@ -289,20 +289,18 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 unknown.add(name)
                 remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
             mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{remedy}")
+    tools = {name for name, document in project.components.items() if document.model.build_only}
     listed = {component for image in matrix.images.values() for component in image.components}
     for option, names, choices in (
-        ("--with", changes.with_, set(project.components)),
+        ("--with", changes.with_, project.components.keys() - tools),
         ("--without", changes.without, listed),
     ):
         for name in names:
             if name not in choices:
-                problem = "no image lists it" if name in project.components else "unknown component"
-                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, choices)}")
+                problem = "cannot be in an image" if name in project.components else "unknown component"
+                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
             elif name in changes.with_ and name in changes.without:
                 mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
-    tools = {name for name, document in project.components.items() if document.model.build_only}
-    for name in tools.intersection(changes.with_):
-        mistakes.add(f"--with {name}", "is a tool of build stages, and cannot be in an image")
     for name, image in matrix.images.items():
         axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
         for i, component in enumerate(image.components):

@@ -206,9 +206,9 @@ def test_a_check_that_hangs_may_be_started_again(
     ("text", "mistake"),
     [
         ("attempts: 0", "checks.0.attempts"),
-        ("needs: [gpu, gppu]", "component.yaml:6: checks.0.needs.1: 'gppu' is not a need; use gpu, rdma"),
-        ("needs: [gpus>=0]", "'gpus>=0' is not a need"),
-        ("needs: [rdma>=2]", "'rdma>=2' is not a need"),
+        ("needs: [gpu, gppu]", "component.yaml:6: checks.0.needs.1: must be a need: gpu, rdma"),
+        ("needs: [gpus>=0]", "must be a need: gpu, rdma, slurm, gpus>=N or nodes>=N, not 'gpus>=0'"),
+        ("needs: [rdma>=2]", "must be a need: gpu, rdma, slurm, gpus>=N or nodes>=N, not 'rdma>=2'"),
         ("ranks: 2", "ranks: srun starts them, so it needs [slurm]"),
     ],
 )
