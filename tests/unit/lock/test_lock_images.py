@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from imagebuild.core import Absent, Mirrors, Patience, Unreachable
+from imagebuild.core import Absent, CommandError, Mirrors, Patience, Unreachable
 from imagebuild.lock import Upstream
 from imagebuild.project import LockedImage
 from tests.registry_fake import FakeRegistry, index, put_image, serve
@@ -28,6 +28,8 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
     registry.at("some/image").put_manifest(registry.at("some/image").manifest(entry), "13")
     assert Upstream().image(reference) == LockedImage(digest=entry)  # a single manifest has no platforms
     assert Upstream().image(reference, digest=digest) == found
+    with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` takes"):
+        Upstream().image(reference, facts=True, digest=entry)
     with pytest.raises(Absent, match="the registry does not have it"):
         Upstream().image(reference, digest=f"sha256:{'0' * 64}")
 
