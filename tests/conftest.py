@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -73,65 +74,19 @@ def renderer(project: Project) -> Renderer:
     return Renderer(project, versions_with(project, Changes()))
 
 
-MATRIX = """\
-repository: example
-bases:
-  debian13:
-    image: debian:13-slim # its digest is in the lock
-    build-on: debian13
-    release: trixie
-versions:
-  library: "1.2"
-  tool: "3.4"
-images:
-  tiny:
-    description: A small image
-    axes:
-      cuda: ["12.9", "13.0"]
-      os: [debian13]
-      variant: [runtime, devel]
-    platforms: [linux/amd64]
-    components: [tool, library]
-    tags: ["{repository}/{image}:{cuda}-{os}-{variant}"]
-rules:
-  - name: no-old-devel
-    when: {cuda: "<13", variant: devel}
-    reason: nobody asked for it
-github-runners: {linux/amd64: here}
-"""
-
-LIBRARY = """\
-title: Library
-description: something small
-homepage: https://example.org
-license: MIT
-"""
-
-TOOL = """\
-title: Tool
-description: uses the library
-homepage: https://example.org
-license: MIT
-requires: [library]
-git: https://example.org/tool.git
-"""
-
-
-LOCK: dict[str, dict[str, Any]] = {
-    "git": {"https://example.org/tool.git 3.4": "b" * 40},
-    "images": {"debian:13-slim": {"digest": f"sha256:{'a' * 64}"}},
-}
+TINY = ROOT / "tests/data/tiny"
+"""A small project: two components, one image with two axes, and a rule."""
+MATRIX = (TINY / "matrix.yaml").read_text()
+LIBRARY, TOOL = ((TINY / f"dockerfiles/components/{name}/component.yaml").read_text() for name in ("library", "tool"))
+LOCK: dict[str, dict[str, Any]] = json.loads((TINY / "imagebuild.lock").read_text())
 
 
 class Files:
-    """A small project on disk that a test can change before it is read."""
+    """A copy of the small project that a test can change before it is read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.write("matrix.yaml", MATRIX)
-        self.lock(LOCK)
-        self.component("library", LIBRARY, build="FROM {{ base }} AS library\nRUN echo {{ version }} > /out\n")
-        self.component("tool", TOOL, build="{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\nRUN make\n")
+        shutil.copytree(TINY, root, dirs_exist_ok=True)
         for name in ("Dockerfile.j2", "macros.j2"):
             self.write(f"dockerfiles/{name}", (ROOT / "dockerfiles" / name).read_text())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -61,14 +60,6 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
 """Commands by the section of the help that lists them."""
 
 
-class Completion(NamedTuple):
-    """Describe a word that completes what is typed, with the fields that typer's writers of completions read."""
-
-    value: str
-    help: str
-    type: str = "plain"
-
-
 class LazyCommands(TyperGroup):
     """Import each command of `imagebuild` when it is called; the help needs none of them."""
 
@@ -94,43 +85,23 @@ class LazyCommands(TyperGroup):
             with formatter.section(title):
                 formatter.write_dl([(name, entry.summary) for name, entry in entries.items()])
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete names of commands without importing them."""
-        return [Completion(n, entry.summary) for n, entry in self.entries.items() if n.startswith(incomplete)]
-
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 """What typer raises for unknown options, missing arguments and the like."""
-REFUSED = {
-    r".*valid integer.*": "must be a whole number",
-    r".*valid number.*": "must be a number",
-    r".*greater than or equal to (\S+)": r"must be \1 or more",
-    r".*is not one of (.+?)\.?": r"must be one of \1",
-}
-"""What typer says of a value that it does not take → what we say."""
 
 
 class StrictCommand(TyperCommand):
     """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises ConfigError for an option that is there twice, and for a value that cannot be."""
-        if ctx.resilient_parsing:
-            return super().parse_args(ctx, args)
-        read: Any = self.make_parser(ctx).parse_args(list(args))
-        values, _, given = read
-        for parameter in given:
-            single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
-            if single and given.count(parameter) > 1:
-                raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
-        try:
-            return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            for theirs, ours in REFUSED.items():
-                if error.param and (match := re.fullmatch(theirs, error.message)):
-                    option = error.param.opts[-1]
-                    raise ConfigError(f"{option} {values[error.param.name]}: {match.expand(ours)}") from None
-            raise
+        """Read the arguments. Raises ConfigError for an option that is there twice."""
+        if not ctx.resilient_parsing:
+            _, _, given = cast(Any, self.make_parser(ctx)).parse_args(list(args))
+            for parameter in given:
+                single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
+                if single and given.count(parameter) > 1:
+                    raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
+        return super().parse_args(ctx, args)
 
 
 def load_command(name: str, entry: Listed) -> Any:

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 )
 def job(
     project: options.ProjectFiles,
-    scheduler: Annotated[
-        str, argument("mpijob|jobset|slurm", "What runs the job.", autocompletion=lambda: ["mpijob", "jobset", "slurm"])
-    ],
+    scheduler: Annotated[str, argument("mpijob|jobset|slurm", "What runs the job.")],
     profile: Annotated[
         str, option("--profile NAME", "Hardware that the job runs on, a file of profiles/.", completes="profiles")
     ],

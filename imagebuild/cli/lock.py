@@ -13,7 +13,7 @@ from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import CommandError
 
 if TYPE_CHECKING:
-    from imagebuild.lock.resolve import Asked, LockFile
+    from imagebuild.lock.resolve import Failures, LockFile
 
 
 @options.example(
@@ -67,7 +67,7 @@ def lock(
         for line in file.shown(show):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
     elif date:
-        file.redate(date.date())
+        file.write(file.lock.model_copy(update={"date": date.date()}))
         out.print(
             f"{file.path}: no file of an image is younger than {date.date()} now; all digests change", markup=False
         )
@@ -76,24 +76,20 @@ def lock(
         options.print_result(json_file, report, lambda: show_report(report, every=False))
         raise typer.Exit(report.exit_status)
     elif update:
-        _show_answers(file, file.update(network_upstream(ca), update))
+        _show_failures(file, file.update(network_upstream(ca), update))
     else:
-        _show_answers(file, file.complete(network_upstream(ca), whole=whole))
+        _show_failures(file, file.complete(network_upstream(ca), whole=whole))
 
 
-def _show_answers(file: LockFile, answers: list[Asked]) -> None:
-    """Print how many sources were pinned. Raises CommandError that lists those that could not be."""
+def _show_failures(file: LockFile, failures: Failures) -> None:
+    """Print how many sources are pinned. Raises CommandError that lists those that could not be."""
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import complaint
 
     unpinned, number = len(file.unpinned), len(file.sources)
     state = f"{unpinned} of {number} sources have no pin" if unpinned else f"all {number} sources are pinned"
-    for kind, line, _ in answers:
-        if kind == "adapted":
-            out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
-    resolved = sum(kind == "resolved" for kind, _, _ in answers)
-    out.print(f"{file.path}: {resolved} resolved; {state}", markup=False)
-    if text := complaint(answers):
+    out.print(f"{file.path}: {state}", markup=False)
+    if text := complaint(failures):
         raise CommandError(text)
 
 
@@ -105,7 +101,6 @@ def bump(
     project: options.ProjectFiles,
     names: Annotated[list[str] | None, argument("PIN", "Pins to look for newer versions of; by default all.")] = None,
     write: Annotated[bool, option("--write", "Change the matrix instead of printing a diff.")] = False,
-    pre: Annotated[bool, option("--pre", "Also propose releases that are not stable.")] = False,
     ca: options.CaOption = None,
 ) -> None:
     """Propose newer versions of the matrix's pins, as a diff."""
@@ -120,7 +115,7 @@ def bump(
 
     workspace = project.open_own()
     file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets)
-    result = bump_pins(file, network_upstream(ca), names or (), pre=pre)
+    result = bump_pins(file, network_upstream(ca), names or ())
     if result.kept:
         print_table(("pin", "version", "stays, because"), [tuple(map(escape, row)) for row in result.kept])
     if not result.changes:

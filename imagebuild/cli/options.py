@@ -34,66 +34,44 @@ PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
 def option(usage: str, text: str, *, completes: str = "", **more: Any) -> Any:
     """Return an option as the help shows it: `--push`, or `-o, --output FILE`. `more` is typer's.
 
-    `completes` is the kind of names that a shell completes, as of `completed`.
+    `completes` is the kind of names that a shell completes: `targets`, `components`, or a folder as `jobs/clusters`.
     """
     words = usage.replace(", ", " ").split(" ")
     names = [word for word in words if word.startswith("-")]
-    if completes:
-        more["autocompletion"] = completed(completes)
-    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=text, **more)
+    complete = (lambda incomplete: names_beginning(completes, incomplete)) if completes else None
+    metavar = " ".join(words[len(names) :]) or None
+    return typer.Option(*names, metavar=metavar, help=text, autocompletion=complete, **more)
 
 
-def argument(metavar: str, text: str, **more: Any) -> Any:
-    """Return an argument as the help shows it. `more` is typer's."""
-    return typer.Argument(metavar=metavar, help=text, **more)
+def argument(metavar: str, text: str, *, completes: str = "") -> Any:
+    """Return an argument as the help shows it; `completes` as of `option`."""
+    complete = (lambda incomplete: names_beginning(completes, incomplete)) if completes else None
+    return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
 
 
-def completed(kind: str) -> Callable[[str], list[str]]:
-    """Return what completes names in a shell: one of NAMES, or a folder such as `jobs/clusters`."""
-
-    def names(incomplete: str) -> list[str]:
-        try:
-            return [name for name in _names_of(kind) if name.startswith(incomplete)]
-        except ImagebuildError:
-            return []  # the command itself will say what is wrong
-
-    return names
-
-
-def _names_of(kind: str) -> Iterable[str]:
-    """Return the names of a kind in the project of the current folder, or of IMAGEBUILD_PROJECT."""
+def names_beginning(kind: str, incomplete: str) -> list[str]:
+    """Return names of a kind, in the project of the current folder or of IMAGEBUILD_PROJECT, with this beginning."""
     from imagebuild.core.files import shipped_folder
 
     root = os.environ.get(PROJECT_VARIABLE)
     project = ProjectFiles(Path(root) if root else None if MATRIX.exists() else shipped_folder())
-    if kind in NAMES:
-        return dict.fromkeys(NAMES[kind](project.open()))
-    top, _, inner = kind.partition("/")
-    return sorted({path.stem for folder in data_folders(None, top) for path in (folder / inner).glob("*.yaml")})
+    try:
+        if kind == "targets":
+            known = [name for target in project.open().plan.targets for name in (target.image, target.id)]
+        elif kind == "components":
+            known = sorted(project.open().project.components)
+        else:
+            top, _, inner = kind.partition("/")
+            known = sorted(path.stem for folder in data_folders(None, top) for path in (folder / inner).glob("*.yaml"))
+    except ImagebuildError:
+        return []  # the command itself will say what is wrong
+    return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
 
-
-NAMES: Mapping[str, Callable[[Workspace], Iterable[str]]] = {
-    "targets": lambda workspace: (name for t in workspace.plan.targets for name in (t.image, t.id)),
-    "components": lambda workspace: sorted(workspace.project.components),
-    "checks": lambda workspace: (
-        f"{name}/{check.name}" for name, file in workspace.project.components.items() for check in file.model.checks
-    ),
-    "platforms": lambda workspace: ("local", *(name for t in workspace.plan.targets for name in t.platforms)),
-    "settings": lambda workspace: (
-        *(f"{axis}={value}" for t in workspace.plan.targets for axis, value in t.axes.items()),
-        *(f"{pin}={row.version}" for pin, rows in workspace.versions.items() for row in rows),
-    ),
-}
-"""Kind of names → those of a project."""
 
 # The project, and what the command line changes about it
 SelectArgument = Annotated[
     list[str] | None,
-    argument(
-        "TARGET",
-        "Globs of target ids, names of images, AXIS=VALUE or AXIS>=VALUE; by default all.",
-        autocompletion=completed("targets"),
-    ),
+    argument("TARGET", "Globs of target ids, names of images, or AXIS=VALUE; by default all.", completes="targets"),
 ]
 RegistryOption = Annotated[
     str | None, option("--registry HOST/PATH", "Registry and folder of the images, such as ghcr.io/acme.")
@@ -105,24 +83,15 @@ ImageArgument = Annotated[
     argument(
         "IMAGE",
         "A target's id, a tag or digest in the engine or a registry, an OCI layout or archive.",
-        autocompletion=completed("targets"),
+        completes="targets",
     ),
 ]
 PlatformsOption = Annotated[
     list[str] | None,
-    option(
-        "--platform OS/ARCH",
-        "Only this platform; `local` is this machine's. Repeat it for several.",
-        autocompletion=completed("platforms"),
-    ),
+    option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several."),
 ]
 PlatformOption = Annotated[
-    str | None,
-    option(
-        "--platform OS/ARCH",
-        "Platform to take from an image for several platforms.",
-        autocompletion=completed("platforms"),
-    ),
+    str | None, option("--platform OS/ARCH", "Platform to take from an image for several platforms.")
 ]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
 BaseOption = Annotated[
@@ -138,10 +107,7 @@ VerboseOption = Annotated[bool, option("-v, --verbose", "Print the whole output 
 
 # Hardware
 ProfileOption = Annotated[
-    str | None,
-    option(
-        "--profile NAME", "Hardware to compare speeds with, a file of profiles/.", autocompletion=completed("profiles")
-    ),
+    str | None, option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.", completes="profiles")
 ]
 ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profiles of this folder alone.")]
 
@@ -210,11 +176,6 @@ class CommandGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(n, (c.help or "").split("\n")[0]) for n, c in self.commands.items()])
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        lines = [line.strip() for c in self.commands.values() for line in (c.epilog or "").splitlines()[3:]]
-        self.epilog = examples(*lines)
-        super().format_epilog(ctx, formatter)
 
 
 def command_group(summary: str) -> typer.Typer:
@@ -301,20 +262,13 @@ class PlanChanges:
     """Hold the options that change the project without editing its files."""
 
     settings: Annotated[
-        list[str] | None,
-        option(
-            "--set NAME=VALUE",
-            "Give an axis other values (a,b,…), or a pin another version.",
-            autocompletion=completed("settings"),
-        ),
+        list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
     ] = None
     with_: Annotated[
-        list[str] | None,
-        option("--with COMPONENT", "Add a component to every image.", autocompletion=completed("components")),
+        list[str] | None, option("--with COMPONENT", "Add a component to every image.", completes="components")
     ] = None
     without: Annotated[
-        list[str] | None,
-        option("--without COMPONENT", "Leave a component out of every image.", autocompletion=completed("components")),
+        list[str] | None, option("--without COMPONENT", "Leave a component out of every image.", completes="components")
     ] = None
 
     def parse(self, registry: str | None = None) -> Changes:

@@ -154,7 +154,7 @@ def render(
     edits: options.ImageChanges,
     target: Annotated[
         str,
-        argument("TARGET", "A target's id, or a glob that fits only one.", autocompletion=options.completed("targets")),
+        argument("TARGET", "A target's id, or a glob that fits only one.", completes="targets"),
     ] = "*",
     unresolved: Annotated[
         bool, option("--unresolved", "Print the Dockerfile even if sources have no pin; it cannot be built then.")

@@ -97,7 +97,7 @@ def limits(
         argument(
             "PROFILE",
             "Hardware, a file of profiles/; without a name, all profiles are listed.",
-            autocompletion=options.completed("profiles"),
+            completes="profiles",
         ),
     ] = None,
     nodes: Annotated[

@@ -28,14 +28,14 @@ def verify(
     edits: options.PlanChanges,
     image: Annotated[
         str | None,
-        argument("IMAGE", "A target, tag, digest, OCI layout or archive.", autocompletion=options.completed("targets")),
+        argument("IMAGE", "A target, tag, digest, OCI layout or archive.", completes="targets"),
     ] = None,
     runner: Annotated[
         str, option("--runner docker|exec:PREFIX", "What runs commands in the image, such as exec:'ssh node'.")
     ] = "docker",
     only: Annotated[
         list[str] | None,
-        option("--only COMPONENT/CHECK", "Run checks of this glob. Repeat for several.", completes="checks"),
+        option("--only COMPONENT/CHECK", "Run checks of this glob. Repeat for several."),
     ] = None,
     list_checks: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
     env: Annotated[

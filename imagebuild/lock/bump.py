@@ -29,23 +29,9 @@ Row = tuple[str, int]
 """A pin's name in the matrix, and the index of one of its rows."""
 Changes = Mapping[Row, str]
 """Row of a pin → its new version."""
-Listing = Mapping[str, Collection[str]]
-"""Names that upstream has, by package for a repository, else all under an empty name."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """Identify a list that versions are read from: what to ask upstream, and the form of the names in it."""
-
-    listing: GitRef | WheelSet | PackageSource
-    """Tags of a git repository, one wheel of the index, or one package of a repository."""
-    template: str
-    """Form of the names in the list, with `{version}`."""
-
-    @property
-    def package(self) -> str:
-        """Return the package of a repository; empty for other lists."""
-        return self.listing.packages[0] if isinstance(self.listing, PackageSource) else ""
+Question = tuple[GitRef | WheelSet | PackageSource, str]
+"""A list that versions are read from: tags of a git repository, one wheel of the index, or one package of a repository;
+and the form of the names in it, with `{version}`."""
 
 
 @dataclass
@@ -76,10 +62,10 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
     """Yield the places that list versions of a component."""
     component = recipe.component(name)
     if component.git:
-        yield Question(GitRef(component.git, component.tag), component.tag)
+        yield GitRef(component.git, component.tag), component.tag
     for text in recipe.component(component.wheels_from or name).wheels:
         if match := EXACT.match(text):
-            yield Question(WheelSet(match[1], "", ()), VERSION)
+            yield WheelSet(match[1], "", ()), VERSION
     wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
     for arch in recipe.archs:
         repository = recipe.repository(name, arch)
@@ -87,8 +73,7 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
             for text in wanted:
                 filled = recipe.fill(name, text, {**recipe.values(name, arch), "version": VERSION}, "packages")
                 package, _, template = filled.partition("=")
-                source = PackageSource(repository.url, repository.suite, repository.key, (package,))
-                yield Question(source, template)
+                yield PackageSource(repository.url, repository.suite, repository.key, (package,)), template
 
 
 def versions_in(template: str, names: Iterable[str]) -> set[str]:
@@ -101,21 +86,14 @@ def versions_in(template: str, names: Iterable[str]) -> set[str]:
     }
 
 
-def newer(current: str, versions: Iterable[str], *, pre: bool) -> list[str]:
-    """Return the versions above the current one, newest first; only stable releases unless `pre`.
-
-    Raises ValueError if the current one cannot be compared.
-    """
-    try:
-        least = Version(current)
-    except InvalidVersion:
-        raise ValueError(f"{current} cannot be compared with other versions") from None
+def newer(current: str, versions: Iterable[str]) -> list[str]:
+    """Return the stable releases above the current one, newest first. Raises InvalidVersion if that cannot be read."""
+    least = Version(current)
     above: dict[str, Version] = {}
     for text in versions:
         if text[:1].isdigit() and "+" not in text:
             with suppress(InvalidVersion):
-                version = Version(text)
-                if version > least and (pre or not version.is_prerelease):
+                if (version := Version(text)) > least and not version.is_prerelease:
                     above[text] = version
     return sorted(above, key=lambda text: (above[text], text), reverse=True)
 
@@ -148,47 +126,58 @@ def _children(node: Any) -> dict[str, Any]:
     return {key.value: value for key, value in node.value} if node.id == "mapping" else {}
 
 
-def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str], *, pre: bool) -> BumpResult:
+def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> BumpResult:
     """Find the newest version of each pin that all its lists have and the plan accepts; say why other pins stay.
 
     Of versions that do not fit together, those of the pins that come first are taken. Without `names`, all pins are
-    looked up. Raises ConfigError for a name that is no pin.
+    looked up. Raises ConfigError for a name that is no pin of the project's own matrix.
     """
     project = lock.project
-    versions = project.matrix.model.versions
-    pins = {name: rows for name, rows in versions.items() if project.is_own("versions", name)}
+    pins = {name: rows for name, rows in project.matrix.model.versions.items() if project.is_own("versions", name)}
     for name in names:
         if name not in pins:
-            unknown = f"no pin {name!r}{suggestion(name, dict(pins))}"
-            inherited = f"{name} is a pin of the extended matrix; write it here to change it"
             where = project.matrix.at("versions")
-            raise ConfigError(f"{where}: versions: {inherited if name in versions else unknown}")
+            raise ConfigError(f"{where}: versions: no pin {name!r} here{suggestion(name, dict(pins))}")
     known = inquiries(lock.recipes)
     result = BumpResult()
     asked: dict[Row, set[Question]] = {}
     for name, rows in pins.items():
         for i, pin in enumerate(rows if not names or name in names else ()):
             if not known.get((name, i)):
-                reason = "nobody lists its versions" if (name, i) in known else "no target uses it"
-            elif "+" in pin.version:
-                reason = "has a local part after the +"
+                result.kept.append((name, pin.version, "no server lists its versions"))
             elif pin.when and not names:
-                reason = "is for some targets only; name the pin to have it bumped too"
+                result.kept.append((name, pin.version, "is for some targets only; name the pin to have it bumped too"))
             else:
                 asked[name, i] = known[name, i]
-                continue
-            result.kept.append((name, pin.version, reason))
-    answers = _ask({question.listing for questions in asked.values() for question in questions}, upstream)
-    for row, questions in asked.items():
-        _decide(project, row, {q: answers[key_of(q.listing)] for q in questions}, result, pre=pre)
+    answers = _ask({listing for questions in asked.values() for listing, _ in questions}, upstream)
+    for (name, i), questions in asked.items():
+        current = pins[name][i].version
+        try:
+            versions = [versions_in(template, _names(answers, listing)) for listing, template in questions]
+            candidates = newer(current, set.intersection(*versions))
+        except (ImagebuildError, InvalidVersion) as error:
+            result.kept.append((name, current, f"cannot be compared: {str(error).splitlines()[0]}"))
+            continue
+        for version in candidates:
+            try:
+                check_sources(with_pins(project, {**result.changes, (name, i): version}))
+            except ConfigError as error:
+                result.kept.append((name, current, f"{version} is there, but: {error}"))
+            else:
+                result.changes[name, i] = version
+                break
     return result
 
 
-def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Listing | ImagebuildError]:
-    """Return the names in each list, or the error. A repository is read once."""
-    answers: dict[Key, Listing | ImagebuildError] = {}
+Answer = Mapping[str, Collection[str]] | ImagebuildError
+"""Names that a server lists, by package for a repository, else all under an empty name."""
 
-    def ask(listing: Source, _: Advance) -> Listing:
+
+def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
+    """Return the names in each list, or the error. A repository is read once."""
+    answers: dict[Key, Answer] = {}
+
+    def ask(listing: Source, _: Advance) -> Answer:
         match listing:
             case GitRef(url):
                 return {"": upstream.tags(url)}
@@ -198,7 +187,7 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Listing | 
                 return upstream.index(listing, names).versions
         raise AssertionError(listing)
 
-    def settle(listing: Source, answer: Listing | ImagebuildError) -> tuple[str, bool]:
+    def settle(listing: Source, answer: Answer) -> tuple[str, bool]:
         answers[key_of(listing)] = answer
         return ("could not be asked", False) if isinstance(answer, ImagebuildError) else ("asked", True)
 
@@ -206,47 +195,19 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Listing | 
     return answers
 
 
-def _decide(
-    project: Project, row: Row, answers: Mapping[Question, Listing | ImagebuildError], result: BumpResult, *, pre: bool
-) -> None:
-    """Add the newest version that fits, also to what is in the result already, or why there is none."""
-    current = project.matrix.model.versions[row[0]][row[1]].version
-    versions: dict[Question, set[str]] = {}
-    for question, answer in answers.items():
-        if isinstance(answer, ImagebuildError):
-            result.kept.append((row[0], current, f"could not be asked: {str(answer).splitlines()[0]}"))
-            return
-        versions[question] = versions_in(question.template, answer[question.package])
-    try:
-        everywhere = newer(current, set.intersection(*versions.values()), pre=pre)
-        somewhere = newer(current, set.union(*versions.values()), pre=pre)
-    except ValueError as error:
-        result.kept.append((row[0], current, str(error)))
-        return
-    for version in everywhere:
-        try:
-            check_sources(with_pins(project, {**result.changes, row: version}))
-        except ConfigError as error:
-            result.kept.append((row[0], current, f"{version} is there, but: {error}"))
-        else:
-            result.changes[row] = version
-            break
-    if somewhere and somewhere[0] not in everywhere:
-        lacking = sorted(
-            {source_title(q.listing).strip() for q, found in versions.items() if somewhere[0] not in found}
-        )
-        result.kept.append((row[0], current, f"{somewhere[0]} is not yet everywhere: {', '.join(lacking)} lacks it"))
+def _names(answers: Mapping[Key, Answer], listing: Source) -> Collection[str]:
+    """Return what a server lists. Raises its error."""
+    answer = answers[key_of(listing)]
+    if isinstance(answer, ImagebuildError):
+        raise answer
+    return answer[listing.packages[0] if isinstance(listing, PackageSource) else ""]
 
 
 def with_pins(project: Project, changes: Changes) -> Project:
     matrix = project.matrix.model
-    versions = {
-        name: tuple(
-            pin.model_copy(update={"version": changes[name, i]}) if (name, i) in changes else pin
-            for i, pin in enumerate(rows)
-        )
-        for name, rows in matrix.versions.items()
-    }
+    versions = {name: list(rows) for name, rows in matrix.versions.items()}
+    for (name, i), version in changes.items():
+        versions[name][i] = versions[name][i].model_copy(update={"version": version})
     document = replace(project.matrix, model=matrix.model_copy(update={"versions": versions}))
     return replace(project, matrix=document)
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from textwrap import indent
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import yaml
 from rich.markup import escape
@@ -208,32 +208,15 @@ def network_upstream(ca: Path | None) -> Upstream:
 
 
 Failure = Literal["wrong", "gone", "no answer"]
+Failures = list[tuple[Failure, str, str]]
+"""Kind, source and reason of each answer that pins nothing."""
 
 
-class Asked(NamedTuple):
-    """Say what became of a source that upstream was asked for, or what images adapt of it."""
-
-    kind: Failure | Literal["resolved", "adapted"]
-    name: str
-    reason: str = ""
-
-
-HEADLINES: Mapping[Failure, str] = {
-    "wrong": "wrong answers, so imagebuild.lock keeps what it had:",
-    "gone": "are not there; pin other versions, or name a mirror that has them:",
-    "no answer": "could not be resolved; run this again where they can be reached:",
-}
-"""Kind of an answer that pins nothing → what is said above a list of such."""
-
-
-def complaint(answers: Iterable[Asked]) -> str:
+def complaint(failures: Failures) -> str:
     """Return a line for each source without an answer or with a wrong one; empty if there is none."""
-    lines = []
-    found = sorted(answers)
-    for kind, headline in HEADLINES.items():
-        listed = [f"  {name}: {reason}" for answered, name, reason in found if answered == kind]
-        lines += [headline, *listed] if listed else []
-    return "\n".join(lines)
+    lines = [f"  {kind}: {name}: {reason}" for kind, name, reason in sorted(failures)]
+    head = "imagebuild.lock keeps what it had of these; pin other versions, or run this again where servers have them:"
+    return "\n".join([head, *lines]) if lines else ""
 
 
 def failure(source: Source, error: ImagebuildError) -> tuple[Failure, str]:
@@ -286,32 +269,28 @@ class LockFile:
         """Write the file with its entries as they are now, or with those of another lock."""
         write_text(self.path, lock_text(lock or self.lock))
 
-    def redate(self, day: date) -> None:
-        self.write(self.lock.model_copy(update={"date": day}))
-
-    def complete(self, upstream: Upstream, *, whole: bool) -> list[Asked]:
+    def complete(self, upstream: Upstream, *, whole: bool) -> Failures:
         """Pin what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses."""
-        answers = self.pin(self.unpinned, upstream)
+        failures = self.pin(self.unpinned, upstream)
         # After a failure, what was used before may be wanted again.
-        if whole and not complaint(answers) and next(unused_entries(self.lock, self.sources), None):
+        if whole and not failures and next(unused_entries(self.lock, self.sources), None):
             self.write(without_unused(self.lock, self.sources))
-        return answers
+        return failures
 
-    def update(self, upstream: Upstream, names: Collection[str]) -> list[Asked]:
+    def update(self, upstream: Upstream, names: Collection[str]) -> Failures:
         """Pin again what belongs to the names, and nothing else. Raises ConfigError for an unknown name."""
         keys = keys_of(names, self.recipes)
         return self.pin([source for source in self.sources if key_of(source) in keys], upstream, anew=True)
 
-    def pin(self, sources: Iterable[Source], upstream: Upstream, *, anew: bool = False) -> list[Asked]:
+    def pin(self, sources: Iterable[Source], upstream: Upstream, *, anew: bool = False) -> Failures:
         """Ask upstream for sources, and write the lock after each answer; what cannot be had keeps its entry.
 
         With `anew`, sources are pinned as if the lock did not have them, even if another key signs a repository now.
         """
-        answers: list[Asked] = []
-        before = dict(self.lock.entries())
+        failures: Failures = []
 
         def ask(source: Source, advance: Advance) -> Entry:
-            known = before.get(key_of(source))
+            known = self.lock.entry(key_of(source))
             entry = upstream.resolve(source, None if anew else known, advance)
             if not (isinstance(source, PackageSource) and isinstance(known, LockedRepository)):
                 return entry
@@ -324,17 +303,16 @@ class LockFile:
             return entry.model_copy(update=merged)
 
         def settle(source: Source, answer: Entry | ImagebuildError) -> tuple[str, bool]:
-            name = source_title(source)
             if isinstance(answer, ImagebuildError):
                 kind, reason = failure(source, answer)
-                answers.append(Asked(kind, name, reason))
+                failures.append((kind, source_title(source), reason))
                 return kind, False
             # Of a repository, a package that is missing costs only what needs it.
             lacking = ""
             if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
                 lacking = repositories.lacking_packages(source, answer)
-            reason = f"{lacking}; all else of it is pinned, so pin other versions of these"
-            answers.append(Asked("wrong", name, reason) if lacking else Asked("resolved", name))
+            if lacking:
+                failures.append(("wrong", source_title(source), f"{lacking}; all else of it is pinned"))
             table, key = getattr(self.lock, key_of(source)[0]), key_of(source)[1]
             if table.get(key) != answer:
                 table[key] = answer
@@ -342,18 +320,7 @@ class LockFile:
             return describe_entry(answer), not lacking
 
         ask_each(sources, source_title, ask, upstream, settle)
-        return [*answers, *(Asked("adapted", line) for line in self.adaptations(before))]
-
-    def adaptations(self, before: Mapping[Key, Entry]) -> Iterator[str]:
-        """Yield a line for each thing that images adapt of sources whose facts are new or changed since `before`."""
-        project = replace(self.project, lock=self.lock)
-        now = replace(self, project=project, renderer=Renderer(project, self.renderer.versions))
-        renewed = {k for k, entry in self.lock.entries() if getattr(entry, "facts", None) and entry != before.get(k)}
-        lines: dict[str, None] = {}
-        for recipe in now.recipes if renewed else ():
-            if any(key_of(source) in renewed for source in recipe.sources()):
-                lines |= dict.fromkeys(recipe.adaptations())
-        yield from lines
+        return failures
 
     def shown(self, names: Collection[str]) -> Iterator[str]:
         """Yield lines with all that the lock knows of sources, named as for `update`.
@@ -381,7 +348,7 @@ class LockFile:
 # Checking
 
 
-State = Failure | Literal["not locked", "not used", "moved", "as locked"]
+State = Failure | Literal["not locked", "not used", "as locked"]
 
 
 class SourceReport(Model):
@@ -410,7 +377,7 @@ class LockReport(Model):
     def exit_status(self) -> int:
         """Return 1 if a build would stop or an entry is of no use, 4 if a server did not answer, else 0."""
         states = {report.state for report in self.sources}
-        return 1 if states - {"as locked", "moved", "no answer"} else 4 if "no answer" in states else 0
+        return 1 if states - {"as locked", "no answer"} else 4 if "no answer" in states else 0
 
 
 CONSEQUENCES: Mapping[State, str] = {
@@ -419,7 +386,6 @@ CONSEQUENCES: Mapping[State, str] = {
     "not locked": "a build stops before its first step; `{command}` pins it",
     "not used": "nothing in the matrix uses it; `imagebuild lock` removes it",
     "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
-    "moved": "builds take what is locked; `imagebuild lock --update {address}` takes what the tag names",
     "as locked": "",
 }
 """State of a source → what becomes of a build, the worst first."""
@@ -448,18 +414,16 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
             )
         )
 
-    def settle(source: Source, answer: tuple[State, str] | ImagebuildError) -> tuple[str, bool]:
+    def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
         lacking = lacks(lock.lock, source)
-        state: State
+        state: State = "not locked" if lacking else "as locked"
+        found = str(answer)
         if isinstance(answer, ImagebuildError):
             state, found = failure(source, answer)
-        else:
-            state, found = answer
-            state = "not locked" if lacking else state
         add(state, key_of(source), "; ".join(filter(None, (found, lacking))))
         return state, state == "as locked"
 
-    def ask(source: Source, advance: Advance) -> tuple[State, str]:
+    def ask(source: Source, advance: Advance) -> str:
         assert upstream
         return probe(source, lock.lock.entry(key_of(source)), upstream, advance, platforms)
 
@@ -467,7 +431,7 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
         ask_each(lock.sources, source_title, ask, upstream, settle)
     else:
         for source in lock.sources:
-            settle(source, ("as locked", ""))
+            settle(source, "")
     for key, package in unused_entries(lock.project.own_lock, lock.sources) if whole else ():
         add("not used", key, "", package)
     reports.sort(key=lambda row: ([*CONSEQUENCES].index(row.state), row.source))
@@ -477,8 +441,8 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
 
 def probe(
     source: Source, entry: Entry | None, upstream: Upstream, advance: Advance, platforms: Collection[Platform]
-) -> tuple[State, str]:
-    """Return `as locked`, or `moved` if a tag names another image than the pinned one, and what a server has, in words.
+) -> str:
+    """Return what a server has of a source, in words; of an image whose tag has moved, whether the pinned one is there.
 
     Raises ImagebuildError if that differs from the lock's entry, is missing, or is not for all platforms.
     """
@@ -487,33 +451,23 @@ def probe(
             size, known = upstream.web.length(url), getattr(entry, "size", None)
             if None not in (known, size) and size != known:
                 raise CommandError(f"{url}: has {size} bytes, but the lock says {known}")
-            return "as locked", format_size(size) if size is not None else "there, of unknown size"
+            return format_size(size) if size is not None else "there, of unknown size"
         case PackageSource(), _:
-            return "as locked", packages_there(source, entry if isinstance(entry, LockedRepository) else None, upstream)
+            return packages_there(source, entry if isinstance(entry, LockedRepository) else None, upstream)
         case WheelSet(component=component, version=version), tuple():
             pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
             hashes = {wheel.name: wheel.sha256 for wheel in upstream.wheels(WheelSet(component, version, pinned))}
             if changed := ", ".join(wheel.name for wheel in entry if hashes.get(wheel.name) != wheel.sha256):
                 raise CommandError(f"the index has other files of {changed}")
-            return "as locked", describe_entry(entry)
-    state: State = "as locked"
-    now, found = None, "nothing"
-    try:
-        now = upstream.resolve(source, None, advance)
-        found = describe_entry(now)
-    except Absent:
-        if not isinstance(entry, LockedImage):
-            raise
-    if isinstance(entry, LockedImage) and not (isinstance(now, LockedImage) and now.digest == entry.digest):
-        state, found = "moved", f"the tag names {found} now; the pinned {describe_entry(entry)} is still there"
-        now = upstream.resolve(source, entry, advance)
-    elif isinstance(entry, str) and now != entry:
-        raise CommandError(f"upstream has {found} now, locked is {describe_entry(entry)}")
+            return describe_entry(entry)
+    now = upstream.resolve(source, entry, advance)
+    if isinstance(entry, str) and now != entry:
+        raise CommandError(f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}")
     # An image for one platform has no list of them.
     of = now.platforms if isinstance(now, LockedImage) else {}
     if of and (lacking := set(platforms) - set(of)):
         raise CommandError(f"is for {', '.join(of)}, not for {', '.join(sorted(lacking))}")
-    return state, found
+    return describe_entry(now)
 
 
 def packages_there(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:

@@ -174,7 +174,7 @@ class Upstream:
             named = {item.platform: item.digest for item in manifests_of(top.document)}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ResultError(f"{where}: expected a manifest, found {error!r}; is it a registry?") from None
-        if digest and single:
+        if digest and single and facts:
             raise CommandError(f"{where}: the pinned digest is for one platform; `imagebuild lock --update` takes all")
         platforms = {p: named[p] for p in get_args(Platform) if p in named}
         of_platforms: dict[Platform, ImageFacts] = {}

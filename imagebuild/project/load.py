@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.files import cache_folder, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
-from imagebuild.core.yaml import load_yaml, read_yaml
+from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import Lock, layered_lock
 from imagebuild.project.matrix import GitProject, Matrix
@@ -144,24 +144,14 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
 def layers(folder: Path, kind: str) -> tuple[Path, ...]:
     """Return the folders of one kind of facts (`profiles`, `jobs`) that a project uses, its own last.
 
-    What comes with imagebuild is always there. Raises ConfigError if a matrix cannot be read.
-    """
-    chain = [folder]
-    while (base := extended_folder(chain[-1])) and base.resolve() not in map(Path.resolve, chain):
-        chain.append(base)
-    folders = [path for layer in (shipped_folder(), *reversed(chain)) if (path := layer / kind).is_dir()]
-    return tuple({path.resolve(): path for path in folders}.values())
-
-
-def extended_folder(folder: Path) -> Path | None:
-    """Return the folder that a project extends, without reading a matrix that does not mention it.
-
-    Raises ConfigError with the mistakes of the matrix.
+    What comes with imagebuild is always there. A matrix that extends nothing is not read. Raises ConfigError with the
+    mistakes of a project that extends another one.
     """
     matrix = folder / MATRIX
-    if not matrix.is_file() or b"extends:" not in matrix.read_bytes():
-        return None
-    return base_folder(read_yaml(matrix, Matrix).model.extends, folder)
+    extends = matrix.is_file() and b"extends:" in matrix.read_bytes()
+    chain = [root.parent for root in reversed(load_project(folder).roots)] if extends else [folder]
+    folders = [path for layer in (shipped_folder(), *chain) if (path := layer / kind).is_dir()]
+    return tuple({path.resolve(): path for path in folders}.values())
 
 
 def script_of(project: Project, component: str, check: Check) -> str:

@@ -36,6 +36,7 @@ LabelName = Annotated[
     str, Form(r"[a-z0-9]+([._-][a-z0-9]+)*", "the name of a label: lower case, with dots, such as com.acme.team")
 ]
 User = Annotated[str, Form("[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?", "user or user:group, names or numbers")]
+VariantName = Annotated[str, Form("runtime|devel", "runtime or devel")]
 GpuCapability = Annotated[str, Form("[0-9]{2,3}[a-z]?", "a compute capability without its dot, such as 90")]
 Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
@@ -169,7 +170,7 @@ class Image(Model):
     digits of the commit."""
     aliases: tuple[Annotated[Alias, BeforeValidator(_alias)], ...] = ()
     """Tags that publishing moves to the newest image."""
-    size_limit_mb: Annotated[int, Field(gt=0)] | dict[str, Annotated[int, Field(gt=0)]] | None = None
+    size_limit_mb: Annotated[int, Field(gt=0)] | dict[VariantName, Annotated[int, Field(gt=0)]] | None = None
     """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
     waivers: tuple[CheckWaiver, ...] = ()
     """Objections of the image checks that do not count here."""

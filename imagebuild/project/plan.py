@@ -27,7 +27,6 @@ from imagebuild.core.fields import (
     major,
     matches,
     minor,
-    satisfies,
 )
 from imagebuild.project.component import Component, Variant
 from imagebuild.project.lockfile import Lock, LockedImage
@@ -163,17 +162,14 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             full = pattern if "/" in pattern else f"{pattern}/*"
             fits = any(fnmatchcase(name, full.removesuffix("-speed")) for name in known)
             if not fits and not full.startswith("image/"):
-                near = suggestion(full, known)
-                hint = near if "did you mean" in near else "; see `imagebuild verify --list`"
-                mistakes.add(at("publish", "require", i, "checks", j), f"publish.require: no check {pattern}{hint}")
+                problem = f"publish.require: no check {pattern}{suggestion(full, known)}"
+                mistakes.add(at("publish", "require", i, "checks", j), problem)
     where = at("publish", "staging")
-    if unknown := [name for name in FIELD.findall(policy.staging) if name not in ("image", "repository")]:
-        mistakes.add(where, f"publish.staging: no value for {{{unknown[0]}}}; known: image, repository")
-        return
     for target in targets:
         name = repository_name(project, target.image)
         if not REPOSITORY.fits(name):
-            mistakes.add(where, f"publish.staging: {name!r} is not a valid name of a repository")
+            problem = f"{name!r} is not a valid name of a repository; write {{repository}}/{{image}} and more"
+            mistakes.add_once(f"{where}: publish.staging", problem)
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
 
@@ -197,8 +193,8 @@ def _references(project: Project) -> Iterator[Reference]:
                 yield file, where, "not a component that provides it:", component, offers
         if image.build_on:
             yield file, ("images", name, "build-on"), "no base", image.build_on, matrix.bases
-        for variant in image.size_limit_mb if isinstance(image.size_limit_mb, dict) else ():
-            yield file, ("images", name, "size-limit-mb", variant), "no variant", variant, image.axes.get("variant", ())
+        for axis in FIELD.findall(image.base or ""):
+            yield file, ("images", name, "base"), "unknown axis", axis, image.axes
     pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
     for pin in matrix.versions:
         yield file, ("versions", pin), "unknown component", pin, pins
@@ -293,20 +289,18 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 unknown.add(name)
                 remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
             mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{remedy}")
+    tools = {name for name, document in project.components.items() if document.model.build_only}
     listed = {component for image in matrix.images.values() for component in image.components}
     for option, names, choices in (
-        ("--with", changes.with_, set(project.components)),
+        ("--with", changes.with_, project.components.keys() - tools),
         ("--without", changes.without, listed),
     ):
         for name in names:
             if name not in choices:
-                problem = "no image lists it" if name in project.components else "unknown component"
-                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, choices)}")
+                problem = "cannot be in an image" if name in project.components else "unknown component"
+                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
             elif name in changes.with_ and name in changes.without:
                 mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
-    tools = {name for name, document in project.components.items() if document.model.build_only}
-    for name in tools.intersection(changes.with_):
-        mistakes.add(f"--with {name}", "is a tool of build stages, and cannot be in an image")
     for name, image in matrix.images.items():
         axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
         for i, component in enumerate(image.components):
@@ -317,9 +311,8 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
                 axes.setdefault(axis, f"VERSION of {component}")
         for axis, example in axes.items():
             if axis not in image.axes:
-                near = nearest(axis, image.axes)
-                remedy = f"correct {near!r}" if near else f"add `{axis}: [{example}]`"
-                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: the axis {axis!r} is missing; {remedy}")
+                problem = f"the axis {axis!r} is missing; add `{axis}: [{example}]`"
+                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
         # Another base is for the targets that were asked for, and compared with those alone.
         for release in image.axes.get("os", ()) if not changes.base_image else ():
             if image.base and (problem := base_mismatch(image.base, release)):
@@ -333,9 +326,8 @@ def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
         if document.model.version_axis or pin in matrix.versions or pin in changes.values:
             continue
         if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
-            line = f"{pin}: VERSION" if ("versions",) in project.matrix.lines else f"versions: {{{pin}: VERSION}}"
-            what = f"versions: no version for {name}, which {users[0]} uses; add `{line}`"
-            mistakes.add(at("versions"), what)
+            problem = f"no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            mistakes.add(at("versions"), f"versions: {problem}")
         elif name in changes.with_:
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
 
@@ -535,18 +527,10 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     for item in select_excluded(plan, selectors):
         reason = f"{item.rule} excludes {item.id}: {item.reason}"
         raise NothingSelected(f"{problem}: {reason}; `imagebuild plan` lists what is built")
-    known = {"image": {target.image for target in plan.targets}}
-    for target in plan.targets:
-        for axis, value in target.axes.items():
-            known.setdefault(axis, set()).add(value)
-    for axis, operator, value in map(_parts, selectors):
-        if operator and axis not in known:
-            raise NothingSelected(f"{problem}: no axis {axis!r}{suggestion(axis, known)}")
-        if operator and not any(_holds(value_of_target, operator, value) for value_of_target in known[axis]):
-            raise NothingSelected(f"{problem}: no target has it{suggestion(value, known[axis])}")
-    near = [nearest(name, [*known["image"], *(t.id for t in plan.targets)]) for name in selectors]
-    images = f"known images: {', '.join(sorted(known['image']))}"
-    raise NothingSelected(f"{problem}; " + next((f"did you mean {name!r}?" for name in near if name), images))
+    known = {name for t in plan.targets for name in (t.image, t.id, *(f"{a}={value}" for a, value in t.axes.items()))}
+    near = next((near for name in selectors if name not in known and (near := nearest(name, known))), None)
+    images = ", ".join(sorted({target.image for target in plan.targets}))
+    raise NothingSelected(f"{problem}; " + (f"did you mean {near!r}?" if near else f"known images: {images}"))
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
@@ -571,28 +555,12 @@ def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...
 
 def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
     """Return whether a combination fits globs of ids, names of images, and `axis=value`."""
-    parts = [_parts(selector) for selector in selectors]
-    globs = [glob for glob, operator, _ in parts if not operator]
     values = {"image": item.image, **item.axes}
-    return all(_holds(values.get(axis, ""), operator, value) for axis, operator, value in parts if operator) and (
-        not globs or any(g == item.image or fnmatchcase(item.id, g) for g in globs)
+    pairs = [selector.split("=", 1) for selector in selectors if "=" in selector]
+    globs = [selector for selector in selectors if "=" not in selector]
+    return all(fnmatchcase(values.get(axis, ""), value) for axis, value in pairs) and (
+        not globs or any(glob == item.image or fnmatchcase(item.id, glob) for glob in globs)
     )
-
-
-def _parts(selector: str) -> tuple[str, str, str]:
-    """Return axis, operator and value of `cuda>=13.4`; of a glob, that and two empty texts."""
-    match = re.match(r"([^<>=!~]+)([<>=!~]=?)(.*)", selector)
-    return (match[1], match[2], match[3]) if match else (selector, "", "")
-
-
-def _holds(known: str, operator: str, value: str) -> bool:
-    """Return whether a value of an axis fits a selector. Raises ConfigError for a wrong version specifier."""
-    if operator == "=":
-        return fnmatchcase(known, value)
-    try:
-        return satisfies(known, operator + value)
-    except ValueError as error:
-        raise ConfigError(f"{operator}{value}: {error}") from None
 
 
 def with_requirements(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:

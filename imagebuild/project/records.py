@@ -128,7 +128,6 @@ class VerifyResult(Model):
     labels: dict[str, str] = Field(default_factory=dict)
     started: str = ""
     version: str = ""
-    """Of imagebuild."""
     revision: str | None = None
     """Commit of the project whose checks ran; with `-dirty` if files had changed."""
     surroundings: Surroundings | None = None
@@ -146,7 +145,6 @@ class Vulnerability(Model):
     package: str
     version: str
     fixed_in: str | None = None
-    """Version without it, if there is one."""
     waived: str | None = None
     """Why the policy lets it pass, and until when."""
     fails: bool = False
@@ -320,7 +318,6 @@ class Catalog(Model):
     repository: str
     """Where all images are, with the registry."""
     read: str
-    """When the registry was read, in UTC."""
     imagebuild: str
     """Version that read it."""
     images: tuple[PublishedImage, ...]

@@ -21,7 +21,7 @@ from imagebuild.project.lockfile import (
     image_facts_of,
 )
 from imagebuild.project.matrix import Base, Pin, Target
-from imagebuild.project.plan import Project, pin_of, provider_of
+from imagebuild.project.plan import FIELD, Project, pin_of, provider_of
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
@@ -196,13 +196,7 @@ class Recipe:
         """Return the image, with its tag, that the target starts from."""
         if not self.image.base:
             return self.project.matrix.model.bases[self.target.axes["os"]].image
-        try:
-            return self.image.base.format_map(self.target.axes)
-        except (KeyError, ValueError) as error:
-            where = self.project.matrix.at("images", self.target.image, "base")
-            raise ConfigError(
-                f"{where}: base: unknown axis {error}{suggestion(str(error), self.target.axes)}"
-            ) from None
+        return FIELD.sub(lambda match: self.target.axes[match[1]], self.image.base)
 
     def images(self, name: str) -> dict[str, str]:
         """Return label → image, with its tag, that a component's stage starts from or takes files from."""

@@ -57,11 +57,6 @@ class Dockerfile:
 
 FILE_FAULTS = (
     (r"\0", "a NUL cannot be in a text; remove it"),
-    (
-        r"{{ *(version|base|os|commit|variant) *}}",
-        "this is not filled in, as files are no templates; write @NAME@, and {{ file('…')|replace('@NAME@', name) }} "
-        "in the template",
-    ),
     (r"^EOF$", "a line 'EOF' would end the heredoc that the file is put in; write it otherwise"),
 )
 """What may not be in a component's files, and what to do."""
@@ -86,19 +81,17 @@ def hash_of_lock(recipe: Recipe, lock: Lock, pins: dict[Source, str] | None = No
 
 def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
     """Return the packages to install, as apt-get takes them."""
-    chosen: set[str] = set()
+    exact, others = set[str](), {*recipe.image.packages.apt}
     for name in recipe.target.components:
-        own_repository = recipe.component(name).packages_from or recipe.component(name).repository
-        for package in recipe.packages(name):
-            if "=" in package:
-                # The distribution's archive keeps one version, whose suffix a stable update or a rebuild may change.
-                chosen.add(package if own_repository else f"'{package}*'")
-            elif own_repository:
-                chosen.add(f"{package}={locked_version(recipe, name, package, lock, stage=False)}")
-            else:
-                chosen.add(package)
-    chosen |= {f"'{package}*'" if "=" in package else package for package in recipe.image.packages.apt}
-    return sorted(chosen, key=lambda p: p.strip("'"))
+        if recipe.component(name).packages_from or recipe.component(name).repository:
+            for package in recipe.packages(name):
+                version = "" if "=" in package else f"={locked_version(recipe, name, package, lock, stage=False)}"
+                exact.add(package + version)
+        else:
+            others.update(recipe.packages(name))
+    # The distribution's archive keeps one version, whose suffix a stable update or a rebuild may change.
+    own = {f"'{package}*'" if "=" in package else package for package in others}
+    return sorted(exact | own, key=lambda package: package.strip("'"))
 
 
 def package_repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = False) -> dict[str, Any] | None:

@@ -64,11 +64,6 @@ def test_every_path_of_a_module_exists(document: Path) -> None:
     assert not missing
 
 
-def test_paths_that_the_page_names_exist() -> None:
-    for path in re.findall(r"`((?:dockerfiles|imagebuild|jobs|profiles|publish|report)/[\w./-]+)`", PAGE):
-        assert any((root / path).exists() for root in (ROOT, ROOT / "imagebuild")), path
-
-
 def test_chains_of_imports_are_short() -> None:
     """From a module through what it imports, wherever the import stands, to one that imports nothing of the project."""
     graph = grimp.build_graph("imagebuild")

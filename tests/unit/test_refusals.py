@@ -49,7 +49,7 @@ def spoil(files: Files, row: dict[str, Any]) -> None:
         files.component("tool", f"{TOOL}{row.get('component', '')}\n", row.get("build"))
 
 
-PLACE = re.compile(r"error: (\S+: |--|No such |Option |no target fits )")
+PLACE = re.compile(r"error: (\S+: |--|No such |Option |Invalid value for |no target fits )")
 """A file with its line, an option or an argument."""
 REMEDY = re.compile("; |, not | must | write |cannot be (read|written)|requires an argument")
 

@@ -26,7 +26,7 @@ import yaml
 
 from imagebuild.core import Arch, ImagebuildError, Mirrors, Patience, run_program
 from imagebuild.lock import Upstream, choose, image_facts, tree_facts, unpack
-from imagebuild.project import LockedRepository, PackageSource, Project, TreeFacts, Unpacked, key_of, lacks
+from imagebuild.project import ImageFacts, LockedRepository, PackageSource, Project, TreeFacts, Unpacked, key_of, lacks
 from tests.conftest import ROOT, ran
 from tests.unit.image_files import elf
 from tests.unit.lock.lock_fakes import lock_of
@@ -287,21 +287,18 @@ CUDA = bases.Cuda("13.2.1", "ubuntu24.04", "2.28.9-1+cuda13.0")
 HOLD = "RUN /bin/sh -c apt-mark hold ${NV_LIBCUBLAS_PACKAGE_NAME} ${NV_LIBNCCL_PACKAGE_NAME} # buildkit"
 
 
-@pytest.mark.parametrize(
-    ("change", "nccl", "held"),
-    [
-        ({}, "2.28.9-1+cuda13.0", ("libcublas-13-2", "libnccl2")),
-        ({"NV_LIBNCCL_PACKAGE": None}, "2.28.9-1", ("libcublas-13-2", "libnccl2")),
-        ({"NV_LIBNCCL_PACKAGE": None, "NCCL_VERSION": None, "NV_LIBNCCL_PACKAGE_NAME": None}, "", ("libcublas-13-2",)),
-        ({"NV_LIBCUBLAS_PACKAGE_NAME": None}, "2.28.9-1+cuda13.0", ("libnccl2",)),
-    ],
-    ids=["as shown", "no package of NCCL", "no NCCL", "no cuBLAS"],
-)
-def test_images(change: dict[str, str | None], nccl: str, held: tuple[str, ...]) -> None:
-    env = {name: value for name, value in {**CUDA.environment("runtime"), **change}.items() if value is not None}
-    config = {"config": {"Env": [f"{n}={v}" for n, v in env.items()]}, "history": [{"created_by": HOLD}, {}]}
-    facts = image_facts(config)
-    assert (facts.nccl, facts.held, facts.environment) == (nccl, held, env)
+def test_images() -> None:
+    def facts(**change: str | None) -> ImageFacts:
+        env = {name: value for name, value in {**CUDA.environment("runtime"), **change}.items() if value is not None}
+        config = {"config": {"Env": [f"{n}={v}" for n, v in env.items()]}, "history": [{"created_by": HOLD}, {}]}
+        return image_facts(config)
+
+    shown = facts()
+    assert (shown.nccl, shown.held) == ("2.28.9-1+cuda13.0", ("libcublas-13-2", "libnccl2"))
+    assert shown.environment == CUDA.environment("runtime")
+    assert facts(NV_LIBNCCL_PACKAGE=None).nccl == "2.28.9-1"
+    without = facts(NV_LIBNCCL_PACKAGE=None, NCCL_VERSION=None, NV_LIBNCCL_PACKAGE_NAME=None)
+    assert (without.nccl, without.held) == ("", ("libcublas-13-2",))
     assert image_facts({"config": None}).held == ()
     with pytest.raises(ImagebuildError, match="cannot be read"):
         image_facts({"config": {"Env": [1]}})

@@ -4,7 +4,6 @@ import io
 import json
 import shlex
 import sys
-from datetime import date
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -32,12 +31,6 @@ def test_plan_why_names_rule_and_reason(call: Call) -> None:
     _, out, _ = call("plan", "--why")
     assert "no-old-devel" in out
     assert "nobody asked for it" in out
-
-
-def test_render_to_a_file_equals_render_to_the_terminal(call: Call, tmp_path: Path) -> None:
-    _, out, _ = call("render", "tiny-cuda12.9*")
-    assert call("render", "tiny-cuda12.9*", "-o", "D")[0] == 0
-    assert (tmp_path / "D").read_text() == out
 
 
 def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) -> None:
@@ -137,31 +130,16 @@ def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, stat
         ("report x --profile h10", ["h100"]),
         ("limits h10", ["h100"]),
         ("job mpijob --cluster co", ["coreweave"]),
-        ("job j", ["jobset"]),
-        ("plan --set cuda=1", ["cuda=12.9", "cuda=13.0"]),
-        ("plan --set l", ["library=1.2"]),
-        ("verify --only lib", ["library/loads"]),
-        ("build --platform l", ["local", "linux/amd64"]),
     ],
 )
 def test_a_shell_completes_names_of_the_project(
-    call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]
+    call: Call, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]
 ) -> None:
-    tiny.component("library", LIBRARY + "checks: [{name: loads, description: x, run: x}]\n")
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # so that the program is called imagebuild
     monkeypatch.setenv("_IMAGEBUILD_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"imagebuild {line}")
     monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
     assert call()[1].splitlines()[: len(names)] == names
-
-
-def test_the_date_of_the_lock_is_set_alone(call: Call, tiny: Files) -> None:
-    before = tiny.load().lock
-    status, out, _ = call("lock", "--date", "2026-11-21")
-    assert (status, "all digests change" in out) == (0, True)
-    assert tiny.load().lock == before.model_copy(update={"date": date(2026, 11, 21)})
-    status, out, _ = call("lock", "--check", "--offline", "--json", "-")
-    assert (status, {source["state"] for source in json.loads(out)["sources"]}) == (0, {"as locked"})
 
 
 def test_a_plan_says_how_many_sources_have_no_pin(call: Call, tiny: Files) -> None:

@@ -144,14 +144,6 @@ def test_names_of_components_pins_bases_and_addresses(
     assert ({kind for kind, _ in found}, len(found)) == (kinds, names)
 
 
-@pytest.mark.parametrize(
-    ("name", "near"), [("ucxx", "ucx"), ("nvidia/cuda:13.4.2-devel-ubuntu24.4", "nvidia/cuda:13.4.2-devel-ubuntu24.04")]
-)
-def test_an_unknown_name(recipes: Iterator[Recipe], name: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: no component.*; did you mean '{near}'"):
-        keys_of([name], recipes)
-
-
 def test_the_lock_has_every_source_of_what_can_be_built_without_nvidias_servers(
     project: Project, full_plan: Plan, renderer: Renderer
 ) -> None:

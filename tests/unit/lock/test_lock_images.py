@@ -29,7 +29,7 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
     assert Upstream().image(reference) == LockedImage(digest=entry)  # a single manifest has no platforms
     assert Upstream().image(reference, digest=digest) == found
     with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` takes"):
-        Upstream().image(reference, digest=entry)
+        Upstream().image(reference, facts=True, digest=entry)
     with pytest.raises(Absent, match="the registry does not have it"):
         Upstream().image(reference, digest=f"sha256:{'0' * 64}")
 

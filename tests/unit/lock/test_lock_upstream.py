@@ -100,21 +100,11 @@ def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server, tmp
         Upstream().resolve(wanted, SHA256, lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "reason"),
-    [
-        ("InRelease", b"Origin: test", b"Origin: evil", "gpg says BADSIG"),
-        ("key.asc", b"-----BEGIN", b"<html>", "gpg says ERRSIG"),
-    ],
-)
-def test_what_was_tampered_with(server: Server, name: str, old: bytes, new: bytes, reason: str) -> None:
-    server.replaced[f"/repo/{name}"] = (server.root / "repo" / name).read_bytes().replace(old, new)
-    with pytest.raises(CommandError, match=f"repo/: expected a good signature by the repository's key, but {reason}"):
-        resolved(server, "tool")
-
-
-def test_text_around_the_signature_does_not_count(server: Server) -> None:
+def test_only_what_is_signed_counts(server: Server) -> None:
     text = (server.root / "repo" / "InRelease").read_bytes()
+    server.replaced["/repo/InRelease"] = text.replace(b"Origin: test", b"Origin: evil")
+    with pytest.raises(CommandError, match="expected a good signature by the repository's key, but gpg says BADSIG"):
+        resolved(server, "tool")
     other = gzip.compress(b"Package: tool\nVersion: 9\n")
     evil = f"SHA256:\n {hashlib.sha256(other).hexdigest()} 9 Packages.gz\n\n".encode()
     server.replaced["/repo/InRelease"] = evil + text
@@ -261,7 +251,7 @@ def command(files: Files) -> Command:
 
 
 def test_lock_from_nothing_check_and_changes(command: Command, server: Server, project_git: Path, keys: Keys) -> None:
-    assert "imagebuild.lock: 4 resolved; all 5 sources are pinned" in command("lock")
+    assert "imagebuild.lock: all 5 sources are pinned" in command("lock")
     lock = command.lock
     tag = f"{project_git.as_uri()} v3.4"
     assert lock["archives"][at(server, "host/a.tar")] == SHA256
@@ -272,7 +262,7 @@ def test_lock_from_nothing_check_and_changes(command: Command, server: Server, p
         "candidates": {"nccl": ["2.9.9-1+cuda12.9", "2.32.3-1+cuda12.9"], "tool": ["1:1.0~rc1", "1:1.0"]},
     }
     server.requests.clear()
-    assert "0 resolved; all 5 sources are pinned" in command("lock")
+    assert "all 5 sources are pinned" in command("lock")
     assert server.requests == []
     assert command("lock", "--check", "--offline") == "as locked: 5\nupstream was not asked\n"
 
@@ -309,20 +299,7 @@ def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: 
     shown = [line.split()[1:] for line in out.splitlines() if re.match(r" +[0-9]+\.[0-9] ", line)]
     assert sorted(line[0] for line in shown) == ["archive", "git"]
     assert {**command.lock, "git": before["git"]} == before
-    # All: what is there is written, and what was there stays, in use or not.
-    (server.root / "host" / "13.0.tar").write_bytes(b"13")
-    command("lock", expect=4)
-    failed = command.lock
-    assert at(server, "host/12.9.tar") not in failed["archives"]
-    assert failed["archives"][at(server, "host/13.0.tar")] == hashlib.sha256(b"13").hexdigest()
-    assert failed["archives"].items() >= before["archives"].items()
-    assert [name.split()[1] for name in failed["git"]] == ["v3.4", "v3.5"]
-    (server.root / "host" / "12.9.tar").write_bytes(b"12")
     assert "not used" in command("lock", "--check", "--offline", expect=1)
-    command("lock", "cuda=12.9")
-    assert at(server, "host/b.tar") in command.lock["archives"], "other targets were not asked about"
-    command("lock")
-    assert at(server, "host/b.tar") not in command.lock["archives"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -343,21 +320,8 @@ def test_an_interrupted_run_resumes(command: Command, server: Server, how: signa
     assert list((command.folder / "tmp").iterdir()) == []
     server.truncated.clear()
     server.requests.clear()
-    assert "1 resolved; all 5 sources are pinned" in command("lock")
+    assert "all 5 sources are pinned" in command("lock")
     assert [r.path for r in server.requests] == ["/host/b.tar"]
-
-
-def test_the_users_mirrors_are_asked(command: Command, server: Server, files: Files) -> None:
-    component = "dockerfiles/components/library/component.yaml"
-    files.replace(component, at(server, ""), "https://example.org/")
-    files.write("config.yaml", f"mirrors: {{downloads: {{https://example.org/: '{at(server, '')}'}}}}\n")
-    command.environ["IMAGEBUILD_CONFIG"] = str(files.root / "config.yaml")
-    server.failing["/host/a.tar"] = [404]
-    gone = rf"https://example.org/host/a.tar \(as http://127.0.0.1:{server.port}/host/a.tar\)"
-    assert re.search(gone, command("lock", expect=4))
-    command("lock")
-    assert command.lock["archives"]["https://example.org/host/a.tar"] == SHA256
-    assert "https://example.org/repo/" in command.lock["repositories"]
 
 
 def test_bump_proposes_and_writes(command: Command) -> None:
@@ -368,11 +332,9 @@ def test_bump_proposes_and_writes(command: Command) -> None:
         '-  git-tool: "3.4" # and this', '+  git-tool: "3.10" # and this',
         '-  library: "2.9.9" # the library', '+  library: "2.32.3" # the library',
     }  # fmt: skip
-    assert "tool  3.4      nobody lists its versions" in out
+    assert "tool  3.4      no server lists its versions" in out
     assert (command.folder / "matrix.yaml").read_text() == before
-    out = command("bump", "--pre", "git-tool")
-    assert '+  git-tool: "4.0-rc1" # and this' in out
-    assert "+  library: " not in out
+    assert "+  library: " not in command("bump", "git-tool")
     assert "matrix.yaml: written; `imagebuild lock` pins the new versions" in command("bump", "--write")
     after = before.replace('git-tool: "3.4"', 'git-tool: "3.10"').replace('"2.9.9"', '"2.32.3"')
     assert (command.folder / "matrix.yaml").read_text() == after

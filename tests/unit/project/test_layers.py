@@ -7,7 +7,6 @@ from unittest.mock import ANY
 import pytest
 
 from imagebuild.core import CommandError, ConfigError, run_program
-from imagebuild.lock import edited
 from imagebuild.project import (
     Changes,
     Project,
@@ -81,13 +80,6 @@ def test_own_versions_bases_components_and_entries_of_the_lock_count_instead(tmp
     assert project.template("components/tool/build.j2") == tmp_path / "own/../dockerfiles/components/tool/build.j2"
 
 
-def test_a_newer_version_is_written_into_the_own_matrix(tmp_path: Path, tiny: Files) -> None:
-    project = load_project(own(tmp_path / "own", "..", 'versions: {library: "1.5"}\n'))
-    changes = {("library", 0): "1.6"}
-    text = edited(project.matrix, changes)
-    assert text == project.matrix.path.read_text().replace('"1.5"', '"1.6"')
-
-
 def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> None:
     more = """\
     packages: {apt: [htop, "jq=1.7"]}
@@ -130,8 +122,6 @@ def test_profiles_and_facts_of_jobs_of_all_layers(tmp_path: Path) -> None:
         (folder / "profiles").mkdir()
     assert layers(top, "profiles") == (ROOT / "profiles", top / "../base/profiles", top / "profiles")
     assert layers(ROOT, "jobs") == (ROOT / "jobs",)
-    own(tmp_path / "base", "../top")
-    assert layers(top, "profiles")[-1] == top / "profiles", "two that extend each other are read once"
 
 
 @pytest.mark.programs

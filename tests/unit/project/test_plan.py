@@ -3,30 +3,11 @@ from collections.abc import Callable
 import pytest
 
 from imagebuild.project import Plan, make_plan, parse_changes, select_targets
-from tests.conftest import LIBRARY, TOOL, Files
+from tests.conftest import LIBRARY, Files
 
 
 def test_the_plan_of_this_project(full_plan: Plan, golden: Callable[[str, str], None]) -> None:
     golden("tests/golden/plan.json", full_plan.model_dump_json(indent=1) + "\n")
-
-
-def test_excluded_combinations_have_a_rule_and_a_reason(tiny: Files) -> None:
-    made = make_plan(tiny.load())
-    assert [t.id for t in made.targets] == [
-        "tiny-cuda12.9-debian13-runtime",
-        "tiny-cuda13.0-debian13-runtime",
-        "tiny-cuda13.0-debian13-devel",
-    ]
-    assert [(e.axes["cuda"], e.rule, e.reason) for e in made.excluded] == [
-        ("12.9", "no-old-devel", "nobody asked for it")
-    ]
-
-
-def test_components_say_what_they_support(tiny: Files) -> None:
-    tiny.component("tool", TOOL + 'supports: [{when: {cuda-major: ">=13"}, reason: it needs 13}]\n')
-    made = make_plan(tiny.load())
-    assert {t.axes["cuda"] for t in made.targets} == {"13.0"}
-    assert {e.rule for e in made.excluded} == {"no-old-devel", "tool-supports"}
 
 
 def test_requirements_come_first_are_added_and_may_be_provided(tiny: Files) -> None:
@@ -36,13 +17,6 @@ def test_requirements_come_first_are_added_and_may_be_provided(tiny: Files) -> N
     tiny.replace("matrix.yaml", "components: [tool]", "components: [tool, other]")
     tiny.replace("matrix.yaml", 'library: "1.2"', 'other: "1.2"')
     assert list(make_plan(tiny.load()).targets[0].components) == ["other", "tool"]
-
-
-def test_a_component_may_be_for_one_variant(tiny: Files) -> None:
-    tiny.component("extra", LIBRARY + "variants: [devel]\nversion-axis: os\n")
-    tiny.replace("matrix.yaml", "components: [tool, library]", "components: [tool, library, extra]")
-    has = {t.axes["variant"]: "extra" in t.components for t in make_plan(tiny.load()).targets}
-    assert has == {"runtime": False, "devel": True}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +32,13 @@ def test_a_component_may_be_for_one_variant(tiny: Files) -> None:
 )
 def test_select(tiny: Files, selectors: list[str], number: int) -> None:
     assert len(select_targets(make_plan(tiny.load()), selectors)) == number
+
+
+def test_a_selection_leaves_an_alias_where_it_is(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "    tags:", '    aliases: ["{repository}/{image}:latest"]\n    tags:')
+    made = make_plan(tiny.load())
+    assert [target.aliases for target in made.targets] == [(), (), ("example/tiny:latest",)]
+    assert [target.aliases for target in select_targets(made, ["cuda=12.9"])] == [()]
 
 
 def test_set_changes_an_axis_or_a_pin(tiny: Files) -> None:

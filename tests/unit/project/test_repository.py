@@ -24,12 +24,6 @@ def test_every_installed_component_has_checks_with_scripts(project: Project) -> 
             assert script_of(project, name, check)
 
 
-def test_no_pin_is_unused(project: Project) -> None:
-    """Pins of components that no image has are for `--with`."""
-    pins = {*project.components, *(d.model.pin for d in project.components.values() if d.model.pin)}
-    assert set(project.matrix.model.versions) <= pins
-
-
 @pytest.mark.parametrize("model", [Matrix, Component, Lock])
 def test_schemas(model: type[Matrix | Component | Lock], golden: Callable[[str, str], None]) -> None:
     text = json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n"
@@ -72,3 +66,10 @@ def test_rendered_dockerfiles_pass_hadolint(full_plan: Plan, renderer: Renderer,
         files[-1].write_text(renderer.dockerfile(target).text)
     done = ran(PROGRAMS / "hadolint", "--config", ROOT / ".hadolint.yaml", "--no-color", *files)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_component_knows_an_image_by_its_name(project: Project) -> None:
+    """Conditions of components name what an image has."""
+    for name, document in project.components.items():
+        for key in ("supports", "excludes", "facts", "env", "checks", "waivers"):
+            assert not [entry.when for entry in getattr(document.model, key) if "image" in entry.when], (name, key)

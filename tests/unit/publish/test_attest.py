@@ -421,7 +421,7 @@ def test_commands(published: Published, command: Call, monkeypatch: pytest.Monke
     status, text, _ = command(*add)
     assert (status, text.startswith(f"registry.test/{REPOSITORY}@sha256:")) == (0, True)
     for wrong, message in (
-        (("attest", "show", published.reference, "--kind", "sbon"), "--kind sbon: must be one of 'sbom'"),
+        (("attest", "show", published.reference, "--kind", "sbon"), "'sbon' is not one of 'sbom'"),
         ((*add, "--key", "k"), "--certificate-identity and --no-tlog: need --sign"),
     ):
         status, _, text = command(*wrong)

@@ -8,7 +8,7 @@ import pytest
 from imagebuild.core import ConfigError
 from imagebuild.project import Changes, Plan, Project, make_plan, parse_changes, versions_with
 from imagebuild.render import Renderer
-from tests.conftest import LIBRARY, LOCK, Files
+from tests.conftest import LOCK, Files
 
 GOLDEN = [
     "quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel",
@@ -80,11 +80,6 @@ def test_what_targets_share_changes_none_of_them(project: Project, renderer: Ren
     for target in full_plan.targets[::3]:
         alone = Renderer(project, versions_with(project, Changes()))
         assert renderer.dockerfile(target).text == alone.dockerfile(target).text
-
-
-def test_a_stage_sees_its_key(tiny: Files) -> None:
-    tiny.component("library", LIBRARY + "key: [cuda]\n", build="FROM {{ base }} AS library\nRUN echo {{ key.cuda }}\n")
-    assert "RUN echo 13.0" in rendered(tiny)
 
 
 ARCHIVE = """
