@@ -36,7 +36,7 @@ from imagebuild.bench.read import read_files
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.project.records import SPEED, CheckResult, VerifyResult
+from imagebuild.project.records import SPEED, VerifyResult
 from imagebuild.report.sweeps import Sweep, find_sweeps, host_label
 
 ClaimKind = Literal["data", "participation", "speed"]
@@ -266,9 +266,12 @@ def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> l
 
 
 def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
-    """Assert that the checks of an image pass, except those of speed: their claims are in `judgements`."""
+    """Assert that the checks of an image pass, except those of other checks' speed: `judgements` has their claims."""
+    measured = {(check.component, f"{check.check}{SPEED}") for check in verification.checks if check.results}
     assertions = []
-    for check in set_aside_speed(verification.checks):
+    for check in verification.checks:
+        if check.judgements and (check.component, check.check) in measured:
+            continue
         subject, state = f"{check.component} {check.check}", check.outcome
         facts = check.reason, check.seconds, check.output if state == "failed" else ""
         assertions.append(Assertion("check", verification.image, subject, state, state, *facts))
@@ -434,12 +437,6 @@ def judged_checks(verification: VerifyResult) -> Iterator[Judged]:
             if len(judgements) != len(own):
                 raise ResultError(f"{check.component} {check.check}: its judgements are not about its results")
             yield check.results, judgements
-
-
-def set_aside_speed(checks: Sequence[CheckResult]) -> list[CheckResult]:
-    """Return the checks without those of speed whose claims are about another check's results."""
-    measured = {(check.component, f"{check.check}{SPEED}") for check in checks if check.results}
-    return [check for check in checks if not check.judgements or (check.component, check.check) not in measured]
 
 
 def _merged(parts: Sequence[Judged]) -> dict[str, Any]:
