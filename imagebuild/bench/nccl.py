@@ -345,7 +345,6 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
 
 
 def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: str = "") -> Run:
-    """Return the run of a table, with its verdict."""
     ranks, hosts, gpus, devices = _devices(table)
     compared_rows = _compared_rows(table)
     facts = Run(

@@ -78,7 +78,6 @@ def read_text(source: str, text: str) -> Results:
 
 
 def _parse_log(log: Log) -> Results:
-    """Return what the lines of one file say."""
     parts: dict[str, list[Any]] = defaultdict(list)
     tools: dict[str, None] = {}
     unread: list[str] = []

@@ -463,13 +463,13 @@ def _lost_logs(sources: Iterable[Source]) -> list[str]:
     paths = {PurePath(source.path): source for source in sources}
     logs = [path for path, source in paths.items() if source.tools]
     kinds, stems = {kind(path) for path in logs}, {path.with_suffix("") for path in logs if path.suffix}
-
-    def is_lost(path: PurePath, source: Source) -> bool:
+    lost = []
+    for path, source in paths.items():
         is_beside = not source.lines and path.with_suffix("") in stems
-        return kind(path) in kinds or (source.is_lost and len(logs) > 1 and not is_beside)
-
-    silent = [(path, source) for path, source in paths.items() if not source.tools]
-    return [source.path for path, source in silent if is_lost(path, source)]
+        has_failed = source.is_lost and len(logs) > 1 and not is_beside
+        if not source.tools and (kind(path) in kinds or has_failed):
+            lost.append(source.path)
+    return lost
 
 
 def _files_in(path: Path) -> list[Path]:
