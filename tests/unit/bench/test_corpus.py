@@ -6,6 +6,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,6 @@ import pytest
 import yaml
 
 from imagebuild.bench import BandwidthTest, PerftestTable, Results, Run, TableRow, read_text
-from tests.unit.bench.fuzz import broken, spoiled
 from tests.unit.bench.nccl_tables import Table
 
 DATA = Path(__file__).parents[2] / "data"
@@ -126,9 +126,49 @@ def test_a_tool_after_another(entry: dict[str, Any], other: str) -> None:
     assert found == expected
 
 
+ODD = (
+    "", "-", "|", "0", "99999999999999999999999999", "-1", "1e999", "nan", "N/A",
+    "\N{ARABIC-INDIC DIGIT THREE}", "\x00",
+    "x" * 5000, "9" * 5000, "Waived:", "Running a_b.", "Final:", "#bytes #iterations", "-" * 27, "0 1 2", "Error: no",
+    "{", "}", "\n\n",
+)  # fmt: skip
+
+
+def broken(text: str) -> Iterator[str]:
+    """The text cut, and with words and lines lost, doubled, swapped or replaced."""
+    chance = random.Random(0)
+    for at in range(0, len(text), max(1, len(text) // 20)):
+        yield text[at:]
+    for _ in range(15):
+        rows = text.split("\n")
+        for _ in range(chance.randint(1, 8)):
+            at, other = chance.randrange(len(rows)), chance.randrange(len(rows))
+            words = rows[at].split(" ")
+            words[chance.randrange(len(words))] = chance.choice(ODD)
+            ways = (
+                rows[at][: chance.randint(0, len(rows[at]))],
+                rows[at] + rows[other],
+                rows[other],
+                " ".join(words),
+                chance.choice(ODD),
+            )
+            rows[at] = chance.choice(ways)
+        yield "\n".join(rows)
+
+
+def spoiled(node: Any, chance: random.Random) -> Any:
+    """The document with parts replaced by values of other kinds, or gone."""
+    if chance.random() < 0.08:
+        values: tuple[Any, ...] = (None, True, 0, -1, 10**30, float("nan"), "", "x", [], {}, [[]], [None], {"name": 1})
+        return chance.choice(values)
+    if isinstance(node, dict):
+        return {key: spoiled(value, chance) for key, value in node.items() if chance.random() > 0.03}
+    return [spoiled(value, chance) for value in node] if isinstance(node, list) else node
+
+
 @every_entry
 def test_spoiled_output_is_no_error(entry: dict[str, Any]) -> None:
-    texts, chance = list(broken(log_of(entry), count=15)), random.Random(1)
+    texts, chance = list(broken(log_of(entry))), random.Random(1)
     with suppress(ValueError):
         texts += [json.dumps(spoiled(json.loads(log_of(entry)), chance)) for _ in range(60)]
     for text in texts:
