@@ -34,8 +34,6 @@ from imagebuild.bench.models import (
 
 MEDIAN, POINT, SPREAD = 0.05, 0.15, 0.20
 NO_DATA = Claim(state="not applicable", reason="compared with the baseline")
-SMALLEST = 2**20
-"""Least size in bytes at which collectives are compared."""
 
 Point = int | tuple[int, int]
 """A size in bytes, or row and column of a cell of a matrix."""
@@ -152,7 +150,7 @@ def _values_of(result: Measurement) -> dict[str, dict[Point, float]]:
             for line in result.rows:
                 operation = f" {line.redop}" if line.redop and line.redop != "none" else ""
                 speeds = [half.busbw_gb_s for half in line.halves if half.busbw_gb_s]
-                if line.size_bytes >= SMALLEST and speeds:
+                if line.size_bytes >= 2**20 and speeds:
                     values[f"{result.subject}, {line.dtype}{operation}"][line.size_bytes] = fmean(speeds)
             return values or {result.subject: {}}
         case BandwidthTest() if result.unit == "GB/s":

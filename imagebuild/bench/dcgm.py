@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping
 from imagebuild.bench.logs import JsonDocument, Parsed, excerpt, json_list, json_object, json_text
 from imagebuild.bench.models import Diagnostic, Verdict
 
-WHOLE_RUN = "diag"
-"""The test that stands for the run as a whole: it fails where dcgmi itself reports an error."""
-
 _VERDICTS: dict[str, tuple[Verdict, str]] = {
     "pass": ("ok", ""), "passed": ("ok", ""), "fail": ("failed", ""), "failed": ("failed", ""), "warn": ("warned", ""),
     "skip": ("waived", "skipped"), "skipped": ("waived", "skipped"),
@@ -25,29 +22,28 @@ def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] |
     runs = [top, *json_list(top.get("iterations"))]
     if not any(title in json_object(run) for run in runs for title in _JSON_TITLES):
         return None
-    # What is around several runs has no tests, but may have an error.
-    parsed = [entry for run in runs for entry in _json_run(source, run, has_tests=run is not top or len(runs) == 1)]
+    parsed: Parsed[Diagnostic] = []
+    for run in runs:
+        titled = [part for title in _JSON_TITLES if isinstance(part := json_object(run).get(title), dict)]
+        for part in (json_object(run), *titled):
+            # An error of dcgmi itself is that of a test which stands for the whole run.
+            about = {"source": source, "category": None, "test": "diag", "verdict": "failed"}
+            errors = filter(None, (json_text(part.get(key)) for key in ("runtime_error", "Warning")))
+            parsed += [Diagnostic(**about, reason=excerpt(error)) for error in errors]
+        # What is around several runs has no tests, but may have an error.
+        if not titled and (run is not top or len(runs) == 1):
+            parsed.append(excerpt(f"dcgmi diag: {run!r}"))
+        for category in (category for part in titled for category in json_list(part.get("test_categories"))):
+            tests, name = json_object(category).get("tests"), json_text(json_object(category).get("category"))
+            if not isinstance(tests, list):
+                parsed.append(excerpt(f"test_categories: {category!r}"))
+                continue
+            for test in tests:
+                if isinstance(test, dict) and isinstance(test.get("name"), str):
+                    parsed += _json_results(source, name, test)
+                elif test is not None:
+                    parsed.append(excerpt(f"tests: {test!r}"))
     return parsed or ["dcgmi diag: no test in the document"]
-
-
-def _json_run(source: str, run: object, *, has_tests: bool) -> Iterator[Diagnostic | str]:
-    """Yield the results of one run, and the parts that cannot be read."""
-    titled = [part for title in _JSON_TITLES if isinstance(part := json_object(run).get(title), dict)]
-    for part in (json_object(run), *titled):
-        for error in filter(None, (json_text(part.get(key)) for key in ("runtime_error", "Warning"))):
-            yield Diagnostic(source=source, category=None, test=WHOLE_RUN, verdict="failed", reason=excerpt(error))
-    if not titled and has_tests:
-        yield excerpt(f"dcgmi diag: {run!r}")
-    for category in (category for part in titled for category in json_list(part.get("test_categories"))):
-        tests, name = json_object(category).get("tests"), json_text(json_object(category).get("category"))
-        if not isinstance(tests, list):
-            yield excerpt(f"test_categories: {category!r}")
-            continue
-        for test in tests:
-            if isinstance(test, dict) and isinstance(test.get("name"), str):
-                yield from _json_results(source, name, test)
-            elif test is not None:
-                yield excerpt(f"tests: {test!r}")
 
 
 def _json_results(source: str, category: str | None, test: Mapping[str, object]) -> Iterator[Diagnostic]:

@@ -56,7 +56,6 @@ RATIO_ERROR = 0.002
 RATIO_LEAST = 20.0
 SOFTWARE = ("deployment", "software", "integration")
 """Categories of dcgmi diag whose tests look at the software, not at the hardware."""
-DIAGNOSIS = "dcgmi diag"
 
 UNKNOWN_GPU = "Graphics Device"
 """End of what drivers call a GPU that they do not know."""
@@ -154,10 +153,16 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     ]
     if problem := _foreign_devices(run.devices, profile):
         wrong.append(problem)
-    apart, is_one_file = _unjoined(run, runs)
-    # Files may be of several jobs, unless more ranks were asked for.
-    if apart and (is_one_file or (wanted or 1) > 1):
-        wrong.append(apart)
+    apart = ""
+    if run.ranks == 1:
+        alike = [other for other in runs if other.ranks == 1 and other.collective == run.collective]
+        tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
+        if tables > 1 or files > 1:
+            what = f"{tables} tables" if tables > 1 else f"{files} files with a table"
+            apart = f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
+        # Files may be of several jobs, unless more ranks were asked for.
+        if tables > 1 or (files > 1 and (wanted or 1) > 1):
+            wrong.append(apart)
     if ranks and run.ranks != 1 and (ratio := _wrong_ratio(run, ranks)):
         wrong.append(f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}")
     if wrong:
@@ -182,17 +187,6 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
         reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many there should be")))
         return Claim(state="not known", reason=reason)
     return _gpus_claim(ranks, wanted or ranks, scale)
-
-
-def _unjoined(run: Run, runs: Sequence[Run]) -> tuple[str, bool]:
-    """Return that tables of one rank each were printed, and whether into one file; an empty text if they were not."""
-    if run.ranks != 1:
-        return "", False
-    alike = [other for other in runs if other.ranks == 1 and other.collective == run.collective]
-    tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
-    what = f"{tables} tables" if tables > 1 else f"{files} files with a table"
-    text = f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
-    return text if tables > 1 or files > 1 else "", tables > 1
 
 
 def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
@@ -425,7 +419,7 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
         data = Claim(state="right", reason=counts)
     participation = _gpus_claim(len(on_gpus), profile.node.gpus) if profile and on_gpus else NO_PARTICIPATION
     speed = SpeedClaim(state="not applicable", reason="dcgmi diag judges speed itself")
-    return Judgement(source=source, subject=DIAGNOSIS, data=data, participation=participation, speed=speed)
+    return Judgement(source=source, subject="dcgmi diag", data=data, participation=participation, speed=speed)
 
 
 # Claims about speed

@@ -80,20 +80,16 @@ class JsonDocument:
 
 _LONGEST_LINE = 64 << 20
 """A longer line is cut here, so that a file without line ends does not fill the memory."""
-_MOST_WARNINGS = 20
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_HEAD = (
-    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}?"
-    r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
-)
 _DEBUG = re.compile(
     # node1:123:456 [0] NCCL INFO …, also with a time before it, or with file and function. A row may end before it:
     # `0.00      0node1:…`, `N/Anode1:…`, `1e+05node1:…`.
     r"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?:(?<!N/)(?!e[+-]\d)[A-Za-z][\w.-]{0,254}|\d{1,3}(?:\.\d{1,3}){3})"
-    + _HEAD
+    r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}?"
+    r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
     # [1734567.123456] [node1:77:0]     ucp_context.c:2119 UCX  INFO …
-    + r"|\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}"
+    r"|\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}"
     r" UCX  (?:DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) "
 )
 _DIGITS_OF_HOST = re.compile(r"[\da-f]{1,12}")
@@ -110,7 +106,6 @@ _HEAD_WINDOW = 700
 """Characters before ` NCCL ` in which the head of a message begins."""
 _OUTPUT_TAG = re.compile(r"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
 _CUT_ROW = re.compile(r"[\s|]*(?:\d{1,20}(?:[\s|]|$)|#)")
-_LONGEST_CUT_ROW = 2000
 
 
 @contextmanager
@@ -176,7 +171,7 @@ def _read(log: Log, file: TextIO) -> None:
             continue
         if said := settings_in(row):
             log.settings.append((log.line_count, said))
-        if message["level"] == "WARN" and len(log.warnings) < _MOST_WARNINGS:
+        if message["level"] == "WARN" and len(log.warnings) < 20:
             log.warnings.extend(_clean(row[:2000], log.line_count))
         if not before or _DIGITS_OF_HOST.fullmatch(before):
             continue
@@ -184,7 +179,7 @@ def _read(log: Log, file: TextIO) -> None:
         if not before.strip() or _DIGITS_OF_HOST.fullmatch(before):
             continue
         piece = cut.pop(process, "") + _OUTPUT_TAG.sub("", before)
-        if _CUT_ROW.match(piece) and len(piece) <= _LONGEST_CUT_ROW:
+        if _CUT_ROW.match(piece) and len(piece) <= 2000:
             cut[process] = piece
         else:
             log.lines.append(LogLine(piece, process, log.line_count))
@@ -254,7 +249,6 @@ _PREFIXES = tuple(
         r"(?P<process>[A-Za-z][\w.-]{0,200}): (?=[ \t]*(?:#|\d+[ \t]+\d+[ \t]+[a-z]|nThread |Out of bounds |Avg bus ))",
     )
 )
-_MOST_PREFIXES = 4
 _QUOTED = re.compile(r'[ \t]*"((?=#|[ \t]*\d+[ \t]+\d)(?:[^"\\]|\\["t/])*)",?\r?\n?')
 """An item of a list of lines that may be of a table, as Ansible prints it."""
 
@@ -262,7 +256,7 @@ _QUOTED = re.compile(r'[ \t]*"((?=#|[ \t]*\d+[ \t]+\d)(?:[^"\\]|\\["t/])*)",?\r?
 def split_prefix(text: str) -> tuple[str, str]:
     """Split a line into the name of the process that wrote it (empty if nothing says it) and the line itself."""
     names = []
-    for _ in range(_MOST_PREFIXES):
+    for _ in range(4):  # launchers may be nested
         prefix = next(filter(None, (pattern.match(text) for pattern in _PREFIXES)), None)
         if prefix is None:
             break
@@ -284,8 +278,6 @@ _MOST_ATTEMPTS = 200
 """Places of one process's output where a document may begin but does not: text with more of them is no JSON."""
 _BROKEN_COST = 50
 """Attempts that one broken document counts for, since all that follows may have to be read."""
-_MOST_BROKEN = 1 << 20
-_DEEPEST = 100
 _YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
@@ -326,12 +318,12 @@ def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
     may lack digits. Other output begins where two values have no comma between them.
     """
     following = _NEXT_DOCUMENT.search(text, begin + 1)
-    limit = min(following.start() if following else len(text), begin + _MOST_BROKEN)
+    limit = min(following.start() if following else len(text), begin + (1 << 20))
     tokens: list[str] = []
     kept, closers, kept_closers = 0, "", ""
     end = at = begin
     is_word = was_word = False
-    while (token := _TOKEN.match(text, at, limit)) and len(closers) <= _DEEPEST:
+    while (token := _TOKEN.match(text, at, limit)) and len(closers) <= 100:
         at, mark = token.end(), token[1]
         was_word, is_word = is_word, mark not in "{[}],:"
         if (is_word and was_word) or (mark in "}]" and mark != closers[:1]) or mark[0] in "&*!":

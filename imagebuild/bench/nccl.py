@@ -186,8 +186,10 @@ def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]
             if failure := _failure_of(line.text, line.number):
                 failures.append(failure)
             entry = _read_row(line, tables[-1].labels if tables else ())
-            if entry is None and tables and tables[-1].is_open and _ends_like_row(line.text):
-                entry = line.text.strip()
+            if entry is None and tables and tables[-1].is_open:
+                # A line may end like a row, whatever it begins with.
+                end = _END_OF_ROW.search(" " + line.text[-400:])
+                entry = line.text.strip() if end and "." in end[0] else None
             if entry is None:
                 continue
             kind = "row"
@@ -299,12 +301,6 @@ _END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\
 """The last columns of a row, or a line of the last half alone."""
 
 
-def _ends_like_row(text: str) -> bool:
-    """Return whether a line ends like a row, whatever it begins with."""
-    end = _END_OF_ROW.search(" " + text[-400:])
-    return end is not None and "." in end[0]
-
-
 def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     """Return the row in a line, its text if it cannot be read; None if there is none.
 
@@ -349,7 +345,6 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
 
 
 def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: str = "") -> Run:
-    """Return the run of a table, with its verdict."""
     ranks, hosts, gpus, devices = _devices(table)
     compared_rows = _compared_rows(table)
     facts = Run(
@@ -430,14 +425,11 @@ def _compared_rows(table: _Table) -> int:
     return sum(bool(asked) and all(row[place] for place in asked if place < len(row)) for row in rows)
 
 
-_MOST_SIZES = 100_000
-
-
 def _sizes_of(table: _Table) -> Sequence[int]:
     """Return the sizes that a run was asked for, before they are rounded to elements; none if they are not known."""
     smallest, factor, increment = (int(table.facts.get(name) or 0) for name in ("min", "factor", "bytes"))
     largest = int(table.facts.get("reduced") or table.facts.get("max") or 0)
-    if increment and (largest - smallest) // increment < _MOST_SIZES:
+    if increment and (largest - smallest) // increment < 100_000:
         return range(smallest, largest + 1, increment)
     sizes = []
     while factor > 1 and 0 < smallest <= largest:
@@ -571,7 +563,11 @@ def _json_table(top: Mapping[str, object], number: int) -> _Table:
     config = logs.json_object(top.get("config"))
     variables = (text.partition("=") for text in map(str, logs.json_list(top.get("env"))))
     table.facts = {name: value for name, _, value in variables if name.startswith("NCCL_")}
-    table.facts |= {name: _word(config.get(key)) for name, key in _JSON_PARAMETERS.items()}
+    parameters = {
+        "min": "minimum_bytes", "max": "maximum_bytes", "factor": "step_factor", "bytes": "step_bytes",
+        "validation": "validation",
+    }  # fmt: skip
+    table.facts |= {name: _word(config.get(key)) for name, key in parameters.items()}
     table.facts["program"] = "".join(map(str, logs.json_list(top.get("args"))[:1]))
     # The list of devices has one device of each process.
     each = f"{int(_word(config.get('nthreads')) or 0) * int(_word(config.get('ngpus')) or 0)}"
@@ -592,13 +588,6 @@ def _json_table(top: Mapping[str, object], number: int) -> _Table:
             value = str(logs.json_number(average.get(key)))
             table.add("average", {"average": value, "average_state": _json_state(average)}, number)
     return table
-
-
-_JSON_PARAMETERS = {
-    "min": "minimum_bytes", "max": "maximum_bytes", "factor": "step_factor", "bytes": "step_bytes",
-    "validation": "validation",
-}  # fmt: skip
-"""Names of what a run was asked for, as the text and as a JSON document has them."""
 
 
 def _json_state(footer: Mapping[str, object]) -> str:

@@ -105,7 +105,12 @@ class _NvbandwidthReader:
             self.end_test()
             self.add(name, "waived", match["reason"].strip())
         elif (self.parsed or self.version or self.running or self.test or self.devices) and _ERROR.fullmatch(text):
-            self.read_error(text)
+            if missing := _NOT_FOUND.match(text):
+                self.end_test()
+                self.add(missing[1], "waived", excerpt(text))
+            elif not self.has_failed:  # of several errors, the first is the cause: of the test that runs, else of all
+                self.add(self.running, "failed", excerpt(text))
+                self.running, self.has_failed = None, True
 
     def read_row(self, test: _OpenTest, text: str) -> bool:
         """Keep a header or a row, or note a line that looks like one as unread; return whether it was any of these.
@@ -131,15 +136,6 @@ class _NvbandwidthReader:
         else:
             return False
         return True
-
-    def read_error(self, error: str) -> None:
-        """Let the test fail that runs, or all of them; of several errors, the first is the cause."""
-        if missing := _NOT_FOUND.match(error):
-            self.end_test()
-            self.add(missing[1], "waived", excerpt(error))
-        elif not self.has_failed:
-            self.add(self.running, "failed", excerpt(error))
-            self.running, self.has_failed = None, True
 
     def end_test(self, name: str | None = None, total: float | None = None, unit: str | None = None) -> None:
         """End the test that is open, if there is one; it has a `name` if the line with its sum came."""

@@ -53,8 +53,6 @@ _ERROR = re.compile(
     re.IGNORECASE,
 )
 """Words by which a shell, a launcher or a scheduler says that something failed."""
-_MOST_EXAMPLES = 5
-_LONGEST_EXAMPLE = 160
 
 
 def read_files(files: Iterable[Path | str]) -> Results:
@@ -80,7 +78,6 @@ def read_text(source: str, text: str) -> Results:
 
 
 def _parse_log(log: Log) -> Results:
-    """Return what the lines of one file say."""
     parts: dict[str, list[Any]] = defaultdict(list)
     tools: dict[str, None] = {}
     unread: list[str] = []
@@ -118,7 +115,7 @@ def _parse_log(log: Log) -> Results:
         tools=tuple(tools),
         lines=log.line_count,
         unread=len(unread),
-        examples=tuple(text[:_LONGEST_EXAMPLE] for text in unread[:_MOST_EXAMPLES]),
+        examples=tuple(text[:160] for text in unread[:5]),
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
     )
     return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})

@@ -51,7 +51,6 @@ class _TableBuilder:
                 self.wrong_figures.append(f"a figure with {size} bytes {what}")
 
     def table(self, source: str) -> PerftestTable:
-        """Return the table with its verdict."""
         verdict, reason = next(self._verdicts())
         return PerftestTable(
             source=source, tool=self.tool, test=self.test, unit=self.unit, rows=tuple(self.rows),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,14 +128,10 @@ def limits(
     elif profile is None:
         titles = [{"profile": name, "title": document.model.title} for name, document in known.items()]
         rows = [tuple(row.values()) for row in titles]
-        options.print_result(json_file, lambda: _json(titles), lambda: print_table(("profile", "what it is"), rows))
+        options.print_result(json_file, titles, lambda: print_table(("profile", "what it is"), rows))
     else:
         table = limit_rows(chosen[profile].model, nodes)
-        options.print_result(json_file, lambda: _json(table), lambda: _show(chosen[profile].model, nodes, table))
-
-
-def _json(rows: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(rows, indent=1)
+        options.print_result(json_file, table, lambda: _show(chosen[profile].model, nodes, table))
 
 
 def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -109,13 +109,11 @@ def _trace(name: str, run: Run, number: int) -> dict[str, Any]:
     }
 
 
-RUN_COLUMNS = (
-    "size", "bytes", "count", "type", "op", "root",
-    "µs", "algbw", "busbw GB/s", "wrong", "in place µs", "algbw", "busbw GB/s", "wrong",
-)  # fmt: skip
-
-
 def _run_table(name: str, run: Run) -> NumberTable:
+    columns = (
+        "size", "bytes", "count", "type", "op", "root",
+        "µs", "algbw", "busbw GB/s", "wrong", "in place µs", "algbw", "busbw GB/s", "wrong",
+    )  # fmt: skip
     rows = []
     for row in run.rows:
         cells: list[object] = [format_bytes(row.size_bytes), row.size_bytes, row.count, row.dtype, row.redop, row.root]
@@ -123,7 +121,7 @@ def _run_table(name: str, run: Run) -> NumberTable:
             values = (half.time_us, half.algbw_gb_s, half.busbw_gb_s) if half else (None, None, None)
             cells += [*map(format_number, values), half.wrong if half else None]
         rows.append([NONE if cell is None else str(cell) for cell in cells])
-    return NumberTable(name, RUN_COLUMNS, rows)
+    return NumberTable(name, columns, rows)
 
 
 def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequence[str] = ()) -> Figure:

@@ -36,7 +36,7 @@ from imagebuild.bench.read import read_files
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.project.records import SPEED, CheckResult, VerifyResult
+from imagebuild.project.records import SPEED, VerifyResult
 from imagebuild.report.sweeps import Sweep, find_sweeps, host_label
 
 ClaimKind = Literal["data", "participation", "speed"]
@@ -266,9 +266,12 @@ def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> l
 
 
 def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
-    """Assert that the checks of an image pass, except those of speed: their claims are in `judgements`."""
+    """Assert that the checks of an image pass, except those of other checks' speed: `judgements` has their claims."""
+    measured = {(check.component, f"{check.check}{SPEED}") for check in verification.checks if check.results}
     assertions = []
-    for check in set_aside_speed(verification.checks):
+    for check in verification.checks:
+        if check.judgements and (check.component, check.check) in measured:
+            continue
         subject, state = f"{check.component} {check.check}", check.outcome
         facts = check.reason, check.seconds, check.output if state == "failed" else ""
         assertions.append(Assertion("check", verification.image, subject, state, state, *facts))
@@ -436,12 +439,6 @@ def judged_checks(verification: VerifyResult) -> Iterator[Judged]:
             yield check.results, judgements
 
 
-def set_aside_speed(checks: Sequence[CheckResult]) -> list[CheckResult]:
-    """Return the checks without those of speed whose claims are about another check's results."""
-    measured = {(check.component, f"{check.check}{SPEED}") for check in checks if check.results}
-    return [check for check in checks if not check.judgements or (check.component, check.check) not in measured]
-
-
 def _merged(parts: Sequence[Judged]) -> dict[str, Any]:
     """Return the results of several files by kind, and the claims about them in the same order."""
     merged: dict[str, Any] = {
@@ -466,13 +463,13 @@ def _lost_logs(sources: Iterable[Source]) -> list[str]:
     paths = {PurePath(source.path): source for source in sources}
     logs = [path for path, source in paths.items() if source.tools]
     kinds, stems = {kind(path) for path in logs}, {path.with_suffix("") for path in logs if path.suffix}
-
-    def is_lost(path: PurePath, source: Source) -> bool:
+    lost = []
+    for path, source in paths.items():
         is_beside = not source.lines and path.with_suffix("") in stems
-        return kind(path) in kinds or (source.is_lost and len(logs) > 1 and not is_beside)
-
-    silent = [(path, source) for path, source in paths.items() if not source.tools]
-    return [source.path for path, source in silent if is_lost(path, source)]
+        has_failed = source.is_lost and len(logs) > 1 and not is_beside
+        if not source.tools and (kind(path) in kinds or has_failed):
+            lost.append(source.path)
+    return lost
 
 
 def _files_in(path: Path) -> list[Path]:

@@ -197,7 +197,13 @@ def lay_out(report: Report) -> Page:
     for number, sweep in enumerate(report.sweeps, 1):
         members = [item for item in runs if item[0].sweep is sweep]
         members.sort(key=lambda item: judged_row(item[1])[0] or 0)
-        sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), _sweep_runs(sweep, members)))
+        rows = []
+        for entry, run in members:
+            value = judged_row(run)[0] or 0
+            share = f"{value / sweep.centre_gb_s:.0%}"
+            rows.append((host_label(run.hosts), format_number(value), share, *words_of(entry.judgement), run.source))
+        numbers = NumberTable(f"Runs of {sweep.subject}", ("hosts", "GB/s", "of the median", *CLAIMS, "file"), rows)
+        sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), numbers))
     wide = [test for test in report.tests if test.matrix and min(len(test.matrix), max(map(len, test.matrix))) > 1]
     matrices = [_matrix_picture(f"matrix-{number}", test) for number, test in enumerate(wide, 1)]
     charts = list(_bandwidth_charts([item for item in runs if not item[0].sweep]))
@@ -228,15 +234,6 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
         figure = bar_chart(names, values, "GB/s", sweep.centre_gb_s, sweep.limit_gb_s)
     note = f"median {sweep.range}; slow below {sweep.limit_gb_s:.4g} GB/s"
     return Drawing(id_, f"{sweep.subject}: {sweep.scope}", figure, [numbers], [note])
-
-
-def _sweep_runs(sweep: Sweep, members: Sequence[tuple[Entry, Run]]) -> NumberTable:
-    rows = []
-    for entry, run in members:
-        value = judged_row(run)[0] or 0
-        share = f"{value / sweep.centre_gb_s:.0%}"
-        rows.append((host_label(run.hosts), format_number(value), share, *words_of(entry.judgement), run.source))
-    return NumberTable(f"Runs of {sweep.subject}", ("hosts", "GB/s", "of the median", *CLAIMS, "file"), rows)
 
 
 def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:

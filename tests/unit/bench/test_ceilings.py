@@ -7,7 +7,6 @@ import pytest
 
 from imagebuild.bench import Collective, RankLayout, class_ceilings
 
-COLLECTIVES = get_args(Collective)
 HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
 
 
@@ -80,7 +79,7 @@ def test_ceilings_of_classes(
 
 
 def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
-    for collective in COLLECTIVES:
+    for collective in get_args(Collective):
         assert class_ceilings(collective, 1, HGX) == ()
         assert class_ceilings(collective, 16, RankLayout(2, 450)) == ()
         assert class_ceilings(collective, 7, replace(HGX, domains=2)) == ()

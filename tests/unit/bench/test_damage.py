@@ -88,12 +88,6 @@ def test_what_counts_as_what(
     assert (found, reason in why) == (counts_as, True), why
 
 
-def in_pieces(text: str) -> str:
-    """As Open MPI tags each piece of a row that is written by itself."""
-    rows = (re.sub(r"(-1|  0)(?=  )", r"\1[1,0]<stdout>:", line) for line in text.splitlines())
-    return "".join(f"[1,0]<stdout>:{line}\n" for line in rows)
-
-
 BYTE_STEPS = "".join(
     f"{max(0, size // 128 * 128):12d} {size // 128:12d}     float    none      -1   20.00   0.05   0.04      0   20.00   0.05   0.04      0\n"
     for size in range(8, (1 << 14) + 1, 1024)
@@ -104,7 +98,8 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
 @pytest.mark.parametrize(
     "text",
     [
-        in_pieces(log()),
+        # As Open MPI tags each piece of a row that is written by itself.
+        "".join(f"[1,0]<stdout>:{line}\n" for line in re.sub("(-1|  0)(?=  )", r"\1[1,0]<stdout>:", log()).splitlines()),
         "".join(f"<unheard-of@7> {line}\n" for line in log().splitlines()),
         json.dumps({"plays": [{"tasks": [{"hosts": {"n1": {"stdout": log()}}}]}]}),
         'n1 | CHANGED => {\n  "stdout_lines": [\n' + "".join(f'    "{line}",\n' for line in log().splitlines()) + "  ]\n}\n",

@@ -318,11 +318,9 @@ def test_perftest_that_failed_and_latencies() -> None:
     failed = judged(tables=(table(390.0, "Gb/sec", verdict="failed", reason="no route"),))
     assert (failed.data.state, failed.data.reason) == ("unfinished", "failed: no route")
     assert failed.speed.standing() == "skipped"  # what failed is said once
-    times = table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, latency_us={"min": 1.0}),)})
+    times = table(1.0, "Gb/sec", rows=(TableRow(size_bytes=2, latency_us={"min": 1.0}),))
     assert judged(tables=(times,)).worst().standing() == "skipped"
-    small = judged(
-        tables=(table(1.0, "Gb/sec").model_copy(update={"rows": (TableRow(size_bytes=2, bw_average=9.0),)}),)
-    )
+    small = judged(tables=(table(1.0, "Gb/sec", rows=(TableRow(size_bytes=2, bw_average=9.0),)),))
     assert (small.speed.allow, small.worst().standing()) == ("unjudged", "open")
     assert small.speed.reason.startswith("the largest size is 2 bytes; speed is judged at 65536 bytes or more")
 

@@ -82,11 +82,9 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
     assert "two.yaml:1: gpu: is missing" in text
 
 
-NETWORK = "network: {kind: roce, count: 4, rate: 100 Gb/s, source: me, date: 2026-02}\n"
-
-
 def test_a_variant_with_its_own_network_keeps_what_is_within_a_node(tmp_path: Path) -> None:
-    known = load_profiles(folder(tmp_path, cloud=f"title: Cloud\nextends: box\n{NETWORK}"))
+    network = "network: {kind: roce, count: 4, rate: 100 Gb/s, source: me, date: 2026-02}\n"
+    known = load_profiles(folder(tmp_path, cloud=f"title: Cloud\nextends: box\n{network}"))
     cloud = known["cloud"].model
     assert (cloud.name, cloud.title, cloud.gpu) == ("cloud", "Cloud", known["box"].model.gpu)
     assert [r.nodes for r in cloud.references] == [1]
@@ -212,18 +210,10 @@ def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: 
     assert "box.yaml:9: all_reduce on 8 ranks, 1 node: 800 GB/s is not below" in text
 
 
-def measured_reports(pattern: str) -> list[Report]:
-    """The results in docs/evidence/gpu-results, which were measured on GPUs."""
-    return [
-        Report.model_validate_json(file.read_text())
-        for file in sorted((ROOT / "docs/evidence/gpu-results").glob(pattern))
-    ]
-
-
 def test_references_are_the_least_of_the_measured_runs() -> None:
     best = defaultdict(list)
-    for report in measured_reports("h200*.json"):
-        for run in report.runs:
+    for file in (ROOT / "docs/evidence/gpu-results").glob("h200*.json"):
+        for run in Report.model_validate_json(file.read_text()).runs:
             rows = [row for row in run.rows if row.size_bytes >= 1 << 30]
             halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
             best[run.collective, run.ranks].append(max(half.busbw_gb_s or 0 for half in halves))

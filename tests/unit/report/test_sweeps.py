@@ -70,13 +70,12 @@ def test_a_sweep_is_even_only_if_all_runs_are_alike(runs: tuple[Run, ...], word:
 
 @pytest.mark.parametrize("size", [1, 18])
 def test_single_hosts_and_racks_are_bars(size: int) -> None:
-    def measured(rack: int, speed: float) -> object:
+    racks = []
+    for rack in range(1, 9):
         hosts = tuple(f"r{rack}-{n:02}" for n in range(1, size + 1))
-        return run(
-            "broadcast", ranks=4 * size, nodes=size, hosts=hosts, rows=(row(8 * GIB, speed),), source=f"{rack}.log"
-        )
-
-    made = report(runs=[measured(rack, 700.0 if rack == 3 else 900.0 + rack) for rack in range(1, 9)])
+        rows = (row(8 * GIB, 700.0 if rack == 3 else 900.0 + rack),)
+        racks.append(run("broadcast", ranks=4 * size, nodes=size, hosts=hosts, rows=rows, source=f"{rack}.log"))
+    made = report(runs=racks)
     name = "r3-01" if size == 1 else "r3-01 … r3-18 (18 hosts)"
     assert [problem.subject for problem in made.problems] == [name]
     ((_, drawing, runs),) = lay_out(made).sweeps
