@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint docs workflows unit browser docker open-proof reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas clean
+.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
