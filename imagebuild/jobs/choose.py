@@ -150,15 +150,12 @@ def newest_image(
 
     def order(candidate: tuple[Target, str]) -> tuple[int, list[int], int]:
         target, stack = candidate
+        version = [int(number) for number in re.findall(r"\d+", target.axes["cuda"])]
         place = offer.places.get((target.image, target.axes.get("os", "")), -1)
-        return stacks[stack].model.prefer, _numbers(target.axes["cuda"]), place
+        return stacks[stack].model.prefer, version, place
 
     target, stack = max(fitting, key=order)
     return _image_of_target(target, stack, offer)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:

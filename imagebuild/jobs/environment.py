@@ -123,13 +123,12 @@ _SLURM: tuple[Container, ...] = ("pyxis", "none")
 _KUBERNETES: tuple[Container, ...] = ("kubernetes",)
 _COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
 _IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
-_VERSION = Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65")
 _RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8")
 PARAMETERS: Mapping[str, Parameter] = {
     **{name: Parameter(form, _SLURM) for name, form in SLURM_FORMS.items()},
     "cpu": Parameter(CPUS, _KUBERNETES),
     "cpus-per-task": Parameter(_COUNT, _SLURM),
-    "driver": Parameter(_VERSION, ("kubernetes", "pyxis")),
+    "driver": Parameter(Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65"), ("kubernetes", "pyxis")),
     "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),
     "images": Parameter(_IMAGES, ("pyxis",)),
     "interface": Parameter(Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0")),

@@ -201,8 +201,6 @@ SITE = re.compile(
 """Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
 PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]))
 """Programs that distributions install setuid, setgid or with capabilities."""
-AUFS = f"{WHITEOUT}{WHITEOUT}"
-"""How names of aufs' own marks begin."""
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
 """Values of NVIDIA_DRIVER_CAPABILITIES that enroot's hook knows."""
 
@@ -282,7 +280,7 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
         paths = {entry.path for entry in layer.entries}
         for entry in layer.entries:
             folder, _, name = entry.path.rpartition("/")
-            if name.startswith(AUFS) and name != OPAQUE:
+            if name.startswith(f"{WHITEOUT}{WHITEOUT}") and name != OPAQUE:
                 yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
             elif name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
                 yield _in_layer(entry, "is a whiteout of what its layer brings itself")
