@@ -107,13 +107,10 @@ def test_srun_is_told_the_ranks() -> None:
     assert with_ranks(["ssh", "a", "srun", "-v"], 4, 2) == ["ssh", "a", "srun", *words, "-v"]
 
 
+ME = pwd.getpwuid(os.getuid()).pw_name
 # What ssh does with its arguments: joined by blanks, read by a shell on the other side. It is not ssh: there is no
 # connection, and the other side is this machine.
 JOINING = '#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nshift\nexec sh -c "$*"\n'
-
-
-def me() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def program(folder: Path, name: str, text: str) -> str:
@@ -131,7 +128,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def run(session: ExecSession, script: str, **more: object) -> Execution:
-    return session.run(Command(script, user=me(), **more))  # type: ignore[arg-type]
+    return session.run(Command(script, user=ME, **more))  # type: ignore[arg-type]
 
 
 def run_patiently(session: ExecSession, script: str, timeout_s: float, status: int | None, output: str) -> Execution:
@@ -275,4 +272,4 @@ def test_hosts_are_nodes(session: ExecSession) -> None:
     assert "--hosts" in session.surroundings.why["nodes"]
     several = ExecSession(["env"], ["a", "b", "c"])
     assert several.surroundings.nodes == 3
-    assert several.run(Command("echo $IMAGEBUILD_NODES", user=me(), nodes=2)).output == "a b\n"
+    assert several.run(Command("echo $IMAGEBUILD_NODES", user=ME, nodes=2)).output == "a b\n"
