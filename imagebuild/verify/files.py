@@ -95,10 +95,6 @@ class Finding:
         return f"{self.subject}: {self.text}"
 
 
-MOST_LINKS = 40
-"""Symlinks that the kernel follows in one path."""
-
-
 class Tree:
     """Merge layers to the files of a container. Paths have no slash at either end; the root is the empty path."""
 
@@ -172,7 +168,7 @@ class Tree:
                 done = here
                 continue
             links += 1
-            if links > MOST_LINKS:
+            if links > 40:  # as many as the kernel follows in one path
                 return None
             if entry.target.startswith("/"):
                 done = ""

@@ -81,8 +81,6 @@ IN_MEMORY = 32 << 20
 """Bytes of an ELF file above which it is copied to a temporary file: it is not read from front to back."""
 WORTH_A_PROCESS = 16 << 20
 """Bytes of all layers below which starting processes takes longer than reading."""
-
-
 KINDS: Mapping[bytes, FileKind] = {
     tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "hardlink",
     tarfile.CHRTYPE: "device", tarfile.BLKTYPE: "device",

@@ -380,8 +380,6 @@ MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
 """Folders that the container runtime mounts."""
 USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
-FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
-"""Names of variables whose value is a folder."""
 
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
@@ -413,7 +411,7 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 def environment(inspection: Inspection) -> Iterator[Finding]:
     """Folders in variables exist."""
     for name, value in inspection.image.env.items():
-        is_folder = FOLDER_NAMES.search(name) and value.startswith("/")
+        is_folder = re.search(r"_(DIR|HOME|ROOT|PREFIX)$", name) and value.startswith("/")
         folders = value.split(":") if name in renderer.FOLDER_LISTS else [value] if is_folder else []
         for folder in dict.fromkeys(folders):
             if not folder:
@@ -491,8 +489,6 @@ RULES: tuple[ImageRule, ...] = (
     plan, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
     not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
 )  # fmt: skip
-
-
 WHOEVER_BROUGHT_IT = (no_keys, no_tokens)
 """Rules that judge the base image's files like ours."""
 
