@@ -300,8 +300,7 @@ class Job:
         if image.components and "nccl-tests" not in image.components and "programs" not in self.parameters:
             remedy = "add it to the image, or name the folder of the programs with --param programs=FOLDER"
             raise ConfigError(f"--image {image.reference}: has no nccl-tests, according to the plan; {remedy}")
-        components = (*image.components, *request.components)
-        return replace(image, nccl=request.nccl or image.nccl, components=components)
+        return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
 
     @cached_property
     def nccl(self) -> str:

@@ -384,8 +384,7 @@ USUAL = SYSTEM_PATH.split(":")
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
     """The labels say what the image is, its base, licences, versions, axes and lock, as the plan says now."""
-    target = inspection.target
-    recipe = inspection.renderer.recipe(target)
+    recipe = inspection.renderer.recipe(inspection.target)
     lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
     planned = renderer.image_labels(recipe, lock, "")
     present = inspection.image.labels

@@ -125,8 +125,7 @@ def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
     manifest = on_cluster("mpijob --profile h100 --fabric ib", {"annotations": annotations}, tmp_path, fabrics=fabrics)
     (document,) = objects(manifest)
     assert document["metadata"]["annotations"] == annotations
-    worker = document["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
-    assert worker["metadata"]["annotations"] == annotations
+    assert document["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"]["annotations"] == annotations
 
 
 @pytest.mark.programs

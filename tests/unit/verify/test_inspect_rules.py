@@ -204,8 +204,7 @@ def test_a_fault_of_the_merged_tree_is_gone_when_it_is_hidden(case: Case) -> Non
 def test_what_hooks_of_gpus_need(case: Case) -> None:
     case.layers.append({"opt/lib.so": elf(fatbin=image_files.fatbin(("code", 90, 0)))})
     case.settings["Env"] = [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=utility"]
-    lines = case.results()["rootless"].output.splitlines()
-    assert lines == [
+    assert case.results()["rootless"].output.splitlines() == [
         "NVIDIA_VISIBLE_DEVICES: names no GPU, so containers of enroot have none",
         "NVIDIA_DRIVER_CAPABILITIES: lacks compute, so containers of enroot have no libcuda.so.1",
     ]

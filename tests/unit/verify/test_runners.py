@@ -222,8 +222,7 @@ def test_the_outer_deadline_holds_where_the_launcher_hangs(
     monkeypatch.setattr("imagebuild.verify.runner.CONNECT_S", 1)
     monkeypatch.setattr("imagebuild.verify.runner.STOP_S", 1)
     monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 0)
-    done = run(ExecSession([hung]), "echo never", timeout_s=1)
-    assert done.status is None
+    assert run(ExecSession([hung]), "echo never", timeout_s=1).status is None
     assert gone(forever)
 
 
@@ -236,8 +235,7 @@ def test_what_a_lost_launcher_left_on_the_other_side_is_ended(
     session = ExecSession([launcher])
     monkeypatch.setattr("imagebuild.verify.runner.CONNECT_S", -600)
     monkeypatch.setattr("imagebuild.verify.runner.STOP_S", 620)
-    done = run(session, f"sleep {forever}", timeout_s=598)
-    assert done.status is None
+    assert run(session, f"sleep {forever}", timeout_s=598).status is None
     assert gone(forever)
 
 
