@@ -51,8 +51,6 @@ class Case:
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.history: list[dict[str, Any]] = []
         self.labels: dict[str, str | None] = {}
-        self.platform = "linux/amd64"
-        self.base_digest = f"sha256:{'a' * 64}"
         self.pack: Callable[[bytes], bytes] = gzip.compress
 
     def results(self, *, planned: bool = True) -> dict[str, CheckResult]:
@@ -62,13 +60,11 @@ class Case:
         labels = self.labels
         if planned:
             recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
-            of_plan = image_labels(recipe, hash_of_lock(recipe, project.lock), f"debian@{self.base_digest}")
-            labels = {**of_plan, **labels}
+            lock = hash_of_lock(recipe, project.lock)
+            labels = {**image_labels(recipe, lock, f"debian@sha256:{'a' * 64}"), **labels}
         settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
-        Layout(self.root).image(
-            [self.pack(layer(files)) for files in self.layers],
-            {"config": settings, "history": self.history}, self.platform,
-        )  # fmt: skip
+        layers = [self.pack(layer(files)) for files in self.layers]
+        Layout(self.root).image(layers, {"config": settings, "history": self.history})
         with ImageFinder().find(str(self.root)) as image:
             found = list(judge_images(read_images(image, renderer, plan)))
         assert [result.check for result in found] == list(IMAGE_CHECKS)
