@@ -16,7 +16,6 @@ from imagebuild.jobs.facts import Stack
 from imagebuild.project.matrix import GpuArchitecture, Target
 from imagebuild.project.records import Catalog
 
-REFERENCE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?")
 DRIVERS = {"12": "525", "13": "580"}
 """Major version of CUDA → the oldest driver that runs it, by NVIDIA's rule of minor version compatibility."""
 
@@ -96,7 +95,7 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
 
     Raises ConfigError for what is no name of an image, or one that nodes would look for in Docker Hub.
     """
-    if not REFERENCE.fullmatch(reference):
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?", reference):
         raise ConfigError(f"--image {reference!r}: not the name of an image; write REPOSITORY:TAG or REPOSITORY@DIGEST")
     for target in offer.targets:
         if reference in (target.id, target.name, *target.aliases):
@@ -150,15 +149,12 @@ def newest_image(
 
     def order(candidate: tuple[Target, str]) -> tuple[int, list[int], int]:
         target, stack = candidate
+        version = [int(number) for number in re.findall(r"\d+", target.axes["cuda"])]
         place = offer.places.get((target.image, target.axes.get("os", "")), -1)
-        return stacks[stack].model.prefer, _numbers(target.axes["cuda"]), place
+        return stacks[stack].model.prefer, version, place
 
     target, stack = max(fitting, key=order)
     return _image_of_target(target, stack, offer)
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Form, YamlFile, matches
@@ -110,41 +110,33 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
 
 # `--param`
 
-
-class Parameter(NamedTuple):
-    """Describe a parameter of `--param`."""
-
-    form: Form
-    containers: tuple[Container, ...] = get_args(Container)
-    """What runs the ranks of jobs that have it."""
-
-
+_ALL: tuple[Container, ...] = get_args(Container)
 _SLURM: tuple[Container, ...] = ("pyxis", "none")
 _KUBERNETES: tuple[Container, ...] = ("kubernetes",)
 _COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
 _IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
-_VERSION = Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65")
 _RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8")
-PARAMETERS: Mapping[str, Parameter] = {
-    **{name: Parameter(form, _SLURM) for name, form in SLURM_FORMS.items()},
-    "cpu": Parameter(CPUS, _KUBERNETES),
-    "cpus-per-task": Parameter(_COUNT, _SLURM),
-    "driver": Parameter(_VERSION, ("kubernetes", "pyxis")),
-    "hca": Parameter(Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1")),
-    "images": Parameter(_IMAGES, ("pyxis",)),
-    "interface": Parameter(Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0")),
-    "json": Parameter(Form("yes|no", "yes or no")),
-    "memory": Parameter(QUANTITY, _KUBERNETES),
-    "min-bw": Parameter(Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350")),
-    "minutes": Parameter(_COUNT),
-    "name": Parameter(Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter")),
-    "plugin": Parameter(Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx")),
-    "programs": Parameter(Form("/[A-Za-z0-9_./-]+", "a folder that begins with /")),
-    "rack-nodes": Parameter(_COUNT),
-    "racks": Parameter(Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), _KUBERNETES),
-    "resource": Parameter(_RESOURCE, _KUBERNETES),
-    "suffix": Parameter(Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _")),
+PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
+    **{name: (form, _SLURM) for name, form in SLURM_FORMS.items()},
+    "cpu": (CPUS, _KUBERNETES),
+    "cpus-per-task": (_COUNT, _SLURM),
+    "driver": (Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65"), ("kubernetes", "pyxis")),
+    "hca": (Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1"), _ALL),
+    "images": (_IMAGES, ("pyxis",)),
+    "interface": (Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0"), _ALL),
+    "json": (Form("yes|no", "yes or no"), _ALL),
+    "memory": (QUANTITY, _KUBERNETES),
+    "min-bw": (Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350"), _ALL),
+    "minutes": (_COUNT, _ALL),
+    "name": (Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter"), _ALL),
+    "plugin": (Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx"), _ALL),
+    "programs": (Form("/[A-Za-z0-9_./-]+", "a folder that begins with /"), _ALL),
+    "rack-nodes": (_COUNT, _ALL),
+    "racks": (Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), _KUBERNETES),
+    "resource": (_RESOURCE, _KUBERNETES),
+    "suffix": (Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _"), _ALL),
 }
+"""Name → the form of its values, and what runs the ranks of jobs that have it."""
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
 
 
@@ -175,14 +167,14 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             raise ConfigError(f"--param {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
         if name not in PARAMETERS:
             raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
-        parameter = PARAMETERS[name]
-        if container not in parameter.containers:
-            where = " or ".join(parameter.containers)
+        form, containers = PARAMETERS[name]
+        if container not in containers:
+            where = " or ".join(containers)
             raise ConfigError(f"--param {name}: is for {where} only, and this job has {container}; leave it out")
         if name in parameters:
             raise ConfigError(f"--param {name}: given twice; leave one out")
-        if not parameter.form.fits(value):
-            raise ConfigError(f"--param {name}={value!r}: must be {parameter.form.words}")
+        if not form.fits(value):
+            raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
         parameters[name] = value
     return parameters, tuple(variables)
 

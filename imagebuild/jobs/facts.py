@@ -507,8 +507,7 @@ def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
     for file in (*(file for kind in kinds.values() for file in kind.values()), *([node] if node else [])):
         for path, condition in _conditions(file.model):
             for key in ((*path, "when", name) for name in condition if name not in known):
-                problem = f"{dotted_key(key)}: unknown fact{suggestion(str(key[-1]), known)}"
-                mistakes.add(file.at(*key), problem)
+                mistakes.add(file.at(*key), f"{dotted_key(key)}: unknown fact{suggestion(str(key[-1]), known)}")
     mistakes.stop_if_any()
     assert node
     assert nccl_variables

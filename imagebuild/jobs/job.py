@@ -44,8 +44,6 @@ IMPORT_MINUTES = 15
 NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 """Longest name of a job. Names of pods have at most 63 characters, of which the MPI operator adds up to 12
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
-
-
 DEFAULT_NODES = 8
 """Nodes of a job without --nodes on hardware whose NVLink ends at the node."""
 MOST_NODES = 9999
@@ -302,8 +300,7 @@ class Job:
         if image.components and "nccl-tests" not in image.components and "programs" not in self.parameters:
             remedy = "add it to the image, or name the folder of the programs with --param programs=FOLDER"
             raise ConfigError(f"--image {image.reference}: has no nccl-tests, according to the plan; {remedy}")
-        components = (*image.components, *request.components)
-        return replace(image, nccl=request.nccl or image.nccl, components=components)
+        return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
 
     @cached_property
     def nccl(self) -> str:

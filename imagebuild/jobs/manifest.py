@@ -111,17 +111,14 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
         # With the network of the node, port 22 is the node's. JobSet's workers choose a port that needs no root.
         "ssh_port": 2222 if kube.host_network or job.request.scheduler == "jobset" else 22,
     }
-    environment = _environment(quote)
-    return environment.get_template(template).render(**{**vars(job), **scripts, **more}, job=job)
+    return _environment(quote).get_template(template).render(**{**vars(job), **scripts, **more}, job=job)
 
 
 @cache
 def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
-    def finalize(value: object) -> str:
-        return value if isinstance(value, Markup) else quote(value)
-
     environment = jinja2.Environment(  # noqa: S701 - what it fills is not HTML; `finalize` quotes
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), auto_reload=False, finalize=finalize,
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")), auto_reload=False,
+        finalize=lambda value: value if isinstance(value, Markup) else quote(value),
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {

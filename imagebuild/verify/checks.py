@@ -136,7 +136,9 @@ def run_check(
     else:
         reason = judge_check(check, planned.version, execution, log)
         if check.results:
-            results = read_results(log, str(planned))
+            results = read.read_text(str(planned), log.read_text(errors="replace"))
+            if not any(source.tools for source in results.sources):
+                results = Results()
             if execution.status is not None:
                 reason = "; ".join(filter(None, (reason, correctness_problem(results, check.results))))
         outcome = "failed" if reason else "passed"
@@ -217,12 +219,6 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
     # The output in memory is only the end of it.
     text = log.read_text(errors="replace") if log else execution.output
     return "" if re.search(pattern, text, re.MULTILINE) else f"the output has nothing that matches '{pattern}'"
-
-
-def read_results(log: Path, name: str) -> Results:
-    """Read what a benchmark printed, as far as it can be read; results have the check's `name` as their source."""
-    results = read.read_text(name, log.read_text(errors="replace"))
-    return results if any(source.tools for source in results.sources) else Results()
 
 
 def correctness_problem(results: Results, tool: str) -> str:

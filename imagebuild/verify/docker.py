@@ -265,10 +265,7 @@ class DockerSession(Session):
         if nodes not in self._clusters:
             client = self.container.client
             assert client, "a container that was started has the client that started it"
-
-            def options(number: int) -> Options:
-                return with_share_of_gpus(self.options, number, nodes, self.surroundings.gpus)
-
+            options = partial(with_share_of_gpus, self.options, nodes=nodes, gpus=self.surroundings.gpus)
             own = self._stack.enter_context(ExitStack())
             self._clusters[nodes] = (own, own.enter_context(cluster(client, self.image, nodes, options)))
         return self._clusters[nodes][1]

@@ -237,7 +237,6 @@ class Loader:
         return path if entry and entry.elf and entry.elf.machine == by.machine else None
 
     def _expand(self, text: str, by: _LoadedFile) -> str:
-        """Fill in $ORIGIN in a run path of a file."""
         # That of a program is the folder that links lead to; that of a library is the folder it was found in.
         path = by.path if by.by else self._tree.resolve(by.path) or by.path
         origin = "/" + path.rpartition("/")[0]

@@ -95,10 +95,6 @@ class Finding:
         return f"{self.subject}: {self.text}"
 
 
-MOST_LINKS = 40
-"""Symlinks that the kernel follows in one path."""
-
-
 class Tree:
     """Merge layers to the files of a container. Paths have no slash at either end; the root is the empty path."""
 
@@ -106,7 +102,21 @@ class Tree:
         self._entries: dict[str, FileEntry] = {}
         self._names: dict[str, set[str]] = {"": set()}
         for layer in layers:
-            self._add(layer)
+            # A layer removes only files of layers below it.
+            for entry in layer.entries:
+                folder, _, name = entry.path.rpartition("/")
+                if name == OPAQUE:
+                    for child in self.names(self._follow(folder) or ""):
+                        self._remove(f"{self._follow(folder)}/{child}".lstrip("/"))
+                elif name.startswith(WHITEOUT):
+                    self._remove(f"{self._follow(folder)}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
+            for entry in layer.entries:
+                folder, _, name = entry.path.rpartition("/")
+                if name.startswith(WHITEOUT):
+                    continue
+                # The folder may be a symlink of a lower layer, as /lib is; the entry itself is taken as it is.
+                path = f"{self._folder(folder)}/{name}".lstrip("/")
+                self._put(replace(entry, path=path) if path != entry.path else entry)
 
     def __iter__(self) -> Iterator[FileEntry]:
         return iter(self._entries.values())
@@ -158,29 +168,12 @@ class Tree:
                 done = here
                 continue
             links += 1
-            if links > MOST_LINKS:
+            if links > 40:  # as many as the kernel follows in one path
                 return None
             if entry.target.startswith("/"):
                 done = ""
             rest += entry.target.split("/")[::-1]
         return done
-
-    def _add(self, layer: Layer) -> None:
-        # A layer removes only files of layers below it.
-        for entry in layer.entries:
-            folder, _, name = entry.path.rpartition("/")
-            if name == OPAQUE:
-                for child in self.names(self._follow(folder) or ""):
-                    self._remove(f"{self._follow(folder)}/{child}".lstrip("/"))
-            elif name.startswith(WHITEOUT):
-                self._remove(f"{self._follow(folder)}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
-        for entry in layer.entries:
-            folder, _, name = entry.path.rpartition("/")
-            if name.startswith(WHITEOUT):
-                continue
-            # The folder may be a symlink of a lower layer, as /lib is; the entry itself is taken as it is.
-            path = f"{self._folder(folder)}/{name}".lstrip("/")
-            self._put(replace(entry, path=path) if path != entry.path else entry)
 
     def _folder(self, path: str) -> str:
         """Return the folder that a path leads to; it is added if a layer left it out."""

@@ -81,8 +81,6 @@ IN_MEMORY = 32 << 20
 """Bytes of an ELF file above which it is copied to a temporary file: it is not read from front to back."""
 WORTH_A_PROCESS = 16 << 20
 """Bytes of all layers below which starting processes takes longer than reading."""
-
-
 KINDS: Mapping[bytes, FileKind] = {
     tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "hardlink",
     tarfile.CHRTYPE: "device", tarfile.BLKTYPE: "device",
@@ -91,9 +89,20 @@ KINDS: Mapping[bytes, FileKind] = {
 
 def scan(blob: Blob, number: int) -> Layer:
     """Read a layer. Raises ResultError if it cannot be read, or does not have its digest."""
+    entries = []
     with layer_members(blob) as members:
-        entries = tuple(_entry(archive, member, path, number) for archive, member, path in members)
-    return Layer(entries, blob.size, blob.compression)
+        for archive, member, path in members:
+            kind = KINDS.get(member.type, "file")
+            values: dict[str, Any] = {}
+            if kind == "hardlink":
+                values["target"] = member_path(member.linkname) or ""
+            elif kind == "symlink":
+                values["target"] = member.linkname
+            elif kind == "file" and member.size and (content := archive.extractfile(member)):
+                values = _content(content, path, member.size)
+            values["capabilities"] = "SCHILY.xattr.security.capability" in member.pax_headers
+            entries.append(FileEntry(path, kind, member.mode, member.size, layer=number, **values))
+    return Layer(tuple(entries), blob.size, blob.compression)
 
 
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
@@ -120,21 +129,6 @@ def _end_at_once() -> None:
     """Let Ctrl-C, which reaches all processes, end a process that reads: it has nothing to tidy up."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-
-
-def _entry(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, number: int) -> FileEntry:
-    kind = KINDS.get(member.type, "file")
-    values: dict[str, Any] = {}
-    if kind == "hardlink":
-        values["target"] = member_path(member.linkname) or ""
-    elif kind == "symlink":
-        values["target"] = member.linkname
-    elif kind == "file" and member.size and (content := archive.extractfile(member)):
-        values = _content(content, path, member.size)
-    return FileEntry(
-        path, kind, member.mode, member.size, layer=number,
-        capabilities="SCHILY.xattr.security.capability" in member.pax_headers, **values,
-    )  # fmt: skip
 
 
 def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:

@@ -201,8 +201,6 @@ SITE = re.compile(
 """Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
 PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]))
 """Programs that distributions install setuid, setgid or with capabilities."""
-AUFS = f"{WHITEOUT}{WHITEOUT}"
-"""How names of aufs' own marks begin."""
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
 """Values of NVIDIA_DRIVER_CAPABILITIES that enroot's hook knows."""
 
@@ -282,7 +280,7 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
         paths = {entry.path for entry in layer.entries}
         for entry in layer.entries:
             folder, _, name = entry.path.rpartition("/")
-            if name.startswith(AUFS) and name != OPAQUE:
+            if name.startswith(f"{WHITEOUT}{WHITEOUT}") and name != OPAQUE:
                 yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
             elif name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
                 yield _in_layer(entry, "is a whiteout of what its layer brings itself")
@@ -382,14 +380,11 @@ MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
 """Folders that the container runtime mounts."""
 USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
-FOLDER_NAMES = re.compile(r"_(DIR|HOME|ROOT|PREFIX)$")
-"""Names of variables whose value is a folder."""
 
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
     """The labels say what the image is, its base, licences, versions, axes and lock, as the plan says now."""
-    target = inspection.target
-    recipe = inspection.renderer.recipe(target)
+    recipe = inspection.renderer.recipe(inspection.target)
     lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
     planned = renderer.image_labels(recipe, lock, "")
     present = inspection.image.labels
@@ -415,7 +410,7 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 def environment(inspection: Inspection) -> Iterator[Finding]:
     """Folders in variables exist."""
     for name, value in inspection.image.env.items():
-        is_folder = FOLDER_NAMES.search(name) and value.startswith("/")
+        is_folder = re.search(r"_(DIR|HOME|ROOT|PREFIX)$", name) and value.startswith("/")
         folders = value.split(":") if name in renderer.FOLDER_LISTS else [value] if is_folder else []
         for folder in dict.fromkeys(folders):
             if not folder:
@@ -493,8 +488,6 @@ RULES: tuple[ImageRule, ...] = (
     plan, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
     not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
 )  # fmt: skip
-
-
 WHOEVER_BROUGHT_IT = (no_keys, no_tokens)
 """Rules that judge the base image's files like ours."""
 

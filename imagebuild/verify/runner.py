@@ -67,8 +67,6 @@ class Execution:
 # What a host has
 
 PROBE_TIMEOUT_S = 60
-PROBE_PREFIX = "imagebuild-probe:"
-"""How each line of the probe begins."""
 FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
 """Names of the probe's facts that are kept as they are."""
 Probe = Mapping[str, Sequence[str]]
@@ -86,7 +84,7 @@ def read_probe(output: str) -> Probe | None:
     """Read what the probe printed, whatever else was printed between. Return None if it did not reach its end."""
     probe: dict[str, list[str]] = defaultdict(list)
     for line in output.splitlines():
-        name, _, value = line.partition(PROBE_PREFIX)[2].partition("=")
+        name, _, value = line.partition("imagebuild-probe:")[2].partition("=")
         if value.strip():
             probe[name].append(value.strip())
     return probe if "end" in probe else None

@@ -209,8 +209,7 @@ def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundin
             reports[script] = path.name
         else:
             path.unlink(missing_ok=True)
-    environment = console.kept_environment(variables)
-    return place.model_copy(update={"environment": environment, "reports": reports})
+    return place.model_copy(update={"environment": console.kept_environment(variables), "reports": reports})
 
 
 PLATFORMS = {cpu: f"linux/{arch}" for arch, cpu in CPUS.items()}

@@ -62,10 +62,6 @@ def text(line: str) -> str:
     return job_text(job(line))
 
 
-def messages(line: str) -> list[str]:
-    return list(job(line).messages)
-
-
 @lru_cache
 def random_lines() -> list[str]:
     """Arguments of 60 jobs, the same in every run; those that are refused are left out."""

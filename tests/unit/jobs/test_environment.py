@@ -8,7 +8,7 @@ import pytest
 
 from imagebuild.core import ConfigError
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import job, messages, rank_exports
+from tests.unit.jobs.job_fakes import job, rank_exports
 
 H100 = "mpijob --profile h100 --fabric ib"
 
@@ -46,7 +46,7 @@ def test_what_nccl_reads() -> None:
         "NCCL_TESTS_SPLIT=AND7",
         "NCCL_OFI_X=1",
     )
-    assert messages(f"{H100} {' '.join(f'--param {setting}' for setting in settings)}") == [
+    assert list(job(f"{H100} {' '.join(f'--param {setting}' for setting in settings)}").messages) == [
         "warning: --param NCCL_IB_NET_LATENCY: NCCL 2.30.7 does not read NCCL_IB_NET_LATENCY",
         "warning: --param NCCL_IB_TIMOUT: NCCL 2.30.7 does not read NCCL_IB_TIMOUT; did you mean 'NCCL_IB_TIMEOUT'?",
     ]

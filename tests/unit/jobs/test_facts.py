@@ -57,8 +57,7 @@ def test_a_folder_without_facts(tmp_path: Path) -> None:
 
 
 def test_conditions_can_use_exactly_what_jobs_know() -> None:
-    conditions = job("slurm --profile h100 --fabric ib").conditions
-    assert set(conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
+    assert set(job("slurm --profile h100 --fabric ib").conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
 
 
 @pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, SchedulerFacts])

@@ -20,8 +20,7 @@ def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, m
     assert printed.startswith(f"#!/bin/bash\n# imagebuild {line}\n")
     assert "#SBATCH --time=45\n" in printed
     assert command(*words, "-o", tmp_path / "job.sh") == (0, "", warnings)
-    written = (tmp_path / "job.sh").read_text()
-    assert written == printed.replace(f"{line}\n", f"{line} -o {tmp_path}/job.sh\n", 1)
+    assert (tmp_path / "job.sh").read_text() == printed.replace(f"{line}\n", f"{line} -o {tmp_path}/job.sh\n", 1)
 
 
 def test_without_a_project_the_images_that_come_with_imagebuild_are_offered(

@@ -22,7 +22,6 @@ from tests.unit.jobs.job_fakes import (
     facts,
     facts_of_cluster,
     job,
-    messages,
     objects,
     outer_script,
     pods,
@@ -32,9 +31,6 @@ from tests.unit.jobs.job_fakes import (
     variables_by_scope,
 )
 from tests.unit.jobs.kubernetes_fields import mistakes
-
-SHELLCHECK = Path(sysconfig.get_path("scripts")) / "shellcheck"
-
 
 # The text
 
@@ -58,12 +54,13 @@ def test_random_jobs() -> None:
 
 def assert_holds(line: str) -> None:
     """For every job: the header makes it again, NCCL knows its variables, and each lands in its scope, once."""
-    made, variables = text(line), job(line).variables
+    resolved = job(line)
+    made = job_text(resolved)
     command = next(row for row in made.splitlines() if row.startswith("# imagebuild job "))
     assert text(command.removeprefix("# imagebuild job ")) == made, line
-    assert not [message for message in messages(line) if message.startswith("warning")]
+    assert not [message for message in resolved.messages if message.startswith("warning")]
     expected: dict[str, dict[str, str]] = {scope: {} for scope in ("rank", "container", "launcher", "batch")}
-    for variable in variables:
+    for variable in resolved.variables:
         if variable.value is not None:
             expected[variable.scope][variable.name] = variable.value
     written = variables_by_scope(made)
@@ -128,8 +125,7 @@ def test_texts_of_a_cluster_are_read_back_from_yaml(tmp_path: Path) -> None:
     manifest = on_cluster("mpijob --profile h100 --fabric ib", {"annotations": annotations}, tmp_path, fabrics=fabrics)
     (document,) = objects(manifest)
     assert document["metadata"]["annotations"] == annotations
-    worker = document["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
-    assert worker["metadata"]["annotations"] == annotations
+    assert document["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"]["annotations"] == annotations
 
 
 @pytest.mark.programs
@@ -180,28 +176,22 @@ def test_every_finding_is_in_the_documentation() -> None:
 # Scripts
 
 
-def script_files(line: str, folder: Path) -> list[Path]:
-    """Every script of a job, as files: the batch script or those of containers, and what ranks run."""
-    made = text(line)
-    of_containers: list[dict[str, Any]] = [] if made.startswith("#!") else list(containers(made).values())
-    scripts = [made] if made.startswith("#!") else [c["args"][0] for c in of_containers if "args" in c]
-    files = []
-    for i, script in enumerate([*scripts, rank_script(made)]):
-        files.append(folder / f"{abs(hash(line))}-{i}.sh")
-        files[-1].write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}\n")
-    return files
-
-
 @pytest.mark.programs
 def test_scripts_pass_bash_and_shellcheck(tmp_path: Path) -> None:
-    lines = (*REFERENCE.values(), *random_lines())
-    files = [file for line in lines for file in script_files(line, tmp_path)]
+    """The batch script or those of containers, and what ranks run."""
+    files: list[Path] = []
+    for made in map(text, (*REFERENCE.values(), *random_lines())):
+        is_batch = made.startswith("#!")
+        scripts = [made] if is_batch else [c["args"][0] for c in containers(made).values() if "args" in c]
+        for script in (*scripts, rank_script(made)):
+            files.append(tmp_path / f"{len(files)}.sh")
+            files[-1].write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}\n")
     assert len(files) > 100
     for file in files:
         done = ran("bash", "-n", file)
         assert (done.returncode, done.stderr) == (0, "")
     # SC1091: files of the container or the node are not here.
-    assert not ran(SHELLCHECK, "--exclude=SC1091", *files).stdout
+    assert not ran(Path(sysconfig.get_path("scripts"), "shellcheck"), "--exclude=SC1091", *files).stdout
 
 
 # Clusters

@@ -36,7 +36,6 @@ def write_programs(beside: Path, programs: dict[str, str]) -> Path:
     return folder
 
 
-GOOD = {"MNNVL": "MNNVL 1", "OMPI_COMM_WORLD_RANK": "0"}
 JSON = {"HELP": "[-J,--output_file <file>]"}
 
 
@@ -68,7 +67,7 @@ def test_a_job_passes_only_by_a_result(behaviour: dict[str, str], problem: str, 
     document = {"version": 1, "args": ["all_reduce_perf", "env"], "env": secrets, "nccl_version": 22803}
     (tmp_path / "json").write_text(json.dumps(document, separators=(",", ":")))
     manifest = text(f"mpijob --profile gb200-nvl72 --fabric ib --nodes 2 --param programs={programs}")
-    env = {"PATH": f"{programs}:/usr/bin:/bin", **GOOD, **behaviour}
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "MNNVL": "MNNVL 1", "OMPI_COMM_WORLD_RANK": "0", **behaviour}
     done = ran("/bin/bash", "-c", outer_script(manifest), env=env, stderr=subprocess.STDOUT, cwd=programs)
     assert (done.returncode, f"imagebuild: {'FAILED' if problem else 'passed'}" in done.stdout) == (bool(problem), True)
     assert (

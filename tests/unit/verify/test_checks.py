@@ -158,8 +158,7 @@ def test_a_check_says_what_it_starts(tiny: Files, tmp_path: Path) -> None:
     session = Answers({"a": (0, "")}, nodes=3, slurm=True)
     log = tmp_path / "a.log"
     run_check(one_check(tiny, text), session, log, {"SIZE": "2G", "MORE": "1"})
-    variables = {"SIZE": "1G", "MORE": "1"}
-    assert session.commands == [Command("x", "root", 9, variables, nodes=3, ranks=6, log=log)]
+    assert session.commands == [Command("x", "root", 9, {"SIZE": "1G", "MORE": "1"}, nodes=3, ranks=6, log=log)]
 
 
 @pytest.mark.parametrize(
@@ -252,8 +251,7 @@ NO_RESULT = "no result of nccl-tests in the output"
 def test_a_benchmark_s_results_must_be_good(
     tiny: Files, tmp_path: Path, status: int, printed: str, reason: str
 ) -> None:
-    session = Answers({"a": (status, printed)})
-    done = run_check(one_check(tiny, "results: nccl-tests"), session, tmp_path / "a.log")
+    done = run_check(one_check(tiny, "results: nccl-tests"), Answers({"a": (status, printed)}), tmp_path / "a.log")
     assert (done.outcome, done.reason) == ("failed" if reason else "passed", reason)
     assert done.results
     assert [run.source for run in done.results.runs] == ([] if reason else ["library/a"])

@@ -126,8 +126,7 @@ OTHER_FILES = {"usr/bin/env": b"an older one", "usr/lib/only-in-the-image": b"x"
 def test_a_place_is_proven_to_be_of_the_image(
     call: Call, tiny: Files, files: dict[str, bytes], outcome: str, reason: str
 ) -> None:
-    labels = {"imagebuild.component.library": "1.2"}
-    image_files.layout(tiny.root / "layout", files, Labels=labels)
+    image_files.layout(tiny.root / "layout", files, Labels={"imagebuild.component.library": "1.2"})
     arguments = ("--runner", "exec:env", "--layout", "layout", "--only", "library/version", "--json", "r.json")
     status, _, _ = call(*arguments)
     result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())

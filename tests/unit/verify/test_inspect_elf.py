@@ -88,7 +88,6 @@ def read_layer(files: Files) -> Layer:
 
 LIBRARY = image_files.elf(soname="libx.so.1")
 SECOND = image_files.elf(soname="liby.so", needed=["libx.so.1"])
-CACHE = cache(["/opt/c/libx.so.1"])
 PLACES: Files = {f"{place}/libx.so.1": LIBRARY for place in ("app", "opt/r", "opt/l", "opt/c", MULTIARCH)}
 
 
@@ -119,7 +118,7 @@ def program(*needed: str, **options: str) -> bytes:
     ],
 )  # fmt: skip
 def test_where_the_loader_finds_a_library(main: bytes, path: str, files: Files, found: str | None) -> None:
-    layers = [{**PLACES, "etc/ld.so.cache": CACHE, "app/program": main}, files]
+    layers = [{**PLACES, "etc/ld.so.cache": cache(["/opt/c/libx.so.1"]), "app/program": main}, files]
     loader = Loader(Tree(map(read_layer, layers)), {"LD_LIBRARY_PATH": path})
     assert loader.closure("app/program").libraries["libx.so.1"] == found
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 import zstandard
 
-from imagebuild.project import Changes, CheckResult, Plan, Project, make_plan, versions_with
+from imagebuild.project import Changes, CheckResult, make_plan, versions_with
 from imagebuild.render import Renderer, hash_of_lock, image_labels
 from imagebuild.verify import IMAGE_CHECKS, ImageFinder, judge_images, read_images
 from tests.conftest import ROOT, Files
@@ -51,33 +51,25 @@ class Case:
         self.settings: dict[str, Any] = dict(SETTINGS)
         self.history: list[dict[str, Any]] = []
         self.labels: dict[str, str | None] = {}
-        self.platform = "linux/amd64"
-        self.base_digest = f"sha256:{'a' * 64}"
         self.pack: Callable[[bytes], bytes] = gzip.compress
-
-    def add(self, files: dict[str, Node | bytes]) -> None:
-        """A layer on top."""
-        self.layers.append(files)
 
     def results(self, *, planned: bool = True) -> dict[str, CheckResult]:
         project = self.files.load()
         plan = make_plan(project)
-        labels = {**self._labels(project, plan), **self.labels} if planned else self.labels
+        renderer = Renderer(project, versions_with(project, Changes()))
+        labels = self.labels
+        if planned:
+            recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
+            lock = hash_of_lock(recipe, project.lock)
+            labels = {**image_labels(recipe, lock, f"debian@sha256:{'a' * 64}"), **labels}
         settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
-        Layout(self.root).image(
-            [self.pack(layer(files)) for files in self.layers],
-            {"config": settings, "history": self.history}, self.platform,
-        )  # fmt: skip
+        layers = [self.pack(layer(files)) for files in self.layers]
+        Layout(self.root).image(layers, {"config": settings, "history": self.history})
         with ImageFinder().find(str(self.root)) as image:
-            found = list(judge_images(read_images(image, Renderer(project, versions_with(project, Changes())), plan)))
+            found = list(judge_images(read_images(image, renderer, plan)))
         assert [result.check for result in found] == list(IMAGE_CHECKS)
         assert all(result.component == "image" for result in found)
         return {result.check: result for result in found}
-
-    def _labels(self, project: Project, plan: Plan) -> dict[str, str | None]:
-        renderer = Renderer(project, versions_with(project, Changes()))
-        recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
-        return {**image_labels(recipe, hash_of_lock(recipe, project.lock), f"debian@{self.base_digest}")}
 
 
 @pytest.fixture
@@ -148,7 +140,7 @@ OTHER_FAULTS = yaml.safe_load((ROOT / "tests/data/image-faults.yaml").read_text(
 
 @pytest.mark.parametrize(("rule", "files", "reason"), FILE_FAULTS.values(), ids=FILE_FAULTS)
 def test_a_fault_of_a_file(case: Case, rule: str, files: dict[str, Node | bytes], reason: str) -> None:
-    case.add(files)
+    case.layers.append(files)
     found = failed(case.results())
     assert list(found) == [rule]
     assert reason in found[rule]
@@ -156,7 +148,7 @@ def test_a_fault_of_a_file(case: Case, rule: str, files: dict[str, Node | bytes]
 
 @pytest.mark.parametrize("row", OTHER_FAULTS, ids=lambda row: row["says"])
 def test_a_fault(case: Case, row: dict[str, Any]) -> None:
-    case.add({path: text.encode() for path, text in row.get("files", {}).items()})
+    case.layers.append({path: text.encode() for path, text in row.get("files", {}).items()})
     case.settings |= {"Env": [f"{name}={value}" for name, value in ({"PATH": PATH} | row.get("env", {})).items()]}
     case.settings |= row.get("settings", {})
     case.labels |= row.get("labels", {})
@@ -192,24 +184,23 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
 @pytest.mark.parametrize("name", ["host-key", "pem", "token", "bundle", "lists"])
 def test_what_a_later_layer_hides_is_still_there(case: Case, name: str) -> None:
     rule, files, _ = FILE_FAULTS[name]
-    case.add(files)
+    case.layers.append(files)
     (path,) = files
     where, _, file = path.rpartition("/")
-    case.add({f"{where}/.wh.{file}": b""})
+    case.layers.append({f"{where}/.wh.{file}": b""})
     assert f"/{path}: " in failed(case.results())[rule]
 
 
 def test_a_fault_of_the_merged_tree_is_gone_when_it_is_hidden(case: Case) -> None:
-    case.add({"opt/x": Node(elf(machine=183, needed=["a"]), 0o4777)})
-    case.add({"opt/.wh.x": b""})
+    case.layers.append({"opt/x": Node(elf(machine=183, needed=["a"]), 0o4777)})
+    case.layers.append({"opt/.wh.x": b""})
     assert not failed(case.results())
 
 
 def test_what_hooks_of_gpus_need(case: Case) -> None:
-    case.add({"opt/lib.so": elf(fatbin=image_files.fatbin(("code", 90, 0)))})
+    case.layers.append({"opt/lib.so": elf(fatbin=image_files.fatbin(("code", 90, 0)))})
     case.settings["Env"] = [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=utility"]
-    lines = case.results()["rootless"].output.splitlines()
-    assert lines == [
+    assert case.results()["rootless"].output.splitlines() == [
         "NVIDIA_VISIBLE_DEVICES: names no GPU, so containers of enroot have none",
         "NVIDIA_DRIVER_CAPABILITIES: lacks compute, so containers of enroot have no libcuda.so.1",
     ]
@@ -240,12 +231,12 @@ def test_what_cannot_be_judged_is_skipped(case: Case) -> None:
 
 def test_more_bytes_than_the_budget(case: Case) -> None:
     case.pack = lambda data: gzip.compress(data, 0)
-    case.add({"opt/data": bytes(1_100_000)})
+    case.layers.append({"opt/data": bytes(1_100_000)})
     assert failed(case.results()) == {"size": "size: 1 MB in 2 layers, at most 1 MB"}
 
 
 def test_what_is_no_fault_is_listed(case: Case) -> None:
-    case.add({"opt/p/a.so": elf(needed=["libb.so"]), "opt/p/libb.so": elf(soname="libb.so")})
+    case.layers.append({"opt/p/a.so": elf(needed=["libb.so"]), "opt/p/libb.so": elf(soname="libb.so")})
     result = case.results()["closure"]
     assert result.outcome == "passed"
     assert "what loads it must have loaded that before (no fault)" in result.output
@@ -264,14 +255,13 @@ def test_what_is_no_fault_is_listed(case: Case) -> None:
     ],
 )  # fmt: skip
 def test_what_is_right(case: Case, files: dict[str, Node | bytes]) -> None:
-    case.add(files)
+    case.layers.append(files)
     assert not failed(case.results())
 
 
 X_PERF = elf(fatbin=image_files.fatbin(("code", 90, 0), ("code", 80, 0), ("ptx", 90, 0)))
 TOOL = {"opt/tool": Node(b"x", 0o4755)}
 WAIVER = "waivers: [{{rule: setuid, subject: /opt/*, reason: it is meant so, when: {{variant: {}}}}}]\n"
-OF_MATRIX = "waivers: [{rule: setuid, subject: /opt/x, reason: so}]"
 
 
 @pytest.mark.parametrize(
@@ -293,22 +283,24 @@ def test_what_a_component_declares(
 ) -> None:
     component = case.files.root / "dockerfiles/components/tool/component.yaml"
     component.write_text(component.read_text() + declared)
-    case.add(files)
+    case.layers.append(files)
     results = case.results()
     assert (results[rule].outcome, results[rule].output) == (outcome, output)
     assert set(failed(results)) <= {rule}
 
 
 def test_a_waiver_of_the_matrix(case: Case) -> None:
-    case.files.replace("matrix.yaml", "    tags:", f"    {OF_MATRIX}\n    tags:")
-    case.add({"opt/x": Node(b"x", 0o4755), "opt/y": Node(b"x", 0o4755)})
+    case.files.replace(
+        "matrix.yaml", "    tags:", "    waivers: [{rule: setuid, subject: /opt/x, reason: so}]\n    tags:"
+    )
+    case.layers.append({"opt/x": Node(b"x", 0o4755), "opt/y": Node(b"x", 0o4755)})
     found = failed(case.results())
     assert found.keys() == {"setuid"}
     assert found["setuid"].startswith("/opt/y")
 
 
 def test_many_findings_are_counted(case: Case) -> None:
-    case.add({f"tmp/file{i:03}": b"x" for i in range(150)})
+    case.layers.append({f"tmp/file{i:03}": b"x" for i in range(150)})
     result = case.results()["no-leftovers"]
     assert result.reason == "/tmp/file000: is a temporary file, in layer 2, and 149 more"
     assert result.output.endswith("… and 50 more")

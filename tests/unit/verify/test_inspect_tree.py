@@ -23,10 +23,6 @@ def tree(*layers: str) -> Tree:
     return Tree(Layer(tuple(entry(line.strip()) for line in text.split(",")), 0, "gzip") for text in layers)
 
 
-def paths(found: Tree) -> set[str]:
-    return {entry.path for entry in found if entry.kind != "folder"}
-
-
 @pytest.mark.parametrize(
     ("layers", "seen"),
     [
@@ -39,7 +35,7 @@ def paths(found: Tree) -> set[str]:
     ],
 )
 def test_later_layers_replace_and_remove(layers: list[str], seen: set[str]) -> None:
-    assert paths(tree(*layers)) == seen
+    assert {e.path for e in tree(*layers) if e.kind != "folder"} == seen
 
 
 def test_hard_links_are_files() -> None:

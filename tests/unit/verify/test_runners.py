@@ -106,13 +106,10 @@ def test_srun_is_told_the_ranks() -> None:
     assert with_ranks(["ssh", "a", "srun", "-v"], 4, 2) == ["ssh", "a", "srun", *words, "-v"]
 
 
+ME = pwd.getpwuid(os.getuid()).pw_name
 # What ssh does with its arguments: joined by blanks, read by a shell on the other side. It is not ssh: there is no
 # connection, and the other side is this machine.
 JOINING = '#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nshift\nexec sh -c "$*"\n'
-
-
-def me() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
 
 
 def program(folder: Path, name: str, text: str) -> str:
@@ -130,7 +127,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def run(session: ExecSession, script: str, **more: object) -> Execution:
-    return session.run(Command(script, user=me(), **more))  # type: ignore[arg-type]
+    return session.run(Command(script, user=ME, **more))  # type: ignore[arg-type]
 
 
 def run_patiently(session: ExecSession, script: str, timeout_s: float, status: int | None, output: str) -> Execution:
@@ -219,8 +216,7 @@ def test_the_outer_deadline_holds_where_the_launcher_hangs(
     monkeypatch.setattr("imagebuild.verify.runner.CONNECT_S", 1)
     monkeypatch.setattr("imagebuild.verify.runner.STOP_S", 1)
     monkeypatch.setattr("imagebuild.verify.runner.GRACE_S", 0)
-    done = run(ExecSession([hung]), "echo never", timeout_s=1)
-    assert done.status is None
+    assert run(ExecSession([hung]), "echo never", timeout_s=1).status is None
     assert gone(forever)
 
 
@@ -233,8 +229,7 @@ def test_what_a_lost_launcher_left_on_the_other_side_is_ended(
     session = ExecSession([launcher])
     monkeypatch.setattr("imagebuild.verify.runner.CONNECT_S", -600)
     monkeypatch.setattr("imagebuild.verify.runner.STOP_S", 620)
-    done = run(session, f"sleep {forever}", timeout_s=598)
-    assert done.status is None
+    assert run(session, f"sleep {forever}", timeout_s=598).status is None
     assert gone(forever)
 
 
@@ -269,4 +264,4 @@ def test_hosts_are_nodes(session: ExecSession) -> None:
     assert "--hosts" in session.surroundings.why["nodes"]
     several = ExecSession(["env"], ["a", "b", "c"])
     assert several.surroundings.nodes == 3
-    assert several.run(Command("echo $IMAGEBUILD_NODES", user=me(), nodes=2)).output == "a b\n"
+    assert several.run(Command("echo $IMAGEBUILD_NODES", user=ME, nodes=2)).output == "a b\n"
