@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -127,11 +126,6 @@ class Evidence:
     files: Sequence[EvidenceFile[BaseModel]] = ()
     unused: Sequence[str] = ()
     """Files of results that are of no image in particular, and why."""
-
-    @cached_property
-    def builds(self) -> Sequence[EvidenceFile[BuildResult]]:
-        """Return the results of builds."""
-        return self.of_type(BuildResult)
 
     def of_image(self, digest: str, platform: str, indexes: Collection[str]) -> Evidence:
         """Return the results about the image of a platform, which these indexes list."""

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 
 from imagebuild import __version__
-from imagebuild.core import CommandError, ConfigError
+from imagebuild.core import CommandError
 from imagebuild.oci import BUNDLE_MEDIA, Attachment, Repository, digest_of
 from imagebuild.project import Catalog, Project, PublishedImage, make_plan
-from imagebuild.publish import Freshness, catalog_from_registry, split_tags, with_signers, with_updates
+from imagebuild.publish import Freshness, catalog_from_registry, with_signers, with_updates
 from tests import attached
 from tests.registry_fake import FakeRegistry, index, put_image
 from tests.unit.publish.conftest import AMD64, ARM64, LABELS, REPOSITORY, TAG, Published, Signers, put_index
@@ -105,7 +105,7 @@ def test_attestations_of_buildkit_are_no_platform(published: Published, ours: Pr
     assert [platform.platform for platform in one(registry, ours).platforms] == [AMD64]
 
 
-def test_a_registry_that_is_empty_or_fails(ours: Project, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_that_is_empty_or_fails(ours: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = FakeRegistry()
     found = catalog(registry, ours)
     assert (found.images, found.problems) == ((), ())
@@ -117,8 +117,6 @@ def test_a_registry_that_is_empty_or_fails(ours: Project, project: Project, monk
     monkeypatch.setattr(Repository, "tags", refuse)
     with pytest.raises(CommandError, match="503"):
         catalog(registry, ours)
-    with pytest.raises(ConfigError, match="names no registry; give --registry"):
-        catalog_from_registry(project, make_plan(project))
 
 
 def test_the_newest_comes_first(ours: Project) -> None:
@@ -129,10 +127,3 @@ def test_the_newest_comes_first(ours: Project) -> None:
         put_index(registry, [child], f"13.0-debian13-runtime-{digest_of(content)[7:14]}")
     days = [image.created[:10] for image in catalog(registry, ours).images]
     assert days == ["2026-11-19", "2026-11-10", "2026-11-01"]
-
-
-def test_tags() -> None:
-    tags = ("latest", "13.4", "13.4.2-nccl2.32.3-0a1b2c3-20261126", "13.4.2-nccl2.32.3-0a1b2c3")
-    fixed = ("13.4.2-nccl2.32.3-0a1b2c3-20261126", "13.4.2-nccl2.32.3-0a1b2c3")
-    assert split_tags(tags, "0a1b2c3" + "d" * 33) == (fixed, ("latest", "13.4"))
-    assert split_tags(("latest",), "") == ((), ("latest",))
