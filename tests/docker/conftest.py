@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,9 +29,9 @@ from imagebuild.build import bootstrap, engine_processes, private, start_engine,
 from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
 from imagebuild.project import BuildResult
-from tests import registries
 from tests.conftest import LOCK, ROOT, Files
 from tests.faulty import Faulty, in_front_of
+from tests.upstream.registry import running
 
 if TYPE_CHECKING:
     from pytest_docker.plugin import Services as ComposeServices
@@ -517,8 +518,13 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
     """A registry that the compose file does not have: a second one, or one with other settings."""
     if not shutil.which("docker-registry"):
         install("docker-registry")
-    with registries.distribution(folder, deletes=deletes) as address:
-        yield address
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    try:
+        with running(folder / "data", port, {"delete": {"enabled": deletes}}) as address:
+            yield address
+    finally:
+        shutil.rmtree(folder / "data", ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -278,15 +278,6 @@ def test_of_scans_the_newest_of_each_scanner_counts(published: Published) -> Non
     assert sorted(f.outcome for f in published.wrong("scan")) == ["broken", "failed"], "damage counts, however old"
 
 
-@pytest.mark.parametrize(
-    ("required", "message"),
-    [(("sboom",), "unknown kind; use sbom, provenance"), (("signature",), "whose\\? give --key")],
-)
-def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        published.verify(*required)
-
-
 # Showing and adding
 
 
@@ -368,3 +359,6 @@ def test_commands(published: Published, command: Call, monkeypatch: pytest.Monke
     assert command(*add)[1].startswith(f"registry.test/{REPOSITORY}@sha256:")
     status, _, text = command(*add, "--key", "k")
     assert (status, "--certificate-identity and --no-tlog: need --sign" in text) == (2, True)
+    for kind, message in (("sboom", "unknown kind; use sbom, provenance"), ("signature", "whose? give --key")):
+        status, _, text = command("attest", "verify", published.reference, "--require", kind)
+        assert (status, message in text) == (2, True)

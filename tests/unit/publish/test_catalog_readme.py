@@ -13,15 +13,6 @@ from tests.conftest import ROOT
 from tests.unit.conftest import Call
 
 TEXT = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
-FILES = ("--project", ROOT)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a README, from which this project is used."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "README.md").write_text(TEXT)
-    return tmp_path
 
 
 def test_the_readme_of_this_project_is_fresh(project: Project, full_plan: Plan) -> None:
@@ -37,20 +28,13 @@ def test_markers_must_be_there_once(text: str) -> None:
         replace_table("README.md", text, "table\n")
 
 
-def test_the_table_is_written_between_the_markers(here: Path, command: Call) -> None:
-    assert command("catalog", "--readme", "README.md", *FILES)[0] == 0
-    text = (here / "README.md").read_text()
-    assert text.startswith("# Title\n\nbefore\n\n<!-- images:begin -->\n| image |")
-    assert text.endswith("<!-- images:end -->\n\nafter\n")
-
-
-@pytest.mark.parametrize(
-    ("args", "problem"),
-    [
-        ([], "give -o DIR"),
-        (["-o", "x"], "names no registry; give --registry"),
-    ],
-)
-def test_mistakes(args: list[str], problem: str, here: Path, command: Call) -> None:
-    status, _, err = command("catalog", *args, *FILES)
-    assert (status, problem in err, (here / "x").exists()) == (2, True, False)
+def test_the_table_is_written_between_the_markers(tmp_path: Path, command: Call) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(TEXT)
+    assert command("catalog", "--readme", readme, "--project", ROOT)[0] == 0
+    before, after = "# Title\n\nbefore\n\n<!-- images:begin -->\n| image |", "<!-- images:end -->\n\nafter\n"
+    assert readme.read_text().startswith(before)
+    assert readme.read_text().endswith(after)
+    for args, problem in (((), "give -o DIR"), (("-o", tmp_path / "x"), "names no registry; give --registry")):
+        status, _, err = command("catalog", *args, "--project", ROOT)
+        assert (status, problem in err, (tmp_path / "x").exists()) == (2, True, False)
