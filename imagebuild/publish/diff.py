@@ -50,7 +50,6 @@ class Comparison(Model):
 
     @property
     def differs(self) -> bool:
-        """Return whether anything differs."""
         return any(self.differences.values())
 
 
@@ -96,7 +95,7 @@ DPKG = "var/lib/dpkg/status"
 
 def _packages(image: PlatformImage, notes: list[str]) -> dict[str, str]:
     """Return the distribution's packages; of an image in a registry, by its SBOM if it has one, without its layers."""
-    packages, _ = attached_packages(image.repository, image.digest) if image.repository else ((), "")
+    packages = attached_packages(image.repository, image.digest) if image.repository else ()
     if packages:
         notes.append(f"packages of {image.name} are those of its SBOM; no layer was fetched")
     elif entry := Tree(scan_all([image.fetch(layer) for layer in image.layers])).get(DPKG):

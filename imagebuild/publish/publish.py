@@ -93,7 +93,6 @@ Connect = Callable[[str], Registry]
 
 
 def repository_of(name: ImageReference, connect: Connect) -> Repository:
-    """Return the repository of an image."""
     return connect(name.host).at(name.repository)
 
 

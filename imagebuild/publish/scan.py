@@ -351,7 +351,8 @@ def security_updates(
         if image.problem:
             return image, ()
         place = parse_reference(image.index)
-        packages, problem = attached_packages(connect(place.host).at(place.repository), image.digest)
+        packages = attached_packages(connect(place.host).at(place.repository), image.digest)
+        problem = "" if packages else "has no SBOM that can be read and lists packages of the distribution"
         return image.model_copy(update={"problem": problem}), packages
 
     images = published_images(targets, connect)

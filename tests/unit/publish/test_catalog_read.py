@@ -1,19 +1,31 @@
-"""What a registry has, as a catalogue: tags, platforms, and everything that refers to them."""
+"""What a registry has, as a catalogue: tags, platforms, what refers to them; and the README's table of images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from imagebuild import __version__
-from imagebuild.core import CommandError
+from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import BUNDLE_MEDIA, Attachment, Repository, digest_of
-from imagebuild.project import Catalog, Project, PublishedImage, make_plan
-from imagebuild.publish import Freshness, catalog_from_registry, with_signers, with_updates
+from imagebuild.project import Catalog, Plan, Project, PublishedImage, make_plan
+from imagebuild.publish import (
+    BEGIN,
+    END,
+    Freshness,
+    catalog_from_registry,
+    images_table,
+    replace_table,
+    with_signers,
+    with_updates,
+)
 from tests import attached
+from tests.conftest import ROOT
 from tests.registry_fake import FakeRegistry, index, put_image
+from tests.unit.conftest import Call
 from tests.unit.publish.conftest import AMD64, ARM64, LABELS, REPOSITORY, TAG, Published, Signers, put_index
 
 NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
@@ -127,3 +139,34 @@ def test_the_newest_comes_first(ours: Project) -> None:
         put_index(registry, [child], f"13.0-debian13-runtime-{digest_of(content)[7:14]}")
     days = [image.created[:10] for image in catalog(registry, ours).images]
     assert days == ["2026-11-19", "2026-11-10", "2026-11-01"]
+
+
+# The README's table
+
+
+TEXT = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
+
+
+def test_the_readme_of_this_project_is_fresh(project: Project, full_plan: Plan) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text == replace_table("README.md", text, images_table(project, full_plan)), (
+        "`imagebuild catalog --readme README.md`"
+    )
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", TEXT + BEGIN])
+def test_markers_must_be_there_once(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"README.md: put one line <!-- images:begin --> and"):
+        replace_table("README.md", text, "table\n")
+
+
+def test_the_table_is_written_between_the_markers(tmp_path: Path, command: Call) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(TEXT)
+    assert command("catalog", "--readme", readme, "--project", ROOT)[0] == 0
+    before, after = "# Title\n\nbefore\n\n<!-- images:begin -->\n| image |", "<!-- images:end -->\n\nafter\n"
+    assert readme.read_text().startswith(before)
+    assert readme.read_text().endswith(after)
+    for args, problem in (((), "give -o DIR"), (("-o", tmp_path / "x"), "names no registry; give --registry")):
+        status, _, err = command("catalog", *args, "--project", ROOT)
+        assert (status, problem in err, (tmp_path / "x").exists()) == (2, True, False)
