@@ -31,7 +31,6 @@ from .publish import publish_targets as publish_targets
 from .publish import unpublished_targets as unpublished_targets
 from .sbom import SpdxDocument as SpdxDocument
 from .sbom import complete_document as complete_document
-from .sbom import creation_time as creation_time
 from .sbom import run_syft as run_syft
 from .scan import SEVERITIES as SEVERITIES
 from .scan import Freshness as Freshness

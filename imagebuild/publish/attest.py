@@ -29,14 +29,7 @@ from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository
 from imagebuild.project.records import Catalog, ScanResult, VerifyResult
-from imagebuild.publish.evidence import (
-    PREDICATES,
-    NewAttachment,
-    about,
-    attachment_of,
-    mismatch,
-    read_predicate,
-)
+from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_predicate
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import WHOSE, Signer

@@ -17,14 +17,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, N
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import SIGNATURE, encode_predicate
 from imagebuild.oci.image import image_of
-from imagebuild.oci.layout import (
-    INDEX,
-    Descriptor,
-    Manifest,
-    blobs_of,
-    encode_json,
-    manifests_of,
-)
+from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_json, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
 from imagebuild.project.matrix import Plan, Target

@@ -14,14 +14,7 @@ from pydantic import BaseModel
 
 from imagebuild.core import ResultError
 from imagebuild.project import Catalog, Checks, PublishedImage
-from imagebuild.publish import (
-    catalog_page,
-    checks_badge,
-    format_day,
-    pull_commands,
-    read_catalog,
-    write_site,
-)
+from imagebuild.publish import catalog_page, checks_badge, format_day, pull_commands, read_catalog, write_site
 from tests import catalog_samples
 from tests.page_outline import outline
 from tests.report_samples import HOSTILE

@@ -57,7 +57,7 @@ def test_programs_are_started_for_a_platform(folder: Path, command: Call) -> Non
     status, _, err = command("each", folder, "--", "/gone")
     assert (status, "cannot be run" in err) == (4, True)
     status, _, err = command("each", folder / "gone", "--platform", "linux/arm64", "--", "x")
-    assert (status, "`build --push` left no result.json below it" in err) == (3, True)
+    assert (status, "`build --push` leaves a result.json" in err) == (3, True)
     (folder / "results-0/a/result.json").write_text("{}")
     status, _, err = command("each", folder, "--", "x")
     assert (status, "was it written by another version" in err) == (5, True)

@@ -14,14 +14,7 @@ import pytest
 from imagebuild.core import ConfigError, ResultError, YamlFile
 from imagebuild.oci import image
 from imagebuild.project import Severity, Vulnerability
-from imagebuild.publish import (
-    SEVERITIES,
-    Policy,
-    ScanReport,
-    judge_vulnerabilities,
-    load_policy,
-    load_report,
-)
+from imagebuild.publish import SEVERITIES, Policy, ScanReport, judge_vulnerabilities, load_policy, load_report
 from tests.conftest import ROOT
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
