@@ -184,14 +184,6 @@ class NewAttachment:
     created: str = ""
 
 
-def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAttachment]:
-    """Return everything to attach to the image that the evidence is about, each file once.
-
-    The same evidence gives the same bytes in the same order.
-    """
-    return sorted({attachment_of(file.value, file.document, digest, platform) for file in evidence.files})
-
-
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
     """Return what to attach of a file that was read: without private facts, and with its time."""
     content, created = encode_predicate(document), ""

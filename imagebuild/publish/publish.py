@@ -25,7 +25,7 @@ from imagebuild.project.plan import REVISION, restricted_components, select_targ
 from imagebuild.project.records import BuildResult, Published, PublishResult
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
 from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, key_of_target, objections, rules_of
-from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
+from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.signatures import Signer
 from imagebuild.render.recipe import Recipe
@@ -169,7 +169,8 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
         own = evidence.of_image(choice.digest, choice.platform, indexes)
         against = objections(target, choice, own, policy, planned.rules)
         if choice.image:
-            attachments = attachments_of(choice.digest, choice.platform, own)
+            of_image = (choice.digest, choice.platform)
+            attachments = sorted({attachment_of(file.value, file.document, *of_image) for file in own.files})
             kinds = {"provenance", *(attachment.kind for attachment in attachments)}
             absent = [kind for kind in policy.require_attachments if kind not in kinds]
             against += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in absent]
