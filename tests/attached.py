@@ -28,6 +28,8 @@ def spdx(digest: str = f"sha256:{'d' * 64}", **versions: str) -> dict[str, Any]:
         return {"SPDXID": f"SPDXRef-{name}", "name": name, "externalRefs": [purl], **more}
 
     checksum = {"algorithm": "SHA256", "checksumValue": digest.removeprefix("sha256:")}
+    described = {"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES"}
+    described |= {"relatedSpdxElement": "SPDXRef-Image"}
     versions = versions or {"libssl3t64": "3.5.7-1~deb13u3", "libucx0": "1.18.1%2Bds-2"}
     return {
         "spdxVersion": "SPDX-2.3",
@@ -38,13 +40,7 @@ def spdx(digest: str = f"sha256:{'d' * 64}", **versions: str) -> dict[str, Any]:
                 for name, version in versions.items()
             ),
         ],
-        "relationships": [
-            {
-                "spdxElementId": "SPDXRef-DOCUMENT",
-                "relationshipType": "DESCRIBES",
-                "relatedSpdxElement": "SPDXRef-Image",
-            }
-        ],
+        "relationships": [described],
     }
 
 

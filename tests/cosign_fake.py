@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from imagebuild.publish import Cosign
 
 
+REFUSED = "`cosign verify` failed (1): Error: x\nerror during command execution: "
+
+
 class FakeCosign:
     """A key's file is its name; `k.pub` is the public key of `k.key`, whatever the files contain."""
 
@@ -51,17 +54,11 @@ class FakeCosign:
             Path(self.option("--bundle", args)).write_text(json.dumps(self._bundle(key, args)))
         elif command == "verify":
             if (args[-1].partition("@")[2], key) not in self.signed:
-                raise CommandError(
-                    "`cosign verify` failed (1): Error: x\nerror during command execution: no signatures found"
-                )
+                raise CommandError(f"{REFUSED}no signatures found")
         else:
-            signature = json.loads(Path(self.option("--bundle", args)).read_text())["dsseEnvelope"]["signatures"][0][
-                "sig"
-            ]
-            if signature != key:
-                raise CommandError(
-                    "`cosign verify` failed (1): Error: x\nerror during command execution: could not verify envelope"
-                )
+            envelope = json.loads(Path(self.option("--bundle", args)).read_text())["dsseEnvelope"]
+            if envelope["signatures"] != [{"sig": key}]:
+                raise CommandError(f"{REFUSED}could not verify envelope")
         return ""
 
     def _bundle(self, key: str, args: tuple[str, ...]) -> dict[str, object]:

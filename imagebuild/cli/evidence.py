@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from imagebuild.cli.options import Workspace
+    from imagebuild.oci.reference import ImageReference
+    from imagebuild.oci.registry import Registry
     from imagebuild.publish.attest import AttestResult
     from imagebuild.verify.subject import ImageFinder
 
@@ -139,6 +141,14 @@ KindOption = Annotated[
 ]
 
 
+def _in_registry(image: str) -> tuple[ImageReference, Registry]:
+    from imagebuild.oci.reference import parse_reference
+    from imagebuild.oci.registry import connect_registry
+
+    reference = parse_reference(image)
+    return reference, connect_registry(reference.host)
+
+
 @subcommand(attest, "verify", "imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub")
 def verify_attachments_of(
     signers: options.TrustOptions,
@@ -152,13 +162,11 @@ def verify_attachments_of(
 
     Exit status 1 if something required is missing or wrong.
     """
-    from imagebuild.oci.reference import parse_reference
-    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import verify_attachments
 
-    reference, trust = parse_reference(image), signers.trusted()
+    trust = signers.trusted()
     required = [kind.strip() for kind in require.split(",") if kind.strip()]
-    result = verify_attachments(reference, connect_registry(reference.host), required, trust)
+    result = verify_attachments(*_in_registry(image), required, trust)
     options.print_result(json_file, result, lambda: _show(result, signed=bool(trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
@@ -172,12 +180,9 @@ def show_attachment_of(
     platform: options.PlatformOption = None,
 ) -> None:
     """Print the content of an image's newest attestation of a kind."""
-    from imagebuild.oci.reference import parse_reference
-    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import show_attachment
 
-    reference = parse_reference(image)
-    content = show_attachment(reference, connect_registry(reference.host), kind, platform)
+    content = show_attachment(*_in_registry(image), kind, platform)
     options.print_or_write(content.decode(), output)
 
 
@@ -194,15 +199,11 @@ def add_attachment_to(
     With an index, the file is attached to the image of each platform that it is about, and to the index.
     """
     from imagebuild.core.files import read_text
-    from imagebuild.oci.reference import parse_reference
-    from imagebuild.oci.registry import connect_registry
     from imagebuild.publish.attest import add_attachment
 
-    reference = parse_reference(image)
-    digests = add_attachment(
-        reference, connect_registry(reference.host), kind, read_text(file).encode(),
-        file=file, platform=platform, signer=signing.signer(),
-    )  # fmt: skip
+    reference, registry = _in_registry(image)
+    content, signer = read_text(file).encode(), signing.signer()
+    digests = add_attachment(reference, registry, kind, content, file=file, platform=platform, signer=signer)
     for digest in digests:
         out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
     if not digests:

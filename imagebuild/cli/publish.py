@@ -94,9 +94,8 @@ def each(
     platforms = options.parse_platforms(platform)
     chosen = [image for image in images if not platforms or image["platform"] in platforms]
     if not chosen:
-        where = f"{published}: has no alias" if published else f"{folder}: `build --push` left no {RESULT} below it"
-        wanted = f" for {', '.join(platforms)}" if platforms else ""
-        raise NothingSelected(f"{where} of an image{wanted}; build one first, or name another folder")
+        where = published or folder
+        raise NothingSelected(f"{where}: no image for this; `build --push` leaves a {RESULT}, and aliases name images")
     if status := run_for_each(chosen, command):
         raise typer.Exit(status)
 

@@ -10,15 +10,12 @@ from .catalog import BEGIN as BEGIN
 from .catalog import END as END
 from .catalog import catalog_from_registry as catalog_from_registry
 from .catalog import images_table as images_table
-from .catalog import natural_order as natural_order
 from .catalog import newest_first as newest_first
 from .catalog import read_catalog as read_catalog
 from .catalog import replace_table as replace_table
-from .catalog import split_tags as split_tags
 from .decide import rules_of as rules_of
 from .diff import Comparison as Comparison
 from .diff import compare_images as compare_images
-from .diff import dpkg_status as dpkg_status
 from .diff import print_comparison as print_comparison
 from .evidence import NewAttachment as NewAttachment
 from .evidence import read_evidence as read_evidence
@@ -34,7 +31,6 @@ from .publish import publish_targets as publish_targets
 from .publish import unpublished_targets as unpublished_targets
 from .sbom import SpdxDocument as SpdxDocument
 from .sbom import complete_document as complete_document
-from .sbom import creation_time as creation_time
 from .sbom import run_syft as run_syft
 from .scan import SEVERITIES as SEVERITIES
 from .scan import Freshness as Freshness
@@ -53,6 +49,5 @@ from .signatures import job_workflow as job_workflow
 from .site import catalog_page as catalog_page
 from .site import checks_badge as checks_badge
 from .site import format_day as format_day
-from .site import newest_of_kind as newest_of_kind
 from .site import pull_commands as pull_commands
 from .site import write_site as write_site

@@ -29,14 +29,7 @@ from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository
 from imagebuild.project.records import Catalog, ScanResult, VerifyResult
-from imagebuild.publish.evidence import (
-    PREDICATES,
-    NewAttachment,
-    about,
-    attachment_of,
-    mismatch,
-    read_predicate,
-)
+from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_predicate
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import WHOSE, Signer
@@ -88,7 +81,6 @@ class AttestResult(Model):
 
     @property
     def verdict(self) -> Literal["passed", "failed"]:
-        """Return `failed` if any finding is wrong."""
         return "failed" if any(finding.is_wrong for finding in self.findings) else "passed"
 
 
@@ -228,7 +220,7 @@ def add_attachment(
     index = str(found.digest)
     if not reference.digest:
         raise ConfigError(f"{reference}: name the image by digest: the tag may have moved; now it names {index}")
-    value, document = read_written(PREDICATES[kind].model, content, str(file)), json.loads(content)
+    value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
     # What says neither image nor platform is of the platform that is named.
     names = found.platforms if platform is None and any(about(value)) else (platform,)
     wanted: list[tuple[Descriptor, list[NewAttachment]]] = []

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from imagebuild import __version__
@@ -69,8 +68,9 @@ def catalog_from_registry(
     registries = {host: connect(host) for host in {parse_reference(name).host for name in repositories}}
     for name, image in repositories.items():
         reference = parse_reference(name)
-        reader = _ImageReader(project, plan, registries[reference.host].at(reference.repository), image)
-        results = for_each(reader.read, reader.tags_by_digest().items(), reader.place.registry, jobs=WORKERS)
+        place = registries[reference.host].at(reference.repository)
+        read = partial(_read_image, project, plan, place, image)
+        results = for_each(read, _tags_by_digest(place).items(), place.registry, jobs=WORKERS)
         problems += [problem for _, found in results for problem in found]
         images += newest_first(image for image, _ in results if image)
     return Catalog(
@@ -83,59 +83,52 @@ def catalog_from_registry(
 
 
 def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
-    """Sort the images of one name by time, then by version."""
+    """Sort the images of one name by time."""
 
-    def age(image: PublishedImage) -> tuple[str, str]:
+    def age(image: PublishedImage) -> tuple[str, str, str]:
         # All reproducible images of a commit have the same time; their checks ran later.
-        return image.created, max((c.started for p in image.platforms for c in p.checks), default="")
+        return image.created, max((c.started for p in image.platforms for c in p.checks), default=""), image.digest
 
-    return sorted(images, key=lambda image: (*age(image), natural_order(image.tag), image.digest), reverse=True)
+    return sorted(images, key=age, reverse=True)
 
 
-@dataclass(frozen=True)
-class _ImageReader:
-    """Read the published images of one name."""
+def _tags_by_digest(place: Repository) -> dict[str, list[str]]:
+    """Return digest → the tags that name it."""
+    tags = [tag for tag in place.tags() if not REFERRERS_TAG.fullmatch(tag)]
+    by_digest: dict[str, list[str]] = {}
+    for tag, digest in zip(tags, for_each(place.digest, tags, place.registry, jobs=WORKERS), strict=True):
+        if digest:  # a tag may have been deleted meanwhile
+            by_digest.setdefault(digest, []).append(tag)
+    return by_digest
 
-    project: Project
-    plan: Plan
-    place: Repository
-    image: str
 
-    def tags_by_digest(self) -> dict[str, list[str]]:
-        """Return digest → the tags that name it."""
-        tags = [tag for tag in self.place.tags() if not REFERRERS_TAG.fullmatch(tag)]
-        digests = for_each(self.place.digest, tags, self.place.registry, jobs=WORKERS)
-        by_digest: dict[str, list[str]] = {}
-        for tag, digest in zip(tags, digests, strict=True):
-            if digest:  # a tag may have been deleted meanwhile
-                by_digest.setdefault(digest, []).append(tag)
-        return by_digest
-
-    def read(self, tagged: tuple[str, Sequence[str]]) -> tuple[PublishedImage | None, list[str]]:
-        """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
-        (digest, tags), place = tagged, self.place
-        problems: list[str] = []
-        try:
-            top = place.manifest(digest)
-            children = [child for child in manifests_of(top.document) if is_image(child)]
-            manifests = [place.manifest(child.digest) for child in children] or [top]
-            platforms = tuple(_read_platform(place, image_of(place, m), digest, problems) for m in manifests)
-            revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
-            fixed, aliases = split_tags(tags, revision)
-            labels = platforms[0].labels  # all platforms are of one target
-            entry, axes, versions = self.project.matrix.model.images[self.image], axes_of(labels), components_of(labels)
-            image = PublishedImage(
-                repository=str(place), digest=digest, tags=fixed, aliases=aliases, revision=revision,
-                created=max(platform.created for platform in platforms), platforms=platforms,
-                target=labels.get("imagebuild.target", ""), image=self.image,
-                description=labels.get("org.opencontainers.image.description", entry.description),
-                axes={axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
-                versions=versions, stack=stack_of(versions, self.project),
-                restricted={name: text for name, text in self.plan.restricted.items() if name in versions},
-            )  # fmt: skip
-        except READ_ERRORS as error:
-            return None, [f"{place}@{digest}: {str(error).removeprefix(f'{place}@{digest}: ')}"]
-        return image, [f"{place}@{digest}: {problem}" for problem in problems]
+def _read_image(
+    project: Project, plan: Plan, place: Repository, image: str, tagged: tuple[str, Sequence[str]]
+) -> tuple[PublishedImage | None, list[str]]:
+    """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
+    digest, tags = tagged
+    problems: list[str] = []
+    try:
+        top = place.manifest(digest)
+        children = [child for child in manifests_of(top.document) if is_image(child)]
+        manifests = [place.manifest(child.digest) for child in children] or [top]
+        platforms = tuple(_read_platform(place, image_of(place, m), digest, problems) for m in manifests)
+        revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
+        fixed, aliases = split_tags(tags, revision)
+        labels = platforms[0].labels  # all platforms are of one target
+        entry, axes, versions = project.matrix.model.images[image], axes_of(labels), components_of(labels)
+        published = PublishedImage(
+            repository=str(place), digest=digest, tags=fixed, aliases=aliases, revision=revision,
+            created=max(platform.created for platform in platforms), platforms=platforms,
+            target=labels.get("imagebuild.target", ""), image=image,
+            description=labels.get("org.opencontainers.image.description", entry.description),
+            axes={axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
+            versions=versions, stack=stack_of(versions, project),
+            restricted={name: text for name, text in plan.restricted.items() if name in versions},
+        )  # fmt: skip
+    except READ_ERRORS as error:
+        return None, [f"{place}@{digest}: {str(error).removeprefix(f'{place}@{digest}: ')}"]
+    return published, [f"{place}@{digest}: {problem}" for problem in problems]
 
 
 def _read_platform(place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
@@ -172,9 +165,6 @@ def _read_platform(place: Repository, image: PlatformImage, index: str, problems
     )
 
 
-# What labels and tags say
-
-
 def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     """Return the versions of NCCL and MPI, by which people choose an image besides its axes."""
     provides = {name: component.model.provides for name, component in project.components.items()}
@@ -189,14 +179,6 @@ def split_tags(tags: Iterable[str], revision: str) -> tuple[tuple[str, ...], tup
     ordered = sorted(tags, key=lambda tag: (-len(tag), tag))
     fixed = tuple(tag for tag in ordered if revision and revision[:REVISION_DIGITS] in tag)
     return fixed, tuple(tag for tag in ordered if tag not in fixed)
-
-
-def natural_order(text: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts `12.9` before `12.10`."""
-    return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"(\d+)", text) if p]
-
-
-# What attachments say
 
 
 def scan_summary(result: ScanResult) -> Scan:
@@ -218,9 +200,6 @@ def checks_summary(result: VerifyResult) -> Checks:
         device=next((name for run in runs for name in run.devices), ""),
         failures=tuple(check.name for check in result.checks if check.outcome == "failed"),
     )  # fmt: skip
-
-
-# The README's table of images
 
 
 BEGIN, END = "<!-- images:begin -->", "<!-- images:end -->"

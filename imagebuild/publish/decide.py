@@ -59,7 +59,7 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
 
     Builds with different digests are a reason against all of them: which is the right one is not guessed.
     """
-    builds = [b for b in evidence.builds if b.value.target == target.id and platform in b.value.platforms]
+    builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
         return Choice(platform, reasons=("no build result; run `imagebuild build --push`",))

@@ -16,8 +16,8 @@ from imagebuild.oci.image import PlatformImage
 from imagebuild.project.matrix import components_of
 from imagebuild.publish.evidence import attached_packages
 from imagebuild.report.document import NONE
-from imagebuild.verify.files import Layer, Tree
-from imagebuild.verify.layers import scan
+from imagebuild.verify.files import Tree
+from imagebuild.verify.layers import scan_all
 from imagebuild.verify.subject import ImageFinder
 
 Changes = dict[str, tuple[str | None, str | None]]
@@ -50,7 +50,6 @@ class Comparison(Model):
 
     @property
     def differs(self) -> bool:
-        """Return whether anything differs."""
         return any(self.differences.values())
 
 
@@ -60,13 +59,12 @@ def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | 
     Raises ConfigError if there is no such image, CommandError if the engine or a registry fails, and ResultError if
     something cannot be read.
     """
-    known: dict[str, Layer] = {}  # layers that were read, which the images may share
     own = f"linux/{ARCHITECTURES.get(machine.machine())}"
     with ExitStack() as stack:
         both = [stack.enter_context(finder.find(name)) for name in names]
         a, b = (found.image(platform or (own if own in found.platforms else None)) for found in both)
         notes: list[str] = []
-        packages = [_packages(image, known, notes) for image in (a, b)]
+        packages = [_packages(image, notes) for image in (a, b)]
     layers = [{str(layer.digest): layer.size for layer in image.layers} for image in (a, b)]
     sizes = [{digest: format_size(size) for digest, size in of_image.items()} for of_image in layers]
     differences = {
@@ -91,39 +89,22 @@ def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Changes:
     return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
 
 
-def _packages(image: PlatformImage, known: dict[str, Layer], notes: list[str]) -> dict[str, str]:
+DPKG = "var/lib/dpkg/status"
+"""The list of installed packages."""
+
+
+def _packages(image: PlatformImage, notes: list[str]) -> dict[str, str]:
     """Return the distribution's packages; of an image in a registry, by its SBOM if it has one, without its layers."""
-    packages, _ = attached_packages(image.repository, image.digest) if image.repository else ((), "")
+    packages = attached_packages(image.repository, image.digest) if image.repository else ()
     if packages:
         notes.append(f"packages of {image.name} are those of its SBOM; no layer was fetched")
-    else:
-        packages = installed_packages(dpkg_status(image, known))
+    elif entry := Tree(scan_all([image.fetch(layer) for layer in image.layers])).get(DPKG):
+        packages = installed_packages((entry.text or b"").decode("utf-8", "replace"))
     if not packages:
         notes.append(f"packages are not compared: {image.name} has none of dpkg")
     if not image.compressed:
         notes.append(f"layers of {image.name} are not compressed, so a registry has other sizes and digests")
     return dict(sorted(package_versions(packages, image.architecture).items()))
-
-
-DPKG = "var/lib/dpkg/status"
-"""The list of installed packages."""
-
-
-def dpkg_status(image: PlatformImage, known: dict[str, Layer]) -> str:
-    """Return the list of installed packages as a container sees it; empty if there is none.
-
-    Layers are fetched and read from the topmost down, and no more than are needed; `known` keeps them by their digests.
-    """
-    layers: list[Layer] = []
-    for number, blob in reversed(list(enumerate(image.layers))):
-        digest = str(blob.digest)
-        if digest not in known:
-            known[digest] = scan(image.fetch(blob), number)
-        layers.insert(0, known[digest])
-        if any(entry.path == DPKG for entry in known[digest].entries):
-            break
-    entry = Tree(layers).get(DPKG)
-    return (entry.text or b"").decode("utf-8", "replace") if entry else ""
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
+from imagebuild.core import files
 from imagebuild.core.debian import Package
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
@@ -25,23 +26,22 @@ from imagebuild.report.document import Report
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Predicate(NamedTuple):
-    """Describe what an attachment of a kind says."""
-
-    model: type[BaseModel]
-    keys: frozenset[str] = frozenset()
-    """Keys by which a JSON file of this type is recognised; without any, none is."""
-
-
-PREDICATES: Mapping[str, Predicate] = {
-    "sbom": Predicate(SpdxDocument, frozenset({"spdxVersion"})),
-    "provenance": Predicate(Provenance),  # publishing makes it, from the result of the build
-    "verification": Predicate(VerifyResult, frozenset({"image", "digest", "platform", "checks"})),
-    "benchmark": Predicate(Report, frozenset({"about", "runs", "sources"})),
-    "scan": Predicate(ScanResult, frozenset({"digest", "scanner", "findings", "verdict"})),
+PREDICATES: Mapping[str, type[BaseModel]] = {
+    "sbom": SpdxDocument,
+    "provenance": Provenance,
+    "verification": VerifyResult,
+    "benchmark": Report,
+    "scan": ScanResult,
 }
 """Kind of attachment → what it says."""
-BUILD = Predicate(BuildResult, frozenset({"target", "digest", "platforms", "steps"}))
+FILES: Mapping[type[BaseModel], frozenset[str]] = {
+    BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
+    SpdxDocument: frozenset({"spdxVersion"}),
+    VerifyResult: frozenset({"image", "digest", "platform", "checks"}),
+    Report: frozenset({"about", "runs", "sources"}),
+    ScanResult: frozenset({"digest", "scanner", "findings", "verdict"}),
+}
+"""What a JSON file may be → keys by which it is recognised. Provenance is made from the result of the build."""
 
 
 def read_predicate(attestation: Attestation) -> BaseModel | None:
@@ -55,25 +55,20 @@ def read_predicate(attestation: Attestation) -> BaseModel | None:
         raise ResultError(f"{name} {attestation.problem}")
     if attestation.kind not in PREDICATES:
         return None
-    return read_written(PREDICATES[attestation.kind].model, attestation.content, name)
+    return read_written(PREDICATES[attestation.kind], attestation.content, name)
 
 
-def attached_packages(place: Repository, digest: str) -> tuple[tuple[Package, ...], str]:
-    """Return the distribution's packages by the SBOM that is attached to an image, and why there are none.
+def attached_packages(place: Repository, digest: str) -> tuple[Package, ...]:
+    """Return the distribution's packages by the newest SBOM of an image that can be read and lists any; else none.
 
     Who signed it is not checked. Raises CommandError if the registry fails.
     """
-    problem = "has no SBOM that can be read"
     for item in read_attestations(place, digest, "sbom"):
-        try:
+        with suppress(ResultError):  # anybody may have written it
             document = read_predicate(item)
-        except ResultError as error:  # anybody may have written it
-            problem = str(error)
-            continue
-        if isinstance(document, SpdxDocument) and document.debian_packages:
-            return document.debian_packages, ""
-        problem = "its SBOM lists no package of the distribution"
-    return (), problem
+            if isinstance(document, SpdxDocument) and document.debian_packages:
+                return document.debian_packages
+    return ()
 
 
 # Whose result it is
@@ -128,49 +123,39 @@ class Evidence:
     unused: Sequence[str] = ()
     """Files of results that are of no image in particular, and why."""
 
-    @cached_property
-    def builds(self) -> Sequence[EvidenceFile[BuildResult]]:
-        """Return the results of builds."""
-        return self.of_type(BuildResult)
-
     def of_image(self, digest: str, platform: str, indexes: Collection[str]) -> Evidence:
         """Return the results about the image of a platform, which these indexes list."""
         files = [file for file in self.files if about(file.value)[0] & {digest, *indexes}]
         return Evidence([file for file in files if not mismatch(file.value, digest, platform, indexes)])
 
     def of_type(self, kind: type[T_co]) -> Sequence[EvidenceFile[T_co]]:
-        """Return the results of a type."""
         return [cast(EvidenceFile[T_co], file) for file in self.files if isinstance(file.value, kind)]
 
 
 def read_evidence(paths: Iterable[Path]) -> Evidence:
     """Read these JSON files, and all JSON files of these folders that are not hidden.
 
-    Raises ConfigError if a path does not exist. Raises ResultError for a file that is not JSON, and for a result of
-    imagebuild that is not complete: what it lacks might say that a check failed.
+    Raises ConfigError if a path does not exist or cannot be read. Raises ResultError for a file that is not JSON, and
+    for a result of imagebuild that is not complete: what it lacks might say that a check failed.
     """
     distinct: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise ConfigError(f"--results {path}: no such folder; name the folders with results of build and verify")
         for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
-            hidden = path.is_dir() and any(part.startswith(".") for part in file.relative_to(path).parts)
-            if not hidden and file.is_file():
+            if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
                 distinct.setdefault(file.resolve(), file)
 
     read, unused = [], []
     for file in distinct.values():
         try:
-            document = json.loads(file.read_bytes())
-        except OSError as error:
-            raise ResultError(f"{file}: cannot be read: {error.strerror}") from None
+            document = json.loads(files.read_text(file))
         except (ValueError, RecursionError) as error:
             raise ResultError(
                 f"{file}: not valid JSON: {error}; if it is cut off, get it again, or remove it"
             ) from None
         keys = document.keys() if isinstance(document, dict) else set()
-        known = (BUILD, *PREDICATES.values())
-        model = next((kind.model for kind in known if kind.keys and kind.keys <= keys), None)
+        model = next((model for model, wanted in FILES.items() if wanted <= keys), None)
         if model is None:
             continue
         value = read_written(model, document, str(file))
@@ -199,14 +184,6 @@ class NewAttachment:
     created: str = ""
 
 
-def attachments_of(digest: str, platform: str, evidence: Evidence) -> list[NewAttachment]:
-    """Return everything to attach to the image that the evidence is about, each file once.
-
-    The same evidence gives the same bytes in the same order.
-    """
-    return sorted({attachment_of(file.value, file.document, digest, platform) for file in evidence.files})
-
-
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
     """Return what to attach of a file that was read: without private facts, and with its time."""
     content, created = encode_predicate(document), ""
@@ -219,7 +196,7 @@ def attachment_of(value: BaseModel, document: object, digest: str, platform: str
             content, created = _encode(public), value.about.created
         case ScanResult():
             created = value.started
-    kind = next(kind for kind, predicate in PREDICATES.items() if isinstance(value, predicate.model))
+    kind = next(kind for kind, model in PREDICATES.items() if isinstance(value, model))
     return NewAttachment(kind, content, created)
 
 

@@ -160,6 +160,13 @@ def provenance_of(
     builder = workflow or result.workflow or result.builder
     if not builder.startswith("https://"):
         builder = BUILDER + quote(builder or "unknown", safe="")
+    metadata = {}
+    if result.started:
+        start = datetime.fromisoformat(result.started)
+        times = (start, start + timedelta(seconds=round(result.seconds)))
+        started, finished = (time.isoformat(timespec="seconds").replace("+00:00", "Z") for time in times)
+        metadata = {"invocationId": result.run or f"{result.target}/{started}"}
+        metadata |= {"startedOn": started, "finishedOn": finished}
     resources = [Resource(name="Dockerfile", digest={"sha256": result.dockerfile})]
     if result.revision:
         uri = f"git+{result.source}@{result.revision}" if result.source else ""
@@ -179,20 +186,8 @@ def provenance_of(
             "internalParameters": {"imagebuild": __version__, "slsaLevel": LEVEL},
             "resolvedDependencies": [resource.model_dump(exclude_defaults=True) for resource in resources],
         },
-        "runDetails": {
-            "builder": {"id": builder},
-            "metadata": _metadata(result),
-        },
+        "runDetails": {"builder": {"id": builder}, "metadata": metadata},
     }
-
-
-def _metadata(result: BuildResult) -> dict[str, str]:
-    if not result.started:
-        return {}
-    start = datetime.fromisoformat(result.started)
-    end = start + timedelta(seconds=round(result.seconds))
-    started, finished = (time.isoformat(timespec="seconds").replace("+00:00", "Z") for time in (start, end))
-    return {"invocationId": result.run or f"{result.target}/{started}", "startedOn": started, "finishedOn": finished}
 
 
 def _digest_set(digest: str) -> dict[str, str]:

@@ -17,22 +17,15 @@ from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, N
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import SIGNATURE, encode_predicate
 from imagebuild.oci.image import image_of
-from imagebuild.oci.layout import (
-    INDEX,
-    Descriptor,
-    Manifest,
-    blobs_of,
-    encode_json,
-    manifests_of,
-)
+from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_json, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
-from imagebuild.project.matrix import Plan, Publish, Target
+from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import REVISION, restricted_components, select_targets
-from imagebuild.project.records import Published, PublishResult
+from imagebuild.project.records import BuildResult, Published, PublishResult
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
 from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, key_of_target, objections, rules_of
-from imagebuild.publish.evidence import Evidence, NewAttachment, attachments_of, read_evidence
+from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.signatures import Signer
 from imagebuild.render.recipe import Recipe
@@ -58,21 +51,14 @@ class PublishRequest:
     written its result."""
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """Hold what this checkout says of a target: what its image must fulfil, and what its provenance is made of."""
 
-    target: Target
     recipe: Recipe
     dockerfile: str
     rules: tuple[PublishRule, ...]
     key: str
     """Tells later whether what is published is up to date."""
-
-    @property
-    def policy(self) -> Publish:
-        """Return what images of the project must fulfil besides."""
-        return self.recipe.project.matrix.model.publish
 
 
 @dataclass(frozen=True)
@@ -100,7 +86,6 @@ Connect = Callable[[str], Registry]
 
 
 def repository_of(name: ImageReference, connect: Connect) -> Repository:
-    """Return the repository of an image."""
     return connect(name.host).at(name.repository)
 
 
@@ -116,13 +101,13 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
     targets = requested_targets(plan, request, evidence)
     planned = [
         Planned(
-            target, renderer.recipe(target), renderer.dockerfile(target).text, rules_of(renderer.project, target),
+            renderer.recipe(target), renderer.dockerfile(target).text, rules_of(renderer.project, target),
             key_of_target(renderer, target),
         )
         for target in targets
     ]  # fmt: skip
     names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
-    names += [build.value.repository for build in evidence.builds if build.value.repository]
+    names += [build.value.repository for build in evidence.of_type(BuildResult) if build.value.repository]
     registries = [connect(host) for host in sorted({parse_reference(name).host for name in names})]
 
     def publish(planned: Planned) -> Published:
@@ -130,7 +115,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
             draft = make_draft(planned, evidence, request, connect)
             return publish_draft(draft, request, connect) if isinstance(draft, Draft) else draft
         except ImagebuildError as error:
-            return Published(target=planned.target.id, state="failed", reasons=(str(error),))
+            return Published(target=planned.recipe.target.id, state="failed", reasons=(str(error),))
 
     def check_again(published: Published) -> Published:
         """See whether another publisher moved a tag that was just given."""
@@ -154,7 +139,7 @@ def requested_targets(plan: Plan, request: PublishRequest, evidence: Evidence) -
     """Return the targets to publish. Raises NothingSelected if there are none."""
     targets = select_targets(plan, request.select)
     if not request.select:
-        built = {build.value.target for build in evidence.builds}
+        built = {build.value.target for build in evidence.of_type(BuildResult)}
         targets = tuple(target for target in targets if target.id in built)
         if not targets:
             folders = ", ".join(map(str, request.folders))
@@ -170,7 +155,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
 
     Raises CommandError if a registry fails.
     """
-    target = planned.target
+    target, policy = planned.recipe.target, planned.recipe.project.matrix.model.publish
     choices = tuple(
         _with_image(choose_image(target, platform, evidence), target, connect) for platform in target.platforms
     )
@@ -182,11 +167,18 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     for choice in choices:
         indexes = {*([index.digest] if index else []), *(str(build.value.digest) for build in choice.builds)}
         own = evidence.of_image(choice.digest, choice.platform, indexes)
-        against = objections(target, choice, own, planned.policy, planned.rules)
+        against = objections(target, choice, own, policy, planned.rules)
         if choice.image:
-            attachments, more = _attachments(choice, own, planned, request)
+            of_image = (choice.digest, choice.platform)
+            attachments = sorted({attachment_of(file.value, file.document, *of_image) for file in own.files})
+            kinds = {"provenance", *(attachment.kind for attachment in attachments)}
+            absent = [kind for kind in policy.require_attachments if kind not in kinds]
+            against += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in absent]
+            try:
+                attachments.append(_provenance(choice, planned, request))
+            except ImagebuildError as error:
+                against.append(f"provenance: {error}")
             wanted.append((choice.image.descriptor, attachments))
-            against += more
         reasons += [f"{choice.platform}: {reason}" for reason in against]
 
     tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
@@ -218,21 +210,6 @@ def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
         if manifest and manifest.document.get("config"):
             return replace(choice, image=image_of(place, manifest))
     return choice
-
-
-def _attachments(
-    choice: Choice, evidence: Evidence, planned: Planned, request: PublishRequest
-) -> tuple[list[NewAttachment], list[str]]:
-    """Return what shall be attached to an image, and why it may not be published: what is lacking."""
-    attachments, lacking = attachments_of(choice.digest, choice.platform, evidence), []
-    try:
-        attachments.append(_provenance(choice, planned, request))
-    except ImagebuildError as error:
-        lacking.append(f"provenance: {error}")
-    kinds = {"provenance", *(attachment.kind for attachment in attachments)}
-    absent = [kind for kind in planned.policy.require_attachments if kind not in kinds]
-    lacking += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in absent]
-    return attachments, lacking
 
 
 ATTEMPT = "/attempts/"
@@ -321,14 +298,6 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 # Publish
 
 
-class _Missing(NamedTuple):
-    """List the attachments and signatures that a repository lacks."""
-
-    place: Repository
-    attach: Sequence[tuple[Descriptor, NewAttachment]]
-    sign: Sequence[ImageReference]
-
-
 def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
     """Store images, attachments and signatures in every repository, then give the tags.
 
@@ -336,10 +305,14 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
     CommandError if a registry fails before anything is stored.
     """
     signer = None if request.dry_run else request.signer
-    repositories = {name.name: repository_of(name, connect) for name in (*draft.tags, *draft.aliases)}
-    missing = [_find_missing(draft, place, signer) for place in repositories.values()]
-    attached = Counter(attachment.kind for parts in missing for _, attachment in parts.attach)
-    signed = sum(len(parts.sign) for parts in missing)
+    places = {name.name: repository_of(name, connect) for name in (*draft.tags, *draft.aliases)}.values()
+    missing = {place: missing_attachments(place, draft.wanted, signer) for place in places}
+    unsigned: dict[Repository, list[ImageReference]] = {}
+    for place in places:
+        images = [ImageReference(place.registry.host, place.name, digest=s.digest) for s, _ in draft.wanted]
+        unsigned[place] = [image for image in images if signer and signer.image_problem(image)]
+    attached = Counter(attachment.kind for lacking in missing.values() for _, attachment in lacking)
+    signed = sum(map(len, unsigned.values()))
     kept = tuple(str(name) for name, digest in draft.current.items() if digest == draft.index.digest)
     published = Published(
         target=draft.target.id, state="unchanged", digest=draft.index.digest, kept=kept, signed=signed,
@@ -355,13 +328,21 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
     try:
         if signer and (attached or signed) and signer.fault:
             raise CommandError(f"nothing was sent, as it could not be signed: {signer.fault}")
-        for parts in missing:
+        for place in places:
             # A small blob shows whether we may write there, before anything large is sent.
-            parts.place.check_writable()
-        for parts in missing:
-            _store(draft, parts, signer, connect)
+            place.check_writable()
+        for place in places:
+            if not place.has(draft.index.digest):
+                for choice in draft.choices:
+                    copy_image(choice.digest, repository_of(parse_reference(choice.repository), connect), place)
+                place.put_manifest(draft.index)
+            for subject, new in missing[place]:
+                attach(place, subject, new, signer)
+            _check_stored(place, draft.index)
+            if signer and unsigned[place]:
+                signer.sign(unsigned[place])
             if draft.missing:
-                _judge_stored(draft, parts.place, signer)
+                _judge_stored(draft, place, signer)
         for name in draft.missing:
             _tag(name, draft, connect)
             tagged.append(name)
@@ -379,27 +360,6 @@ def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str,
         "given": tuple(str(name) for name in names if draft.current[name] is None),
         "moved": {str(name): draft.current[name] for name in names if draft.current[name] is not None},
     }
-
-
-def _find_missing(draft: Draft, place: Repository, signer: Signer | None) -> _Missing:
-    name = ImageReference(place.registry.host, place.name)
-    images = [name.at(subject.digest) for subject, _ in draft.wanted]
-    unsigned = [image for image in images if signer and signer.image_problem(image)]
-    return _Missing(place, missing_attachments(place, draft.wanted, signer), unsigned)
-
-
-def _store(draft: Draft, missing: _Missing, signer: Signer | None, connect: Connect) -> None:
-    """Store the images, the index and attachments, check that the registry has them, and sign."""
-    place = missing.place
-    if not place.has(draft.index.digest):
-        for choice in draft.choices:
-            copy_image(choice.digest, repository_of(parse_reference(choice.repository), connect), place)
-        place.put_manifest(draft.index)
-    for subject, new in missing.attach:
-        attach(place, subject, new, signer)
-    _check_stored(place, draft.index)
-    if signer and missing.sign:
-        signer.sign(missing.sign)
 
 
 def _check_stored(place: Repository, index: Manifest) -> None:

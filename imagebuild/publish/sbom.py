@@ -84,6 +84,10 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
     Each component that the labels name is a package; `components` tell licence and homepage of those that are known.
     The namespace depends on nothing but the content. Raises ResultError if the creation time cannot be read.
     """
+    try:
+        created = datetime.fromisoformat(str(image.config.get("created") or "1970-01-01T00:00:00Z")).astimezone(UTC)
+    except ValueError as error:
+        raise ResultError(f"{image.name}: its creation time cannot be read: {error}") from None
     # Files are left out: the image's package database has them, and they are ten times as long as all else.
     files = {item["SPDXID"] for item in syft.get("files", ())}
     (root,) = (r["relatedSpdxElement"] for r in syft["relationships"] if r["relationshipType"] == "DESCRIBES")
@@ -110,28 +114,20 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
     }  # fmt: skip
     packages = [package | (own if package["SPDXID"] == root else {}) for package in packages]
     relations = [{key: IMAGE if value == root else value for key, value in r.items()} for r in relations]
+    own_tool = f"Tool: imagebuild-{__version__}"
     tools = sorted(creator for creator in syft["creationInfo"]["creators"] if creator.startswith("Tool: "))
     document: Document = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": DOCUMENT,
         "name": f"{target} {image.platform}",
-        "creationInfo": {"created": creation_time(image), "creators": [f"Tool: imagebuild-{__version__}", *tools]},
+        "creationInfo": {"created": f"{created:%Y-%m-%dT%H:%M:%SZ}", "creators": [own_tool, *tools]},
         "packages": sorted(packages, key=lambda package: package["SPDXID"]),
         "relationships": sorted(relations, key=encode_predicate),
         "hasExtractedLicensingInfos": [licenses[key] for key in sorted(licenses)],
     }
     digest = hashlib.sha256(encode_predicate(document)).hexdigest()[:16]
     return {**document, "documentNamespace": f"{NAMESPACE}{image.digest}:{digest}"}
-
-
-def creation_time(image: PlatformImage) -> str:
-    """Return when an image was created, in the notation of SPDX. Raises ResultError if that cannot be read."""
-    created = str(image.config.get("created") or "1970-01-01T00:00:00Z")
-    try:
-        return datetime.fromisoformat(created).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except ValueError as error:
-        raise ResultError(f"{image.name}: its creation time cannot be read: {error}") from None
 
 
 def _component_package(name: str, version: str, component: Component | None) -> dict[str, Any]:

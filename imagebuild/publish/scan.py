@@ -351,7 +351,8 @@ def security_updates(
         if image.problem:
             return image, ()
         place = parse_reference(image.index)
-        packages, problem = attached_packages(connect(place.host).at(place.repository), image.digest)
+        packages = attached_packages(connect(place.host).at(place.repository), image.digest)
+        problem = "" if packages else "has no SBOM that can be read and lists packages of the distribution"
         return image.model_copy(update={"problem": problem}), packages
 
     images = published_images(targets, connect)
@@ -359,20 +360,21 @@ def security_updates(
     listed = for_each(read, images, *registries, jobs=WORKERS)
     # A new build mends what fails in a package of the distribution.
     failed = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
+    names: dict[str, set[str]] = {}
+    for image, packages in listed:
+        names.setdefault(image.platform, set()).update(package.name for package in packages)
+    available = {p: newest(p.removeprefix("linux/"), sorted(found)) for p, found in names.items() if found}
     judged, stale = list[NewestImage](), set[str]()
-    for platform in dict.fromkeys(image.platform for image in images):
-        own = [(image, packages) for image, packages in listed if image.platform == platform]
-        names = {package.name for _, packages in own for package in packages}
-        available = newest(platform.removeprefix("linux/"), sorted(names)) if names else {}
-        for image, packages in own:
-            updates = {
-                package.name: f"{package.version} → {newer[-1]}"
-                for package in packages
-                if (newer := available.get(package.name)) and version_key(newer[-1]) > version_key(package.version)
-            }
-            judged.append(image.model_copy(update={"updates": updates}))
-            if updates or any((image.digest, package.name) in failed for package in packages):
-                stale.add(image.target)
+    for image, packages in listed:
+        updates = {
+            package.name: f"{package.version} → {newer[-1]}"
+            for package in packages
+            if (newer := available[image.platform].get(package.name))
+            and version_key(newer[-1]) > version_key(package.version)
+        }
+        judged.append(image.model_copy(update={"updates": updates}))
+        if updates or any((image.digest, package.name) in failed for package in packages):
+            stale.add(image.target)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Freshness(read=now, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
 

@@ -17,10 +17,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import INSTALL_COSIGN, run_program, which
 from imagebuild.core.settings import ca_bundle
-from imagebuild.oci.attestation import (
-    KINDS,
-    Attestation,
-)
+from imagebuild.oci.attestation import KINDS, Attestation
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import connect_registry
 

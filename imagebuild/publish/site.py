@@ -39,7 +39,6 @@ def catalog_page(catalog: Catalog) -> str:
         data={repository: pull_commands(repository) for repository in repositories},
         catalog=catalog,
         columns=columns_of(catalog.images),
-        newest=newest_of_kind(catalog.images),
         checks_badge=checks_badge,
         day=format_day,
         device_of=device_of,
@@ -58,16 +57,6 @@ def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
     """Return axis, `nccl` or `mpi` → the title of its column, of those that some of these images have."""
     found = dict.fromkeys(key for image in images for key in (*image.axes, *image.stack))
     return {key: TITLES.get(key, key) for key in (*TITLES, *found) if key in found}
-
-
-def newest_of_kind(images: Sequence[PublishedImage]) -> frozenset[str]:
-    """Return the digests of the images that no newer one of the same kind follows; CUDA counts by its minor version."""
-    newest: dict[frozenset[tuple[str, str]], str] = {}
-    for image in images:
-        cuda = ".".join(image.axes.get("cuda", "").split(".")[:2])
-        kind = {"image": image.image, **image.axes, **image.stack, "cuda": cuda}
-        newest.setdefault(frozenset(kind.items()), image.digest)
-    return frozenset(newest.values())
 
 
 def pull_commands(repository: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ CALLS = [
     ("report empty.log --profile h100", 5, "empty.log"),
     ("limits h100 --nodes 4", 0, "ceiling"),
     ("publish --help", 0, "--registry"),
-    ("each gone -- true", 3, "gone: `build --push` left no"),
+    ("each gone -- true", 3, "gone: no image for this"),
     ("sbom ./gone", 2, "gone"),
     ("scan ./gone --report gone.json", 2, "gone"),
     ("attest verify r.test/x --key", 2, "--key"),

@@ -10,13 +10,7 @@ import pytest
 
 from imagebuild.oci import INDEX, Descriptor, ImageReference, Manifest, Repository, encode_json, parse_reference
 from imagebuild.project import Project
-from imagebuild.publish import (
-    DEFAULT_KINDS,
-    AttestFinding,
-    AttestResult,
-    Signer,
-    verify_attachments,
-)
+from imagebuild.publish import DEFAULT_KINDS, AttestFinding, AttestResult, Signer, verify_attachments
 from tests import attached
 from tests.conftest import Files
 from tests.cosign_fake import FakeCosign

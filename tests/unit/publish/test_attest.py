@@ -19,10 +19,8 @@ from imagebuild.oci import (
     Attachment,
     Descriptor,
     Repository,
-    attestation_of,
     encode_predicate,
     list_attestations,
-    parse_reference,
     read_attestations,
 )
 from imagebuild.oci import registry as registry_module
@@ -53,28 +51,14 @@ BENCHMARK = GOOD.model_copy(update={"verifications": ()})
 # How it is stored
 
 
-def test_a_statement_names_the_image_and_its_kind(published: Published) -> None:
-    document = spdx(published.amd64)
-    made = attestation_of("sbom", encode_predicate(document), published.platforms[AMD64], "open")
-    assert (made.media_type, made.annotations["in-toto.io/predicate-type"]) == (STATEMENT_MEDIA, KINDS["sbom"])
-    subject = {"name": "open", "digest": {"sha256": published.amd64.removeprefix("sha256:")}}
-    assert json.loads(made.content) == {
-        "_type": "https://in-toto.io/Statement/v1", "subject": [subject], "predicateType": KINDS["sbom"],
-        "predicate": document,
-    }  # fmt: skip
-
-
 def test_what_is_signed_lies_in_a_bundle_as_cosign_stores_it(published: Published, signers: Signers) -> None:
     document = scan(published.amd64)
     published.attach("scan", document)
     published.attach("scan", document, signer=signers.signer())
     (item,) = list_attestations(published.place, published.amd64)  # the bare one says the same
     assert item.artifact_type == BUNDLE_MEDIA
-    assert item.annotations["dev.sigstore.bundle.predicateType"] == KINDS["scan"]
-    assert item.annotations["dev.sigstore.bundle.content"] == "dsse-envelope"
     (read,) = read_attestations(published.place, published.amd64)
-    assert json.loads(read.content) == document
-    assert json.loads(read.bundle)["dsseEnvelope"]["payloadType"] == "application/vnd.in-toto+json"
+    assert (json.loads(read.content), bool(read.bundle)) == (document, True)
 
 
 def test_what_is_listed_without_its_type_is_looked_at(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,17 +71,6 @@ def test_what_is_listed_without_its_type_is_looked_at(published: Published, monk
 
 
 # Signing
-
-
-def test_images_are_signed_by_digest_and_not_by_tag(signers: Signers) -> None:
-    remote = parse_reference("registry.example/gpu/open:13").at(f"sha256:{'1' * 64}")
-    local = parse_reference(f"127.0.0.1:5000/gpu/open@sha256:{'2' * 64}")
-    signers.signer().sign([remote, local])
-    key = ("--yes", "--key", str(signers.folder / "ours.key"))
-    assert [call for call in signers.fake.calls if call[0] == "sign"] == [
-        ("sign", *key, f"registry.example/gpu/open@sha256:{'1' * 64}"),
-        ("sign", *key, "--allow-http-registry", str(local)),
-    ]
 
 
 def test_the_log_is_left_out_only_when_asked(signers: Signers, published: Published) -> None:
@@ -167,18 +140,6 @@ def test_all_is_well(published: Published) -> None:
     assert missing == [(AMD64, "scan", "missing")]
 
 
-def changed(change: Callable[[bytes], bytes]) -> Callable[[Published, pytest.MonkeyPatch], object]:
-    """Somebody with access to the registry's disk changes the SBOM."""
-
-    def act(published: Published, _: object) -> None:
-        blobs = published.registry.repositories[REPOSITORY].blobs
-        digest = published.amd64.encode()
-        (name,) = [d for d, data in blobs.items() if b"SPDXRef-Image" in data and digest in data]
-        blobs[name] = change(blobs[name])
-
-    return act
-
-
 def listed_and_gone(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = {p.digest: published.place.referrers(p.digest) for p in published.platforms.values()}
     sbom = next(item for item in list_attestations(published.place, published.amd64)
@@ -196,7 +157,6 @@ def of_another_digest(published: Published, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (changed(lambda data: data.replace(b"1.22.0", b"1.99.0")), "sent something else"),
         (listed_and_gone, "is listed, but the registry does not have it"),
         (of_another_digest, "refers to another image"),
     ],
@@ -233,13 +193,10 @@ def envelope(payload: bytes, kind: str = STATEMENT_MEDIA) -> bytes:
         (BUNDLE_MEDIA, envelope(statement()), ""),
         (STATEMENT_MEDIA, statement(_type="https://in-toto.io/Statement/v9"), "Statement/v9"),
         (STATEMENT_MEDIA, statement(predicateType="https://spdx.dev/Document"), "not urn:imagebuild:scan:v1"),
-        (STATEMENT_MEDIA, statement(subject=[]), "is about another image: none"),
         (STATEMENT_MEDIA, statement(subject=[{"digest": {"sha256": "9" * 64}}]), "is about another image: sha256:9999"),
         (BUNDLE_MEDIA, envelope(statement(), "text/plain"), "is a text/plain, not an in-toto statement"),
-        (BUNDLE_MEDIA, envelope(b"no"), "cannot be read"),
         (BUNDLE_MEDIA, b"{}", "cannot be read"),
         (STATEMENT_MEDIA, b"[" * 100_000, "cannot be read: RecursionError"),
-        (STATEMENT_MEDIA, b"\xff\xfe\x00", "cannot be read"),
     ],
 )
 def test_statements_about_another_image_or_nothing(media_type: str, content: bytes, message: str) -> None:
@@ -257,17 +214,13 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
     ("kind", "document", "outcome", "message"),
     [
         ("sbom", spdx, "passed", "2 packages and components"),
-        ("sbom", lambda _: spdx(OTHER), "broken", "is about another image"),
         ("sbom", lambda _: {"spdxVersion": "SPDX-2.3", "packages": []}, "broken", "an image without a digest"),
         ("sbom", lambda _: {"spdxVersion": "SPDX-3.0", "packages": []}, "broken", "spdxVersion: "),
         ("verification", verification, "passed", "1 checks passed, 1 skipped"),
-        ("verification", lambda digest: verification(digest, f"{AMD64}, {ARM64}"), "broken", "is about linux/amd64, "),
         ("verification", lambda digest: verification(digest, outcome="failed"), "failed", "failed: ucx/version"),
         ("verification", lambda digest: verification(digest, outcome="skipped"), "failed", "nothing passed; 0 checks"),
-        ("verification", lambda _: {"digest": 5}, "broken", "was it written by another version"),
         ("scan", scan, "passed", "grype 0.1, 0 findings, 2026-01-01"),
         ("scan", lambda digest: scan(digest, "failed"), "failed", "CVE-1 is critical"),
-        ("scan", lambda _: scan(OTHER), "broken", "is about another image"),
         ("benchmark", lambda _: BENCHMARK.model_dump(mode="json"), "passed", " results"),
         ("benchmark", lambda _: {"about": BENCHMARK.about.model_dump()}, "failed", "nothing was measured"),
         ("provenance", lambda _: provenance(AMD64), "passed", "1 sources, commit cccccccccccc"),
@@ -322,15 +275,6 @@ def test_of_scans_the_newest_of_each_scanner_counts(published: Published) -> Non
     assert [f.outcome for f in published.wrong("scan")] == ["failed"]
     published.attach("scan", scan(OTHER, started="2026-01-01T00:00:00+00:00"))
     assert sorted(f.outcome for f in published.wrong("scan")) == ["broken", "failed"], "damage counts, however old"
-
-
-@pytest.mark.parametrize(
-    ("required", "message"),
-    [(("sboom",), "unknown kind; use sbom, provenance"), (("signature",), "whose\\? give --key")],
-)
-def test_requests_that_make_no_sense(published: Published, required: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        published.verify(*required)
 
 
 # Showing and adding
@@ -403,26 +347,17 @@ def test_commands(published: Published, command: Call, monkeypatch: pytest.Monke
     published.attach_all()
     # What others wrote does not act on the terminal.
     published.attach("scan", scan(published.amd64, scanner="\x1b]0;owned\x07[red]9[/red]\x1b[2J"))
-    result, shown = tmp_path / "result.json", tmp_path / "sbom.spdx.json"
-    status, text, _ = command("attest", "verify", published.reference, "--json", result)
+    status, text, _ = command("attest", "verify", published.reference, "--json", tmp_path / "result.json")
     assert status == 0, text
-    assert f"is {published.digest}" in text
-    assert "no signature was checked" in text
-    assert "\x1b" not in text
-    assert "[red]9" in text
-    assert AttestResult.model_validate_json(result.read_text()).verdict == "passed"
+    assert ("no signature was checked" in text, "[red]9" in text, "\x1b" in text) == (True, True, False)
+    assert AttestResult.model_validate_json((tmp_path / "result.json").read_text()).verdict == "passed"
     status, text, _ = command("attest", "verify", published.reference, "--require", "sbom,scan")
     assert (status, "1 wrong or missing" in text) == (1, True)
-
-    of_amd64 = ("--kind", "sbom", "--platform", AMD64)
-    assert command("attest", "show", published.reference, *of_amd64, "-o", shown)[0] == 0
-    assert json.loads(shown.read_text()) == spdx(published.amd64, ucx="1.22.0")
-    add = ("attest", "add", published.reference.at(published.digest), shown, *of_amd64)
-    status, text, _ = command(*add)
-    assert (status, text.startswith(f"registry.test/{REPOSITORY}@sha256:")) == (0, True)
-    for wrong, message in (
-        (("attest", "show", published.reference, "--kind", "sbon"), "'sbon' is not one of 'sbom'"),
-        ((*add, "--key", "k"), "--certificate-identity and --no-tlog: need --sign"),
-    ):
-        status, _, text = command(*wrong)
+    (tmp_path / "sbom.json").write_text(json.dumps(spdx(published.amd64, ucx="1.22.0")))
+    add = ("attest", "add", published.reference.at(published.digest), tmp_path / "sbom.json", "--kind", "sbom")
+    assert command(*add)[1].startswith(f"registry.test/{REPOSITORY}@sha256:")
+    status, _, text = command(*add, "--key", "k")
+    assert (status, "--certificate-identity and --no-tlog: need --sign" in text) == (2, True)
+    for kind, message in (("sboom", "unknown kind; use sbom, provenance"), ("signature", "whose? give --key")):
+        status, _, text = command("attest", "verify", published.reference, "--require", kind)
         assert (status, message in text) == (2, True)

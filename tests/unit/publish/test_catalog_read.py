@@ -1,19 +1,31 @@
-"""What a registry has, as a catalogue: tags, platforms, and everything that refers to them."""
+"""What a registry has, as a catalogue: tags, platforms, what refers to them; and the README's table of images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from imagebuild import __version__
 from imagebuild.core import CommandError, ConfigError
 from imagebuild.oci import BUNDLE_MEDIA, Attachment, Repository, digest_of
-from imagebuild.project import Catalog, Project, PublishedImage, make_plan
-from imagebuild.publish import Freshness, catalog_from_registry, split_tags, with_signers, with_updates
+from imagebuild.project import Catalog, Plan, Project, PublishedImage, make_plan
+from imagebuild.publish import (
+    BEGIN,
+    END,
+    Freshness,
+    catalog_from_registry,
+    images_table,
+    replace_table,
+    with_signers,
+    with_updates,
+)
 from tests import attached
+from tests.conftest import ROOT
 from tests.registry_fake import FakeRegistry, index, put_image
+from tests.unit.conftest import Call
 from tests.unit.publish.conftest import AMD64, ARM64, LABELS, REPOSITORY, TAG, Published, Signers, put_index
 
 NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
@@ -105,7 +117,7 @@ def test_attestations_of_buildkit_are_no_platform(published: Published, ours: Pr
     assert [platform.platform for platform in one(registry, ours).platforms] == [AMD64]
 
 
-def test_a_registry_that_is_empty_or_fails(ours: Project, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registry_that_is_empty_or_fails(ours: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = FakeRegistry()
     found = catalog(registry, ours)
     assert (found.images, found.problems) == ((), ())
@@ -117,8 +129,6 @@ def test_a_registry_that_is_empty_or_fails(ours: Project, project: Project, monk
     monkeypatch.setattr(Repository, "tags", refuse)
     with pytest.raises(CommandError, match="503"):
         catalog(registry, ours)
-    with pytest.raises(ConfigError, match="names no registry; give --registry"):
-        catalog_from_registry(project, make_plan(project))
 
 
 def test_the_newest_comes_first(ours: Project) -> None:
@@ -131,8 +141,32 @@ def test_the_newest_comes_first(ours: Project) -> None:
     assert days == ["2026-11-19", "2026-11-10", "2026-11-01"]
 
 
-def test_tags() -> None:
-    tags = ("latest", "13.4", "13.4.2-nccl2.32.3-0a1b2c3-20261126", "13.4.2-nccl2.32.3-0a1b2c3")
-    fixed = ("13.4.2-nccl2.32.3-0a1b2c3-20261126", "13.4.2-nccl2.32.3-0a1b2c3")
-    assert split_tags(tags, "0a1b2c3" + "d" * 33) == (fixed, ("latest", "13.4"))
-    assert split_tags(("latest",), "") == ((), ("latest",))
+# The README's table
+
+
+TEXT = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
+
+
+def test_the_readme_of_this_project_is_fresh(project: Project, full_plan: Plan) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text == replace_table("README.md", text, images_table(project, full_plan)), (
+        "`imagebuild catalog --readme README.md`"
+    )
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", TEXT + BEGIN])
+def test_markers_must_be_there_once(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"README.md: put one line <!-- images:begin --> and"):
+        replace_table("README.md", text, "table\n")
+
+
+def test_the_table_is_written_between_the_markers(tmp_path: Path, command: Call) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(TEXT)
+    assert command("catalog", "--readme", readme, "--project", ROOT)[0] == 0
+    before, after = "# Title\n\nbefore\n\n<!-- images:begin -->\n| image |", "<!-- images:end -->\n\nafter\n"
+    assert readme.read_text().startswith(before)
+    assert readme.read_text().endswith(after)
+    for args, problem in (((), "give -o DIR"), (("-o", tmp_path / "x"), "names no registry; give --registry")):
+        status, _, err = command("catalog", *args, "--project", ROOT)
+        assert (status, problem in err, (tmp_path / "x").exists()) == (2, True, False)

@@ -36,15 +36,10 @@ def test_what_is_printed(site: Site, command: Call) -> None:
     status, out, _ = command(*publish, "--dry-run")
     assert (status, f"would be given  {TAG}" in out, site.fake.calls) == (0, True, [])
     assert "would attach  4 provenance, 4 verification" in out
-    status, out, _ = command(*publish, "--json", "out.json")
-    assert status == 0
-    (target,) = json.loads(Path("out.json").read_text())["targets"]
-    assert f"✓ published {NEW} {target['digest']}\n    given  {TAG}\n" in out
-    assert "attached  4 provenance, 4 verification" in out
-    status, out, _ = command(*publish)
-    assert (status, f"✓ unchanged {NEW}" in out, f"kept   {TAG}" in out) == (0, True, True)
     before = index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")], tag="latest")
-    _, out, _ = command(*publish)
+    status, out, _ = command(*publish, "--json", "out.json")
+    (target,) = json.loads(Path("out.json").read_text())["targets"]
+    assert (status, f"✓ published {NEW} {target['digest']}\n    given  {TAG}\n" in out) == (0, True)
     assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
     site.ready(NEW, dockerfile="0" * 64)
     status, out, _ = command(*publish)
@@ -66,12 +61,10 @@ def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command
     assert command("publish", "--results", str(site.evidence))[0] == 0
     assert unpublished(command) == [OLD, OLD]
     # An alias that something else took, a check, the lock's date, an alias that is new.
-    published = site.tags()["latest"]
-    site.fake.repositories["acme/tiny"].tags["latest"] = index(
-        site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")]
-    )
+    tags = site.fake.repositories["acme/tiny"].tags
+    published, tags["latest"] = tags["latest"], index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")])
     assert NEW in unpublished(command)
-    site.fake.repositories["acme/tiny"].tags["latest"] = published
+    tags["latest"] = published
     for file, old, new in (
         ("dockerfiles/components/library/component.yaml", 'It works, run: "true"', "x, run: a"),
         ("imagebuild.lock", '{"git"', '{"date": "2026-01-02", "git"'),

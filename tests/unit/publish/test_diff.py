@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.oci import image, images_in
-from imagebuild.publish import Comparison, compare_images, dpkg_status
-from imagebuild.verify import ImageFinder, Layer
+from imagebuild.oci import image
+from imagebuild.publish import Comparison, compare_images
+from imagebuild.verify import ImageFinder
 from tests import attached
 from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make
@@ -78,32 +78,6 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     assert list(made.differences) == ["components", "environment", "layers"]
     assert f"packages are not compared: oci:{tmp_path}/a has none of dpkg" in made.notes[0]
     assert "b are not compressed, so a registry has other sizes and digests" in made.notes[1]
-
-
-DPKG = "var/lib/dpkg/status"
-
-
-@pytest.mark.parametrize(
-    ("layers", "found", "read"),
-    [
-        ([{DPKG: b"a"}], "a", 1),
-        ([{DPKG: b"a"}, {DPKG: b"b"}], "b", 1),
-        ([{DPKG: b"a"}, {"etc/x": b"b"}], "a", 2),
-        ([{DPKG: b"a"}, {"var/lib/dpkg/.wh.status": b""}, {"etc/x": b"b"}], "", 3),
-        ([{DPKG: b"a"}, {"var/lib/dpkg/.wh..wh..opq": b""}], "", 2),
-        ([{DPKG: b"a"}, {"var/lib/dpkg/.wh..wh..opq": b"", DPKG: b"b"}], "b", 1),
-        ([{DPKG: b"a"}, {DPKG: make.symlink("elsewhere")}], "", 1),
-        ([{DPKG: b"a"}, {"var/lib/dpkg": make.folder(), "var/lib/dpkg/.wh.status-old": b""}], "a", 2),
-        ([{}], "", 1),
-    ],
-)  # fmt: skip
-def test_packages_are_read_from_the_topmost_layer_down(
-    tmp_path: Path, layers: list[make.Files], found: str, read: int
-) -> None:
-    (image,) = images_in(make.layout(tmp_path, *layers), tmp_path)
-    known: dict[str, Layer] = {}
-    assert (dpkg_status(image, known), len(known)) == (found, read)
-    assert dpkg_status(image, known) == found
 
 
 def test_platforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,10 @@ Look = Callable[..., tuple[int, Freshness | None, str]]
 def look(site: Site, keys: Keys, command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
     """Publish a version of the package in the archive, which has a mirror, and ask; the status, the result, and what is said."""
 
-    def ask(version: str, *select: str, by: str = CUDA, more: str = "") -> tuple[int, Freshness | None, str]:
+    def ask(version: str, *select: str, by: str = CUDA) -> tuple[int, Freshness | None, str]:
         index = f"Package: libssl3t64\nVersion: {version}\n\n".encode()
         indexes = {f"main/binary-{arch}/Packages.gz": gzip.compress(index) for arch in ("amd64", "arm64")}
-        keys.publish(tmp_path / "server/dists" / SUITE, indexes, by, more)
+        keys.publish(tmp_path / "server/dists" / SUITE, indexes, by)
         result = tmp_path / "freshness.json"
         result.unlink(missing_ok=True)
         where = ("--archive", ARCHIVE, "--suite", SUITE)
@@ -80,14 +80,8 @@ def test_a_package_that_was_mended_since(look: Look, site: Site) -> None:
     assert len(site.fake.asked) == 1 + 2 * 3 + 1
 
 
-@pytest.mark.parametrize("version", [HAS, "3.5.7-1~deb13u2"])
-def test_nothing_to_do(look: Look, version: str) -> None:
-    status, found, out = look(version, NEW)
-    assert (status, found and [image.updates for image in found.images]) == (0, [{}, {}])
-    assert "0 of 2 images have packages with updates" in out
-
-
 def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> None:
+    assert look("3.5.7-1~deb13u2", NEW)[0] == 0
     status, _, out = look(HAS, NEW, OLD)
     assert (status, "cuda12.9: is not published" in out) == (1, True)
     held = site.fake.repositories["acme/tiny"]
@@ -97,16 +91,9 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
     assert f"not judged: {NEW} {AMD64}: has no SBOM that can be read" in out
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"by": STRANGER}, "gpg says ERRSIG"),
-        ({"more": "Valid-Until: Wed, 01 Jan 2020 00:00:00 UTC"}, "was valid until Wed, 01 Jan 2020"),
-    ],
-)
-def test_an_archive_that_cannot_be_believed(look: Look, changed: dict[str, str], message: str) -> None:
-    status, result, out = look(HAS, NEW, **changed)
-    assert (status, result, message in out) == (4, None, True)
+def test_an_archive_that_cannot_be_believed(look: Look) -> None:
+    status, result, out = look(HAS, NEW, by=STRANGER)
+    assert (status, result, "gpg says ERRSIG" in out) == (4, None, True)
 
 
 @pytest.mark.parametrize(("package", "status"), [("libssl3t64", 1), ("a-wheel", 0)])

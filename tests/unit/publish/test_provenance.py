@@ -61,18 +61,6 @@ def test_a_statement(tiny: Files, golden: Callable[[str, str], None]) -> None:
     assert all(item.keys() & {"uri", "digest", "content"} for item in found)
 
 
-@pytest.mark.parametrize(
-    ("builder", "name"),
-    [
-        ("https://ci.example/w@refs/heads/main", "https://ci.example/w@refs/heads/main"),
-        ("node 1", "urn:imagebuild:builder:node%201"),
-        ("", "urn:imagebuild:builder:unknown"),
-    ],
-)
-def test_who_built_it(renderer: Renderer, full_plan: Plan, builder: str, name: str) -> None:
-    assert stated(renderer, full_plan, OPEN, builder=builder)["runDetails"]["builder"]["id"] == name
-
-
 def test_every_pin_of_the_dockerfile_is_named(renderer: Renderer, full_plan: Plan, project: Project) -> None:
     target = select_one(full_plan, OPEN)
     document = json.dumps(stated(renderer, full_plan, OPEN))

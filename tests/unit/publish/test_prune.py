@@ -83,18 +83,12 @@ def by_tag(suffix: str) -> Callable[[Site, str, list[Descriptor]], None]:
         (lambda site, digest, _: site.tag(digest, "keep-this"), "is tagged keep-this"),
         (lambda site, _, parts: site.tag(parts[1].digest, "keep-this"), " is tagged keep-this"),
         (lambda site, _, parts: index(site.registry, STAGING, [parts[1]], tag="x"), " is part of x"),
-        (
-            lambda site, digest, _: index(
-                site.registry, STAGING, [Descriptor("application/vnd.oci.image.index.v1+json", digest, 1)], tag="x"
-            ),
-            "is part of x",
-        ),
         *((by_tag(suffix), " has sha256-") for suffix in ("", ".sig", ".att")),
         (lambda site, _, parts: site.place.attach(parts[0], Attachment("f", "a/b", b"")), "has attachments"),
     ],
 )  # fmt: skip
 def test_what_keeps_an_image(site: Site, arrange: Callable[[Site, str, list[Descriptor]], object], reason: str) -> None:
-    """A younger push; another tag for it, for a part, or for an index with a part; what refers to it or to a part."""
+    """A younger push; another tag for it, for a part, or for an index with a part; what refers to a part."""
     digest, parts = site.push(30)
     assert site.verdicts()[digest].kept == ""
     arrange(site, digest, parts)
