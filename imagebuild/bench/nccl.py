@@ -1,7 +1,8 @@
 """Read the runs that nccl-tests and rccl-tests print: tables of every release since 2.10, and the JSON of `-J`.
 
 What a process prints fills tables, one for each run: its parameters, ranks, rows and footer. A JSON document fills a
-table with the same facts. A table, and the failures after its beginning, become a `Run` with a verdict.
+table with the same facts. A table, and the failures after its beginning, become a `Run` with a verdict. A run that was
+both printed as text and written as JSON is merged.
 
 Rows are read by their shape, since headers are often missing; a header says what the shape leaves open.
 """
@@ -352,7 +353,7 @@ def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: s
         tool=table.facts.get("tool", "nccl-tests"),
         tool_version=table.facts.get("version") or None,
         collective=_collective_of(table.facts.get("program", ""))
-        or _infer_collective(table.rows)
+        or _infer_collective(table.rows, table.labels)
         or _collective_of(table.facts.get("command", "")),
         ranks=ranks,
         nodes=len(hosts) or None,
@@ -375,19 +376,28 @@ def _collective_of(program: str) -> str | None:
     return name if name in _COLLECTIVES else None
 
 
-def _infer_collective(rows: Sequence[NcclRow]) -> str | None:
-    """Return the collective whose rows have an operation and no root: the size says which of two that is.
+def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
+    """Return the only collective that the columns of the rows, and the ratios between them, leave possible.
 
-    `busbw / algbw` of all_reduce is 2(n-1)/n, at least 1.
+    `busbw / algbw` is 2(n-1)/n for all_reduce, and at most 1 for others. A size is that of `count` elements, or n times
+    that for collectives that divide the data among ranks. With one rank, bandwidths are 0.
     """
-    sizes = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
-    is_divided = {size > elements for size, elements in sizes if size and elements}
+    operations, roots = {row.redop for row in rows}, {row.root for row in rows}
+    if operations == {None} and "root" not in labels and not {"redop", "op"}.isdisjoint(labels):
+        return "alltoall"  # before 2.13, it alone has a column for the operation and leaves it blank
+    is_reducing, is_rooted = operations.isdisjoint((None, "none")), roots.isdisjoint((None, -1))
     ratio = bus_ratio(rows, least=2)  # below, its digits are too few
-    if ratio is None or not all(row.redop not in (None, "none") and row.root in (None, -1) for row in rows):
+    data = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
+    is_divided = {size > elements for size, elements in data if size and elements}
+    if ratio is None or len(is_divided) != 1:
         return None
-    return (
-        "reduce_scatter" if is_divided == {True} else "all_reduce" if is_divided == {False} and ratio > 0.99 else None
-    )
+    if is_divided == {True}:
+        return "reduce_scatter" if is_reducing and not is_rooted else None
+    if ratio <= 0.99:
+        return None
+    if is_reducing:
+        return "reduce" if is_rooted else "all_reduce"
+    return "broadcast" if is_rooted else None
 
 
 _BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
@@ -622,3 +632,25 @@ def _word(value: object) -> str:
     """Return an integer of a JSON document as text would have it; empty for every other value."""
     number = logs.json_number(value)
     return "" if number is None else f"{round(number)}"
+
+
+# Runs that were both printed as text and written as JSON.
+
+
+def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
+    """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
+
+    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
+    rest. A run that is broken in one of the forms has another verdict there, and stays.
+    """
+    known = Counter(map(_shape_of, printed))
+    others = []
+    for run in written:
+        others += [] if run.rows and known[_shape_of(run)] > 0 else [run]
+        known[_shape_of(run)] -= 1
+    return (*others, *printed)
+
+
+def _shape_of(run: Run) -> tuple[object, ...]:
+    rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
+    return run.collective, run.ranks, run.verdict, rows

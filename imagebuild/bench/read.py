@@ -17,7 +17,7 @@ from typing import Any
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
 from imagebuild.bench.models import Result, Results, Source
-from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
+from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
     NVSHMEM,
@@ -109,7 +109,9 @@ def _parse_log(log: Log) -> Results:
             if parse_text:
                 add(tool, part, parse_text(log.path, texts))
     outside.sort(key=lambda line: line.number)
+    json_runs = parts.pop("runs", [])
     add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
+    parts["runs"] = list(merge_runs(parts["runs"], json_runs))
     source = Source(
         path=log.path,
         tools=tuple(tools),

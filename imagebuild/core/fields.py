@@ -152,6 +152,11 @@ OPERATORS = ("<", ">", "=", "!", "~")
 """Beginnings of version specifiers."""
 
 
+def natural_order(text: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts `12.9` before `12.10`."""
+    return [(1, int(p), "") if p.isdecimal() else (0, 0, p) for p in re.split(r"(\d+)", text) if p]
+
+
 def full_reference(reference: str) -> str:
     """Return the name of an image with its registry: `docker.io/library/debian:13` for `debian:13`."""
     first, slash, _ = reference.partition("/")

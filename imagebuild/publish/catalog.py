@@ -12,7 +12,7 @@ from imagebuild import __version__
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.fields import full_reference
+from imagebuild.core.fields import full_reference, natural_order
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import CREATED, read_attestations
@@ -83,13 +83,13 @@ def catalog_from_registry(
 
 
 def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
-    """Sort the images of one name by time."""
+    """Sort the images of one name by time, then by version."""
 
-    def age(image: PublishedImage) -> tuple[str, str, str]:
+    def age(image: PublishedImage) -> tuple[str, str]:
         # All reproducible images of a commit have the same time; their checks ran later.
-        return image.created, max((c.started for p in image.platforms for c in p.checks), default=""), image.digest
+        return image.created, max((c.started for p in image.platforms for c in p.checks), default="")
 
-    return sorted(images, key=age, reverse=True)
+    return sorted(images, key=lambda image: (*age(image), natural_order(image.tag), image.digest), reverse=True)
 
 
 def _tags_by_digest(place: Repository) -> dict[str, list[str]]:

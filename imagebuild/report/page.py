@@ -24,6 +24,7 @@ from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import BandwidthTest, Run, State
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
+from imagebuild.core.fields import natural_order
 from imagebuild.report.charts import Drawing, NumberTable, bar_chart, heat_map, line_chart
 from imagebuild.report.document import (
     CLAIMS,
@@ -39,7 +40,7 @@ from imagebuild.report.document import (
     rows_of,
     words_of,
 )
-from imagebuild.report.sweeps import Sweep, host_label, host_order
+from imagebuild.report.sweeps import Sweep, host_label
 from imagebuild.report.text import template_of
 
 STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": NONE}
@@ -225,7 +226,7 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
     hosts = [(host.label, f"{host.gb_s:.4g}", str(host.runs), str(host.slow_runs)) for host in sweep.hosts]
     numbers = NumberTable("Hosts", ("host", "best GB/s", "runs", "slow runs"), hosts)
     if sweep.nodes == 2:
-        names = sorted((host.hosts[0] for host in sweep.hosts), key=host_order)
+        names = sorted((host.hosts[0] for host in sweep.hosts), key=natural_order)
         speeds = {hosts: group.least_gb_s for group in sweep.groups for hosts in (group.hosts, group.hosts[::-1])}
         figure = heat_map([[speeds.get((row, column)) for column in names] for row in names], "GB/s", names)
     else:

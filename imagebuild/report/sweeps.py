@@ -13,7 +13,6 @@ its best run: only a slow host has none that is fast. The centre is the median o
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import median
@@ -21,7 +20,7 @@ from typing import Literal
 
 from imagebuild.bench.judge import best_row
 from imagebuild.bench.models import Run, State, describe_run
-from imagebuild.core.fields import Model
+from imagebuild.core.fields import Model, natural_order
 
 LEAST = 0.10
 """A run that is off by less is never called slow."""
@@ -115,10 +114,6 @@ def host_label(hosts: tuple[str, ...]) -> str:
     return " ↔ ".join(hosts)
 
 
-def host_order(host: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", host)]
-
-
 KEY_FIELDS = ("collective", "ranks", "nodes", "devices", "dtype", "size_bytes")
 """What the runs of a sweep have in common."""
 
@@ -146,7 +141,7 @@ def _sweep_of(runs: list[Run]) -> Sweep | None:
     by_host: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:
         if value := best_row(run)[0]:
-            by_group[tuple(sorted(run.hosts, key=host_order))].append(value)
+            by_group[tuple(sorted(run.hosts, key=natural_order))].append(value)
             for host in run.hosts:
                 by_host[host].append(value)
     if len(by_group) < LEAST_GROUPS and not len(by_group) == len(by_host) == 3:

@@ -41,9 +41,6 @@ def test_published_logs(entry: dict[str, object]) -> None:
         "wrong": sum(half.wrong or 0 for row in run.rows for half in row.halves),
         "average": run.avg_busbw_gb_s, "ranks": run.ranks, "verdict": run.verdict,
     }  # fmt: skip
-    if found["collective"] is None:  # nothing in these two names it
-        assert entry["file"] in ("019.txt", "020.txt")
-        del found["collective"]
     assert {name: entry[name] or 0 for name in found} == {name: value or 0 for name, value in found.items()}
     assert (run.partial_rows, results.sources[0].tools, results.sources[0].unread) == (0, ("nccl-tests",), 0)
     if strict := strict_rows(text):
@@ -63,8 +60,10 @@ def test_every_release_prints_what_is_read(release: str, collective: str) -> Non
     run = only(table.text())
     same(run, table)
     assert (run.verdict, run.nodes, run.devices) == ("ok", 1, ("NVIDIA H100 80GB HBM3",))
-    is_known = table.number >= (2, 16, 7) or collective in ("all_reduce", "reduce_scatter")
-    assert run.collective == (collective if is_known else None)
+    named = table.number >= (2, 16, 7)
+    certain = collective in ("all_reduce", "reduce_scatter", "broadcast", "reduce")
+    old = not table.modern and collective == "alltoall"
+    assert run.collective == (collective if named or certain or old else None)
 
 
 @pytest.mark.parametrize(("release", "collective"), LAYOUTS)
@@ -317,6 +316,9 @@ def written(**changes: Any) -> str:
 @pytest.mark.parametrize(("text", "verdicts"), [
     (WRITTEN.text() + written().replace('"bus_bw":', '"bus_bw":0.9', 1), ["damaged", "ok"]),
     (written(), ["ok"]),
+    # Checks print a run as text and as JSON: that is one run.
+    (WRITTEN.text() + written() + WRITTEN.text() + written(), ["ok", "ok"]),
+    (WRITTEN.text() + written() + written(), ["ok", "ok"]),
     (written().replace('"time":', '"cpu_time":'), ["ok"]),
     (written(average_bus_bandwidth={"bandwidth": WRITTEN.average, "okay": "false"}), ["failed"]),
     (written(out_of_bounds={"count": 3, "okay": "false"}), ["wrong-data"]),
