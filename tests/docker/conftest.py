@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MARK = uuid4().hex[:8]
 REPOSITORY = f"imagebuild-test-{MARK}"
 """Names every image made here, so that nobody's is overwritten or removed."""
-TARGET = "quickstart-cuda13.5-debian13-runtime"
+TARGET, TINY_TARGET = "quickstart-cuda13.5-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 OURS = {
     "DOCKER_HOST", "FORCE_COLOR", "IMAGEBUILD_CONFIG", "IMAGEBUILD_PROJECT", "IMAGEBUILD_STATE", "NO_COLOR",
 }  # fmt: skip
@@ -357,7 +357,7 @@ class Tiny(Files):
     def imagebuild(self) -> Imagebuild:
         return Imagebuild(self.root, self.environ)
 
-    def result(self, target: str = "tiny-cuda13.0-debian13-runtime") -> BuildResult:
+    def result(self, target: str = TINY_TARGET) -> BuildResult:
         return BuildResult.model_validate_json((self.root / "build" / target / "result.json").read_text())
 
     def build(self, *args: str | Path, expect: int = 0, **environ: str) -> Done:
@@ -527,9 +527,11 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """The stand-in for the vendor's servers, served without faults."""
-    from tests.docker import standin  # noqa: PLC0415 - others need it not
+    from tests.upstream.standin import CACHE, Upstream, missing  # noqa: PLC0415 - others need it not
 
-    made = standin.make_upstream(whole=request.config.getoption("--whole-hpcx"))
+    if lacking := missing():
+        install(*lacking)
+    made = Upstream.make(CACHE, sources=request.config.getoption("--whole-hpcx"))
     with made.serve():
         yield made
 

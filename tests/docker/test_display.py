@@ -10,11 +10,9 @@ import sys
 
 import pytest
 
-from tests.docker.conftest import Tiny
+from tests.docker.conftest import TINY_TARGET, Tiny
 
 pytestmark = pytest.mark.docker
-
-TARGET = "tiny-cuda13.0-debian13-runtime"
 
 
 def on_a_terminal(tiny: Tiny, *args: str) -> tuple[int, str]:
@@ -38,7 +36,7 @@ def on_a_terminal(tiny: Tiny, *args: str) -> tuple[int, str]:
 
 def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
     tiny.step("mkdir -p /out/runtime && echo working && sleep 3")
-    status, output = on_a_terminal(tiny, "build", TARGET, "--platform", "local")
+    status, output = on_a_terminal(tiny, "build", TINY_TARGET, "--platform", "local")
     assert status == 0, output
     assert "Traceback" not in output
     assert "\x1b[2K" in output  # redrawn

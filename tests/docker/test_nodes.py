@@ -15,8 +15,6 @@ from tests.docker.test_quickstart import docker_build
 
 pytestmark = pytest.mark.docker
 
-ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
 
 @pytest.fixture
 def before(client: DockerClient) -> set[str]:
@@ -110,7 +108,8 @@ def test_mpirun_between_containers_whose_files_are_read_only(
             )  # fmt: skip
 
         def run(command: str) -> str:
-            _, output = nodes[0].exec_run(["bash", "-c", command], environment={"HOME": home, **ROOT_MAY})
+            own = {"HOME": home, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            _, output = nodes[0].exec_run(["bash", "-c", command], environment=own)
             assert isinstance(output, bytes)
             return output.decode()
 
