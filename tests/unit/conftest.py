@@ -15,7 +15,9 @@ from imagebuild import __main__
 from imagebuild.build import private as build_private
 from imagebuild.core import CommandError, run
 from imagebuild.oci import EnginePaths
+from tests import registry_fake
 from tests.faulty import Answer, Handler, Server, answering
+from tests.registry_fake import FakeRegistry
 from tests.upstream.keys import Keys
 
 BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
@@ -126,6 +128,13 @@ def forever() -> str:
 
 
 LOGIN = "Basic " + base64.b64encode(b"me:secret").decode()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeRegistry]:
+    """A registry at an address."""
+    with registry_fake.serve() as behaviour:
+        yield behaviour
 
 
 class Site:
