@@ -27,7 +27,7 @@ from docker.models.containers import Container
 from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
 from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
-from imagebuild.project import BuildResult
+from imagebuild.project import BuildResult, VerifyResult
 from tests.conftest import LOCK, ROOT, Files
 from tests.faulty import Faulty, in_front_of
 from tests.upstream import registry as docker_registry
@@ -80,6 +80,11 @@ class Imagebuild:
         assert done.status == expect, f"exit status {done.status}\n{done.out}\n{done.err}"
         assert "Traceback" not in done.err
         return done
+
+    def verify(self, *args: str | Path, expect: int = 0, **environ: str) -> VerifyResult:
+        """What `imagebuild verify` finds."""
+        self("verify", *args, "--json", self.folder / "verify.json", expect=expect, **environ)
+        return VerifyResult.model_validate_json((self.folder / "verify.json").read_text())
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 300) -> Done:

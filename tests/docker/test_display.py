@@ -15,28 +15,23 @@ from tests.docker.conftest import TINY_TARGET, Tiny
 pytestmark = pytest.mark.docker
 
 
-def on_a_terminal(tiny: Tiny, *args: str) -> tuple[int, str]:
-    """Status and output of imagebuild where all three streams are a terminal."""
+def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
+    tiny.step("mkdir -p /out/runtime && echo working && sleep 3")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "imagebuild", *args], cwd=tiny.root,
+        [sys.executable, "-m", "imagebuild", "build", TINY_TARGET, "--platform", "local"], cwd=tiny.root,
         env={**tiny.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
-    output = b""
+    shown = b""
     try:
         while chunk := os.read(ours, 1 << 16):
-            output += chunk
+            shown += chunk
     except OSError:  # how a terminal ends
         pass
     os.close(ours)
-    return process.wait(), output.decode()
-
-
-def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
-    tiny.step("mkdir -p /out/runtime && echo working && sleep 3")
-    status, output = on_a_terminal(tiny, "build", TINY_TARGET, "--platform", "local")
+    status, output = process.wait(), shown.decode()
     assert status == 0, output
     assert "Traceback" not in output
     assert "\x1b[2K" in output  # redrawn

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import NodesUnreachable, cluster
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until, unused_networks
 from tests.docker.test_quickstart import docker_build
@@ -20,14 +19,6 @@ pytestmark = pytest.mark.docker
 def before(client: DockerClient) -> set[str]:
     """Networks without use that were there before the test."""
     return unused_networks(client)
-
-
-def verify(imagebuild: Imagebuild, tag: str, folder: Path, *checks: str, expect: int = 0) -> list[CheckResult]:
-    """The results of some checks of an image."""
-    chosen = [word for check in checks for word in ("--only", check)]
-    imagebuild("verify", tag, *chosen, "--json", folder / "verify.json", expect=expect)
-    result = VerifyResult.model_validate_json((folder / "verify.json").read_text())
-    return [check for check in result.checks if check.component != "image"]
 
 
 FAULTS = {
@@ -48,11 +39,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_checks_find_what_is_broken(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path, fault: str) -> None:
+def test_checks_find_what_is_broken(quickstart: Built, imagebuild: Imagebuild, fault: str) -> None:
     damage, check, reason = FAULTS[fault]
     tag = f"{REPOSITORY}/broken-{fault}:1"
     docker_build(f"FROM {quickstart.tag}\nRUN {damage}\n", "--tag", tag)
-    (result,) = verify(imagebuild, tag, tmp_path, check, expect=1)
+    found = imagebuild.verify(tag, "--only", check, expect=1).checks
+    (result,) = [check for check in found if check.component != "image"]
     assert result.outcome == "failed"
     assert reason in f"{result.reason}\n{result.output}"
 
