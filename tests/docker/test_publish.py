@@ -30,7 +30,6 @@ TAGS = """\
     aliases: [{tag: "{repository}/{image}:latest", when: {variant: runtime}}]
 """
 CHECK = 'checks: [{name: made, description: It is there, run: "cat /library"}]\n'
-WRITES = ("PUT", "POST", "PATCH", "DELETE")
 
 
 @dataclass
