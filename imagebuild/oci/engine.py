@@ -123,11 +123,10 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
         run("docker", "buildx", "version", timeout=10)
     except CommandError as error:
         raise CommandError(f"`docker buildx` cannot be used ({_reason(error)}); {NO_ENGINE}") from error
-    remedy, candidates = NO_ENGINE, [Endpoint(EnginePaths.of(environ).host, "private")]
     if explicit := environ.get("DOCKER_HOST"):
-        remedy = "start or upgrade that engine, or unset DOCKER_HOST"
-        candidates = [Endpoint(explicit, "DOCKER_HOST")]
+        remedy, candidates = "start or upgrade that engine, or unset DOCKER_HOST", [Endpoint(explicit, "DOCKER_HOST")]
     else:
+        remedy, candidates = NO_ENGINE, [Endpoint(EnginePaths.of(environ).host, "private")]
         with suppress(CommandError):  # a docker without contexts
             host = run("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", timeout=10)
             candidates.insert(0, Endpoint(host.strip(), "context"))
