@@ -167,29 +167,6 @@ class Faulty:
         self.rules.append(made)
         return made
 
-    def take(self, method: str, path: str) -> Rule | None:
-        with self.lock:
-            for rule in self.rules:
-                if rule.times > 0 and re.fullmatch(rule.method, method) and re.search(rule.path, path):
-                    rule.times -= 1
-                    return rule
-        return None
-
-    def note(self, request: Request) -> None:
-        with self.lock:
-            self.noted.append(request)
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        with self.lock:
-            self.working += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.working -= 1
-                self.lock.notify_all()
-
     @property
     def requests(self) -> list[Request]:
         """All so far, with those whose answer has just arrived."""
@@ -201,10 +178,6 @@ class Faulty:
         """Requests of a method and a kind; without either, of all."""
         return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
 
-    def carried(self, kind: str = "") -> int:
-        """What those requests and their answers carried."""
-        return sum(r.bytes for r in self.requests if kind in ("", r.kind))
-
     def clear(self) -> None:
         """Forget rules, and requests when those under way have ended; a slow one waits no longer."""
         with self.lock:
@@ -215,18 +188,24 @@ class Faulty:
 
     def serve(self, handler: Handler) -> None:
         """Answer a request: by the registry, unless a rule says what goes wrong."""
-        status, passed = None, 0
-        with self.at_work():
-            rule = self.take(handler.command, handler.path)
-            try:
-                content = handler.content(half=bool(rule and rule.fault == "cut"))
-                answer = self.answer(handler, rule, content)
-                passed = len(content) + len(answer.content)
-                handler.send(answer)
-                status = answer.status
-            finally:
-                kind = next((name for name, path in KINDS if re.search(path, handler.path)), "other")
-                self.note(Request(handler.command, handler.path, kind, status, passed, rule.fault if rule else None))
+        status, passed, method, path = None, 0, handler.command, handler.path
+        with self.lock:
+            self.working += 1
+            fitting = (r for r in self.rules if re.fullmatch(r.method, method) and re.search(r.path, path))
+            if rule := next((r for r in fitting if r.times > 0), None):
+                rule.times -= 1
+        try:
+            content = handler.content(half=bool(rule and rule.fault == "cut"))
+            answer = self.answer(handler, rule, content)
+            passed = len(content) + len(answer.content)
+            handler.send(answer)
+            status = answer.status
+        finally:
+            kind = next((name for name, expression in KINDS if re.search(expression, path)), "other")
+            with self.lock:
+                self.noted.append(Request(method, path, kind, status, passed, rule.fault if rule else None))
+                self.working -= 1
+                self.lock.notify_all()
 
     def answer(self, handler: Handler, rule: Rule | None, content: bytes) -> Answer:
         path = handler.path.partition("?")[0]
@@ -236,7 +215,8 @@ class Faulty:
             case Rule("drop-before"):
                 raise Dropped
             case Rule("slow"):
-                self.delay(rule)
+                with self.lock:  # as long as the rule is there
+                    self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
             case Rule("busy"):
                 return refusal(429, "TOOMANYREQUESTS", "injected", **{"Retry-After": f"{rule.seconds:.0f}"})
             case Rule("broken"):
@@ -268,11 +248,6 @@ class Faulty:
             whole = found.read()
             length = int(found.headers.get("Content-Length", len(whole)))
             return Answer(found.status, whole, {n: v for n, v in found.getheaders() if n.lower() not in HOP}, length)
-
-    def delay(self, rule: Rule) -> None:
-        """Wait as long as the rule says, while it is there."""
-        with self.lock:
-            self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
 
 
 @contextmanager

@@ -75,7 +75,6 @@ class FakeRegistry(Registry):
     tells_digests = True
     page = 0
     """Tags that are listed at once; 0: all."""
-    deletes = True
     address = ""
     """Where it is served by `serve`."""
 
@@ -137,8 +136,6 @@ class FakeRegistry(Registry):
             return self.take_manifest(request, repository, reference)
         held = self._look(repository)
         found = held.manifests.get(held.tags.get(reference, reference))
-        if request.method == "DELETE" and not self.deletes:
-            raise refusal(405, "UNSUPPORTED")
         if found is None:
             raise refusal(404, "MANIFEST_UNKNOWN")
         if request.method == "DELETE":
@@ -162,9 +159,7 @@ class FakeRegistry(Registry):
             held.manifests[digest] = Manifest(request.content, request.headers["Content-Type"])
             if ":" not in reference:
                 held.tags[reference] = digest
-        subject = (document.get("subject") or {}).get("digest")
-        listed = {"OCI-Subject": subject} if subject and self.referrers_api else {}
-        return Answer(201, headers={"Docker-Content-Digest": digest, **listed})
+        return Answer(201, headers={"Docker-Content-Digest": digest})
 
     def _answer_blobs(self, _: Request, repository: str, digest: str) -> Answer:
         content = self._look(repository).blobs.get(digest)
@@ -185,8 +180,6 @@ class FakeRegistry(Registry):
             return Answer(202, headers={"Location": f"/v2/{repository}/blobs/uploads/{session}?state=secret"})
         if self.sessions.pop(session, None) is None:
             raise refusal(404, "BLOB_UPLOAD_UNKNOWN")
-        if request.method == "DELETE":
-            return Answer(204)
         digest = request.query["digest"][0]
         if digest_of(request.content) != digest:
             raise refusal(400, "DIGEST_INVALID")

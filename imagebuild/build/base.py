@@ -25,8 +25,6 @@ from imagebuild.oci import layout
 from imagebuild.oci.layout import EPOCH
 
 Log = Callable[[str], None]
-LAST_LINES = 15
-"""Lines of mmdebstrap's output that are shown if it fails."""
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
@@ -126,7 +124,7 @@ def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path
     command = rootfs_command(release, arch, sources, "root" if root else "unshare", str(tar))
     done = execute((*prefix, *command), each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
     if done.status != 0:
-        lines = done.output.splitlines()[-LAST_LINES:]
+        lines = done.output.splitlines()[-15:]
         raise CommandError("\n  ".join([f"mmdebstrap failed ({done.status}):", *lines]))
 
 
@@ -145,7 +143,9 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
         place.mkdir(parents=True, exist_ok=True)
         # Of several processes, one makes what all of them want.
         with private.alone(place):
-            made = _newest(place)
+            # Each layout has the name of its digest; one that is damaged does not count.
+            whole = [path for path in place.iterdir() if layout.Layout(path).has(f"sha256:{path.name}")]
+            made = max(whole, key=lambda path: path.stat().st_mtime, default=None)
             if not made or made.stat().st_mtime < time.time() - RENEW_DAYS * DAY:
                 made = _make(place, archs, release, sources, log)
         for path in cache.glob("*/*"):  # a build that began long ago may still read the one of last week
@@ -154,12 +154,6 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
     except OSError as error:
         raise ConfigError(f"{error.filename or cache}: cannot be written: {error.strerror}") from error
     return f"oci-layout://{made}@sha256:{made.name}"
-
-
-def _newest(place: Path) -> Path | None:
-    """Return the youngest layout of a folder that is whole: each has the name of its digest."""
-    whole = [path for path in place.iterdir() if layout.Layout(path).has(f"sha256:{path.name}")]
-    return max(whole, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[AptSource], log: Log) -> Path:

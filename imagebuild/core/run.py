@@ -96,7 +96,13 @@ class OutputReader(threading.Thread):
         try:
             with self._opened_log() as log:
                 for chunk in self._chunks:
-                    *lines, line = (line + self._take(chunk, log)).split(b"\n")
+                    self._end += chunk
+                    if len(self._end) > 2 * self._keep:
+                        del self._end[: -self._keep]
+                    if log:
+                        with os_errors_as_command_errors():
+                            log.write(chunk)
+                    *lines, line = (line + chunk).split(b"\n")
                     for whole in lines:
                         self._each_line(whole.decode(errors="replace").rstrip())
             if line:
@@ -112,15 +118,6 @@ class OutputReader(threading.Thread):
         with os_errors_as_command_errors():
             self._log.parent.mkdir(parents=True, exist_ok=True)
             return self._log.open("wb", buffering=0)
-
-    def _take(self, chunk: bytes, log: IO[bytes] | None) -> bytes:
-        self._end += chunk
-        if len(self._end) > 2 * self._keep:
-            del self._end[: -self._keep]
-        if log:
-            with os_errors_as_command_errors():
-                log.write(chunk)
-        return chunk
 
     @property
     def text(self) -> str:

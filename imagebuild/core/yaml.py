@@ -174,14 +174,6 @@ WORDS = {
 """Patterns of pydantic's words → ours."""
 
 
-def _in_our_words(message: str) -> str:
-    """Return what pydantic says of a value as what the value must be."""
-    text = message.partition(", ")[0] if " valid " in message else message
-    for theirs, ours in WORDS.items():
-        text = re.sub(theirs, ours, text)
-    return text
-
-
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     kind, got = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
@@ -195,7 +187,10 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         problem = detail["msg"].removeprefix("Value error, ")
         ending = f", not {shown}" if problem.startswith("must be ") else f" (got {shown})"
         return f"{problem}{ending}" if is_scalar else problem
-    problem = _in_our_words(detail["msg"])
+    message = detail["msg"]
+    problem = message.partition(", ")[0] if " valid " in message else message
+    for theirs, ours in WORDS.items():
+        problem = re.sub(theirs, ours, problem)
     choices = str(detail.get("ctx", {}).get("expected", "")).split("'")[1::2]
     if is_scalar and (near := nearest(str(got), choices)):
         problem = "must be another word" if len(choices) > MANY else problem

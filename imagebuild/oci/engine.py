@@ -123,23 +123,19 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
         run("docker", "buildx", "version", timeout=10)
     except CommandError as error:
         raise CommandError(f"`docker buildx` cannot be used ({_reason(error)}); {NO_ENGINE}") from error
+    if explicit := environ.get("DOCKER_HOST"):
+        remedy, candidates = "start or upgrade that engine, or unset DOCKER_HOST", [Endpoint(explicit, "DOCKER_HOST")]
+    else:
+        remedy, candidates = NO_ENGINE, [Endpoint(EnginePaths.of(environ).host, "private")]
+        with suppress(CommandError):  # a docker without contexts
+            host = run("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", timeout=10)
+            candidates.insert(0, Endpoint(host.strip(), "context"))
     tried = []
-    for engine in _candidates(environ, run):
+    for engine in candidates:
         if not (why := engine_flaw(engine, run)):
             return engine
         tried.append(f"{engine.origin} ({engine.host}): {why}")
-    remedy = "start or upgrade that engine, or unset DOCKER_HOST" if environ.get("DOCKER_HOST") else NO_ENGINE
     raise CommandError("\n  ".join([f"no usable container engine; {remedy}", *tried]))
-
-
-def _candidates(environ: Mapping[str, str], run: RunProgram) -> Iterator[Endpoint]:
-    if explicit := environ.get("DOCKER_HOST"):
-        yield Endpoint(explicit, "DOCKER_HOST")
-        return
-    with suppress(CommandError):  # a docker without contexts
-        host = run("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", timeout=10)
-        yield Endpoint(host.strip(), "context")
-    yield Endpoint(EnginePaths.of(environ).host, "private")
 
 
 @dataclass(frozen=True)

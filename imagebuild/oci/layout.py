@@ -162,11 +162,6 @@ def platform_of(document: Mapping[str, Any]) -> str:
     return f"{plain}/{variant}" if variant and document.get("architecture") == "arm" else plain
 
 
-def media_type_of(document: Mapping[str, Any]) -> str:
-    """Return the media type of a manifest or an index, which need not name it."""
-    return str(document.get("mediaType") or (INDEX if "manifests" in document else MANIFEST))
-
-
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     """Return the configuration and the layers that a manifest names, each once; an index names none."""
     items = [*([document["config"]] if document.get("config") else []), *document.get("layers", ())]
@@ -331,7 +326,9 @@ class Layout:
     def manifest(self, digest: str) -> Manifest:
         """Return a manifest or an index. Raises ResultError if it is missing or damaged."""
         content = self.blob(digest)
-        return Manifest(content, media_type_of(json.loads(content)))
+        document = json.loads(content)
+        # It need not name its type.
+        return Manifest(content, str(document.get("mediaType") or (INDEX if "manifests" in document else MANIFEST)))
 
     def blob(self, digest: str) -> bytes:
         """Return a document. Raises ResultError if it is missing or damaged."""

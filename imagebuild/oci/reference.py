@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import DEFAULT_REGISTRY, DIGEST, TAG, full_reference
 
-DEFAULT_TAG = "latest"
 _NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(?::[0-9]+)?|\[[0-9A-Fa-f:]+\](?::[0-9]+)?)"
@@ -35,7 +34,7 @@ class ImageReference:
     @property
     def wanted(self) -> str:
         """Return what to ask the registry for: the digest, else the tag, else `latest`."""
-        return self.digest or self.tag or DEFAULT_TAG
+        return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> ImageReference:
         return replace(self, tag=None, digest=digest)

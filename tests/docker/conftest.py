@@ -27,7 +27,7 @@ from docker.models.containers import Container
 from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
 from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
-from imagebuild.project import BuildResult
+from imagebuild.project import BuildResult, VerifyResult
 from tests.conftest import LOCK, ROOT, Files
 from tests.faulty import Faulty, in_front_of
 from tests.upstream import registry as docker_registry
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MARK = uuid4().hex[:8]
 REPOSITORY = f"imagebuild-test-{MARK}"
 """Names every image made here, so that nobody's is overwritten or removed."""
-TARGET = "quickstart-cuda13.5-debian13-runtime"
+TARGET, TINY_TARGET = "quickstart-cuda13.5-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 OURS = {
     "DOCKER_HOST", "FORCE_COLOR", "IMAGEBUILD_CONFIG", "IMAGEBUILD_PROJECT", "IMAGEBUILD_STATE", "NO_COLOR",
 }  # fmt: skip
@@ -80,6 +80,11 @@ class Imagebuild:
         assert done.status == expect, f"exit status {done.status}\n{done.out}\n{done.err}"
         assert "Traceback" not in done.err
         return done
+
+    def verify(self, *args: str | Path, expect: int = 0, **environ: str) -> VerifyResult:
+        """What `imagebuild verify` finds."""
+        self("verify", *args, "--json", self.folder / "verify.json", expect=expect, **environ)
+        return VerifyResult.model_validate_json((self.folder / "verify.json").read_text())
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 300) -> Done:
@@ -357,7 +362,7 @@ class Tiny(Files):
     def imagebuild(self) -> Imagebuild:
         return Imagebuild(self.root, self.environ)
 
-    def result(self, target: str = "tiny-cuda13.0-debian13-runtime") -> BuildResult:
+    def result(self, target: str = TINY_TARGET) -> BuildResult:
         return BuildResult.model_validate_json((self.root / "build" / target / "result.json").read_text())
 
     def build(self, *args: str | Path, expect: int = 0, **environ: str) -> Done:
@@ -527,9 +532,11 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """The stand-in for the vendor's servers, served without faults."""
-    from tests.docker import standin  # noqa: PLC0415 - others need it not
+    from tests.upstream.standin import CACHE, Upstream, missing  # noqa: PLC0415 - others need it not
 
-    made = standin.make_upstream(whole=request.config.getoption("--whole-hpcx"))
+    if lacking := missing():
+        install(*lacking)
+    made = Upstream.make(CACHE, sources=request.config.getoption("--whole-hpcx"))
     with made.serve():
         yield made
 

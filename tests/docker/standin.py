@@ -6,18 +6,10 @@ import json
 import re
 from pathlib import Path
 
-from tests.docker.conftest import copy_of_project, install
-from tests.upstream.standin import CACHE, Upstream, missing
+from tests.docker.conftest import copy_of_project
 
 TARGETS = "hpcx-cuda13.2.1-ubuntu24.04"
 """Beginning of the ids of those that the stand-in has all of."""
-
-
-def make_upstream(*, whole: bool) -> Upstream:
-    """The stand-in, from the cache that all tests share; with the sources of Open MPI if it is `whole`."""
-    if lacking := missing():
-        install(*lacking)
-    return Upstream.make(CACHE, sources=whole)
 
 
 def project(folder: Path, configuration: str) -> Path:

@@ -17,6 +17,7 @@ from docker import DockerClient
 
 from tests.docker.conftest import (
     TARGET,
+    TINY_TARGET,
     Imagebuild,
     SecondEngine,
     Tiny,
@@ -30,8 +31,6 @@ from tests.docker.conftest import (
 )
 
 pytestmark = pytest.mark.docker
-
-TINY_TARGET = "tiny-cuda13.0-debian13-runtime"
 
 
 def test_a_step_that_fails(tiny: Tiny) -> None:

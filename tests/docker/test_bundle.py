@@ -16,13 +16,12 @@ import pytest
 from imagebuild.build import bootstrap
 from imagebuild.core import cache_folder, native_platform
 from imagebuild.oci import EnginePaths
-from tests.docker.conftest import REPOSITORY, TARGET, Imagebuild, Tiny
+from tests.docker.conftest import REPOSITORY, TARGET, TINY_TARGET, Imagebuild, Tiny
 from tests.docker.site import Content, served
 from tests.docker.test_mirrors import fetch_all
 
 pytestmark = pytest.mark.docker
 
-TINY_TARGET = "tiny-cuda13.0-debian13-runtime"
 NETLESS = """\
 set -e
 ip link set lo up

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from urllib.request import urlopen
-
 import pytest
 
-from tests.docker.conftest import SecondEngine, Tiny
+from imagebuild.oci import connect_registry
+from tests.docker.conftest import TINY_TARGET, SecondEngine, Tiny
 
 pytestmark = pytest.mark.docker
-
-TARGET = "tiny-cuda13.0-debian13-runtime"
 
 
 def compiled(tiny: Tiny) -> list[str]:
     return sorted({step.stage for step in tiny.result().steps if step.stage != "image" and not step.cached})
-
-
-def tags(registry: str) -> list[str]:
-    with urlopen(f"http://{registry}/v2/cache/tags/list") as answer:
-        return sorted(json.load(answer)["tags"])
 
 
 def test_another_engine_compiles_nothing_that_the_cache_has(
@@ -34,21 +25,22 @@ def test_another_engine_compiles_nothing_that_the_cache_has(
     )
     cache = ("--cache", f"{registry}/cache")
     output = ("--output", tiny.root / "layouts")
-    tiny.build(TARGET, *cache, *output)  # which has nothing yet; that is no error
+    tiny.build(TINY_TARGET, *cache, *output)  # which has nothing yet; that is no error
     first = tiny.result()
     assert compiled(tiny) == ["library", "tool"]
-    tiny.build(TARGET, *cache, "--cache-write")
-    written = tags(registry)
-    assert [tag.rpartition("-")[0] for tag in written] == ["library-amd64", "tool-amd64"]
-    done = tiny.build(TARGET, *cache, "--cache-write")
+    tiny.build(TINY_TARGET, *cache, "--cache-write")
+    place = connect_registry(registry).at("cache")
+    written = place.tags()
+    assert sorted(tag.rpartition("-")[0] for tag in written) == ["library-amd64", "tool-amd64"]
+    done = tiny.build(TINY_TARGET, *cache, "--cache-write")
     assert "writing" not in done.err + done.out
 
-    tiny.build(TARGET, *cache, *output, DOCKER_HOST=second_engine.host)
+    tiny.build(TINY_TARGET, *cache, *output, DOCKER_HOST=second_engine.host)
     assert compiled(tiny) == []
     assert tiny.result().digest == first.digest  # with what the first engine made, at its time
 
     # Another version is another reference; the cache of the first one stays.
-    tiny.build(TARGET, *cache, "--cache-write", "--set", f"tool=9.{tiny.nonce}")
+    tiny.build(TINY_TARGET, *cache, "--cache-write", "--set", f"tool=9.{tiny.nonce}")
     assert compiled(tiny) == ["tool"]
-    assert set(written) < set(tags(registry))
-    assert len(tags(registry)) == 3
+    assert set(written) < set(place.tags())
+    assert len(place.tags()) == 3

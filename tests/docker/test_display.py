@@ -10,35 +10,28 @@ import sys
 
 import pytest
 
-from tests.docker.conftest import Tiny
+from tests.docker.conftest import TINY_TARGET, Tiny
 
 pytestmark = pytest.mark.docker
-
-TARGET = "tiny-cuda13.0-debian13-runtime"
-
-
-def on_a_terminal(tiny: Tiny, *args: str) -> tuple[int, str]:
-    """Status and output of imagebuild where all three streams are a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "imagebuild", *args], cwd=tiny.root,
-        env={**tiny.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
-        stdin=theirs, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    output = b""
-    try:
-        while chunk := os.read(ours, 1 << 16):
-            output += chunk
-    except OSError:  # how a terminal ends
-        pass
-    os.close(ours)
-    return process.wait(), output.decode()
 
 
 def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
     tiny.step("mkdir -p /out/runtime && echo working && sleep 3")
-    status, output = on_a_terminal(tiny, "build", TARGET, "--platform", "local")
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imagebuild", "build", TINY_TARGET, "--platform", "local"], cwd=tiny.root,
+        env={**tiny.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            shown += chunk
+    except OSError:  # how a terminal ends
+        pass
+    os.close(ours)
+    status, output = process.wait(), shown.decode()
     assert status == 0, output
     assert "Traceback" not in output
     assert "\x1b[2K" in output  # redrawn

@@ -33,8 +33,6 @@ DOCA_FOLDER = f"/{packages.DOCA_FOLDERS[0]}/"
 """Of the release that stages are built on."""
 DOCA_URL = f"https:/{DOCA_FOLDER}"
 Change = Callable[[hpcx.Tree], hpcx.Tree]
-SMALL = "    components: [cuda-image, doca-ofed, hpcx]\n"
-
 
 PATH = f"/content.mellanox.com/{ARCHIVE.path}"
 URL = f"https:/{PATH}"
@@ -90,7 +88,7 @@ class Project:
         file = self.folder / "matrix.yaml"
         head, _, image = file.read_text().partition("  hpcx:\n    description")
         start, end = image.index("    components:"), image.index("    build-with:")
-        small = image[:start] + SMALL + image[end:]
+        small = image[:start] + "    components: [cuda-image, doca-ofed, hpcx]\n" + image[end:]
         small = small.replace("-nccl{nccl.version}", "")
         file.write_text(f"{head}  hpcx:\n    description{small}")
         repository = f"{REPOSITORY}/{self.folder.parent.name}".lower()

@@ -11,13 +11,12 @@ from docker import DockerClient
 
 from imagebuild.core import cache_folder
 from tests.conftest import LOCK
-from tests.docker.conftest import COMPONENT, Tiny
+from tests.docker.conftest import COMPONENT, TINY_TARGET, Tiny
 from tests.docker.site import PASSWORD, Content, Site, served
 from tests.docker.test_quickstart import files
 
 pytestmark = pytest.mark.docker
 
-TARGET = "tiny-cuda13.0-debian13-runtime"
 NOWHERE = "http://nowhere.invalid"
 
 INSTALL = """\
@@ -90,7 +89,7 @@ def test_everything_comes_from_the_mirror(tiny: Tiny, content: Content, client: 
     fetch_all(tiny, content, NOWHERE)
     login = f"me:{PASSWORD}"
     with served(content.folder, login) as site:
-        tiny.build(TARGET, expect=0, **configuration(tiny, site, NOWHERE, login))
+        tiny.build(TINY_TARGET, expect=0, **configuration(tiny, site, NOWHERE, login))
     assert {"/tool.tar", "/repo/Packages", "/repo/mirrored_1_all.deb"} <= set(site.asked)
     found = list(files(client, tiny.result().tags[0], tmp_path))
     assert dict(found)["mirrored"].decode() == tiny.nonce
@@ -104,11 +103,12 @@ def test_the_step_leaves_no_trace_of_the_program(tiny: Tiny, content: Content, t
     """In the stage's own file system, which is not in the image."""
     fetch_all(tiny, content, NOWHERE)
     with served(content.folder) as site:
-        tiny.build(TARGET, "--stage", "library", expect=0, **configuration(tiny, site, NOWHERE))
+        tiny.build(TINY_TARGET, "--stage", "library", expect=0, **configuration(tiny, site, NOWHERE))
         bake = json.loads((tiny.root / "build" / "bake.json").read_text())
-        given = bake["target"][TARGET.replace(".", "_")]["contexts"].items()
+        given = bake["target"][TINY_TARGET.replace(".", "_")]["contexts"].items()
         contexts = [f"--build-context={name}={value}" for name, value in given if not value.startswith("target:")]
-        text = (tiny.root / "build" / TARGET / "Dockerfile").read_text() + "\nFROM scratch\nCOPY --from=library / /\n"
+        text = (tiny.root / "build" / TINY_TARGET / "Dockerfile").read_text()
+        text += "\nFROM scratch\nCOPY --from=library / /\n"
         command = ["docker", "buildx", "build", "--output", f"type=local,dest={tmp_path}/out", *contexts, "-"]
         own = {**tiny.environ, "TMPDIR": str(tmp_path)}  # where buildx forgets what it read
         subprocess.run(command, input=text, text=True, check=True, capture_output=True, env=own)
@@ -125,9 +125,9 @@ def test_who_uses_a_mirror_shares_the_cache(tiny: Tiny, content: Content) -> Non
     """Of sources without submodules; see docs/mirrors.md."""
     with served(content.folder) as public:
         use_sources(tiny, content, public.url, "sub")
-        tiny.build(TARGET)
+        tiny.build(TINY_TARGET)
         with served(content.folder) as mirror:
-            tiny.build(TARGET, expect=0, **configuration(tiny, mirror, public.url))
+            tiny.build(TINY_TARGET, expect=0, **configuration(tiny, mirror, public.url))
     assert {"/tool.tar", "/sub.git/info/refs?service=git-upload-pack"} <= set(mirror.asked)
     assert not [step.name for step in tiny.result().steps if not step.cached]
 
@@ -136,7 +136,7 @@ def test_a_mirror_that_has_something_else(tiny: Tiny, content: Content) -> None:
     use_sources(tiny, content, NOWHERE)
     (content.folder / "tool.tar").write_text("another")
     with served(content.folder) as site:
-        done = tiny.build(TARGET, expect=5, **configuration(tiny, site, NOWHERE))
+        done = tiny.build(TINY_TARGET, expect=5, **configuration(tiny, site, NOWHERE))
     assert f"{NOWHERE}/tool.tar: its sha256 is" in done.err
     assert content.sha256 in done.err
 
@@ -148,7 +148,7 @@ def test_a_folder_replaces_a_source_in_git(tiny: Tiny, tmp_path: Path) -> None:
     def build(folder: str, content: str) -> set[str]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "main.c").write_text(f"{content} of {tiny.nonce}\n")
-        tiny.build(TARGET, "--source", f"tool={tmp_path / folder}")
+        tiny.build(TINY_TARGET, "--source", f"tool={tmp_path / folder}")
         return {step.stage for step in tiny.result().steps if not step.cached} - {"image"}
 
     assert build("one", "first") == {"library", "tool"}

@@ -8,28 +8,17 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import NodesUnreachable, cluster
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until, unused_networks
 from tests.docker.test_quickstart import docker_build
 
 pytestmark = pytest.mark.docker
 
-ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
 
 @pytest.fixture
 def before(client: DockerClient) -> set[str]:
     """Networks without use that were there before the test."""
     return unused_networks(client)
-
-
-def verify(imagebuild: Imagebuild, tag: str, folder: Path, *checks: str, expect: int = 0) -> list[CheckResult]:
-    """The results of some checks of an image."""
-    chosen = [word for check in checks for word in ("--only", check)]
-    imagebuild("verify", tag, *chosen, "--json", folder / "verify.json", expect=expect)
-    result = VerifyResult.model_validate_json((folder / "verify.json").read_text())
-    return [check for check in result.checks if check.component != "image"]
 
 
 FAULTS = {
@@ -50,11 +39,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_checks_find_what_is_broken(quickstart: Built, imagebuild: Imagebuild, tmp_path: Path, fault: str) -> None:
+def test_checks_find_what_is_broken(quickstart: Built, imagebuild: Imagebuild, fault: str) -> None:
     damage, check, reason = FAULTS[fault]
     tag = f"{REPOSITORY}/broken-{fault}:1"
     docker_build(f"FROM {quickstart.tag}\nRUN {damage}\n", "--tag", tag)
-    (result,) = verify(imagebuild, tag, tmp_path, check, expect=1)
+    found = imagebuild.verify(tag, "--only", check, expect=1).checks
+    (result,) = [check for check in found if check.component != "image"]
     assert result.outcome == "failed"
     assert reason in f"{result.reason}\n{result.output}"
 
@@ -110,7 +100,8 @@ def test_mpirun_between_containers_whose_files_are_read_only(
             )  # fmt: skip
 
         def run(command: str) -> str:
-            _, output = nodes[0].exec_run(["bash", "-c", command], environment={"HOME": home, **ROOT_MAY})
+            own = {"HOME": home, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            _, output = nodes[0].exec_run(["bash", "-c", command], environment=own)
             assert isinstance(output, bytes)
             return output.decode()
 

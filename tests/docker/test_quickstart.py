@@ -8,7 +8,6 @@ import os
 import subprocess
 import tarfile
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,13 +78,9 @@ def assert_proves_every_component(result: VerifyResult, built: Built, imagebuild
     assert passed >= NODES
 
 
-def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imagebuild, tmp_path: Path) -> None:
+def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imagebuild) -> None:
     """Those of the runtime image are proven in test_verify, where other runners have to say the same."""
-    done = imagebuild("verify", devel.result.target, "--json", tmp_path / "verify.json")
-    result = VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
-    assert_proves_every_component(result, devel, imagebuild)
-    outcomes = Counter(check.outcome for check in result.checks)
-    assert f"{outcomes['passed']} passed, 0 failed, {outcomes['skipped']} skipped" in done.out
+    assert_proves_every_component(imagebuild.verify(devel.result.target), devel, imagebuild)
 
 
 def test_verify_of_images_that_are_not_the_targets(tiny: Tiny) -> None:

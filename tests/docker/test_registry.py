@@ -6,11 +6,11 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
-from tests.docker.conftest import Tiny
+from imagebuild.oci import connect_registry
+from tests.docker.conftest import TINY_TARGET, Tiny
 
 pytestmark = pytest.mark.docker
 
@@ -19,14 +19,6 @@ def blob(layout: Path, digest: str) -> bytes:
     content = (layout / "blobs" / digest.replace(":", "/")).read_bytes()
     assert digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
     return content
-
-
-TINY_TARGET = "tiny-cuda13.0-debian13-runtime"
-
-
-def tags(registry: str, repository: str) -> list[str]:
-    with urlopen(f"http://{registry}/v2/{repository}/tags/list") as answer:
-        return list(json.load(answer)["tags"])
 
 
 def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
@@ -41,9 +33,8 @@ def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
     again = tiny.build(*push)
     assert re.search(rf"push of {TINY_TARGET} to .* → 0 blobs", again.out + again.err)
     assert tiny.result().digest == before.digest
-    assert sorted([*before.tags, *tiny.result().tags]) == sorted(
-        f"{registry}/x/tiny-staging:{tag}" for tag in tags(registry, "x/tiny-staging")
-    )
+    tags = connect_registry(registry).at("x/tiny-staging").tags()
+    assert sorted([*before.tags, *tiny.result().tags]) == sorted(f"{registry}/x/tiny-staging:{tag}" for tag in tags)
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])

@@ -15,12 +15,10 @@ import pytest
 from imagebuild.build import start_engine, stop_engine
 from imagebuild.oci import images_in
 from tests.conftest import LOCK
-from tests.docker.conftest import TARGET as QUICKSTART
-from tests.docker.conftest import Imagebuild, SecondEngine, Tiny
+from tests.docker.conftest import TARGET, TINY_TARGET, Imagebuild, SecondEngine, Tiny
 
 pytestmark = pytest.mark.docker
 
-TARGET = "tiny-cuda13.0-debian13-runtime"
 STAGE = """\
 FROM {{{{ base }}}} AS {name}
 RUN mkdir -p /out/runtime/opt/{name} && echo {name} {nonce} > /out/runtime/opt/{name}/file && cp -r /out/runtime /out/devel
@@ -63,10 +61,8 @@ def test_quickstart_twice_with_nothing_in_any_cache(
     for folder in ("first", "second"):
         with nothing_cached() as environ:
             run = Imagebuild(imagebuild.folder, {**imagebuild.environ, **environ})
-            run("build", QUICKSTART, "--platform", "local", "--output", tmp_path / folder)
-    first, second = (
-        json.loads((tmp_path / name / QUICKSTART / "index.json").read_text()) for name in ("first", "second")
-    )
+            run("build", TARGET, "--platform", "local", "--output", tmp_path / folder)
+    first, second = (json.loads((tmp_path / name / TARGET / "index.json").read_text()) for name in ("first", "second"))
     assert first["manifests"][0]["digest"] == second["manifests"][0]["digest"]
 
 
@@ -89,21 +85,21 @@ def shadow(layout: Path) -> dict[str, str]:
 
 def test_two_engines_make_the_same_digest(quiet: Tiny, second_engine: SecondEngine) -> None:
     def output(folder: str) -> tuple[str, str, Path]:
-        return TARGET, "--output", quiet.root / folder
+        return TINY_TARGET, "--output", quiet.root / folder
 
     quiet.build(*output("first"))
     first = quiet.result().digest
     quiet.build(*output("second"), DOCKER_HOST=second_engine.host)
     assert not any(step.cached for step in quiet.result().steps if step.stage != "image")
     assert quiet.result().digest == first
-    days = shadow(quiet.root / "first" / TARGET)
+    days = shadow(quiet.root / "first" / TINY_TARGET)
     assert {"packaged", "mpiuser"} <= days.keys()
     assert str(int(time.time()) // 86400) not in days.values()
 
     # Another compression is another digest, of the same files.
     quiet.build(*output("zstd"), "--compression", "zstd")
     assert quiet.result().digest != first
-    assert diff_ids(quiet.root / "zstd" / TARGET) == diff_ids(quiet.root / "first" / TARGET)
+    assert diff_ids(quiet.root / "zstd" / TINY_TARGET) == diff_ids(quiet.root / "first" / TINY_TARGET)
     # Another time is another digest too, but no step depends on it. What the environment says is none.
     quiet.lock({**LOCK, "date": "2025-11-21"})
     quiet.build(*output("later"), SOURCE_DATE_EPOCH="12")

@@ -18,12 +18,6 @@ from tests.docker.conftest import TARGET, Built, Imagebuild, install
 pytestmark = pytest.mark.docker
 
 
-@pytest.fixture
-def debsecan() -> None:
-    if not shutil.which("debsecan"):
-        install("debsecan")
-
-
 def packages(client: DockerClient, image: str) -> dict[str, str]:
     """As dpkg in the image lists them."""
     command = ["dpkg-query", "--show", "--showformat", "${Package} ${Version}\\n"]
@@ -32,9 +26,11 @@ def packages(client: DockerClient, image: str) -> dict[str, str]:
 
 
 def test_debsecan_reads_the_real_image(
-    debsecan: None, quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
+    quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
 ) -> None:
     """The database is a stand-in, as its vulnerabilities are made up; program, image and packages are real."""
+    if not shutil.which("debsecan"):
+        install("debsecan")
     (tmp_path / "data").mkdir()
     database = (ROOT / "tests/data/scan/debsecan.database").read_bytes()
     (tmp_path / "data" / "trixie").write_bytes(zlib.compress(database))

@@ -22,7 +22,6 @@ import pytest
 from docker import DockerClient
 
 from imagebuild.core import which
-from imagebuild.project import VerifyResult
 from tests.conftest import ROOT
 from tests.docker.conftest import Built, Imagebuild, install, until
 from tests.unit.jobs.job_fakes import REFERENCE, text
@@ -190,7 +189,7 @@ RANKS = ("pmix/slurm", "ucx-distro/mpi-slurm", "openmpi-distro/sum-slurm")
 
 
 def test_verify_runs_ranks_through_srun(
-    cluster: Slurm, devel: Built, client: DockerClient, imagebuild: Imagebuild, tmp_path: Path
+    cluster: Slurm, devel: Built, client: DockerClient, imagebuild: Imagebuild
 ) -> None:
     runner = f"exec:srun {' '.join(cluster.unpack(client, devel.tag))}"
     variables = {name: cluster.environ[name] for name in ("SLURM_CONF", "TMPDIR")}
@@ -200,18 +199,8 @@ def test_verify_runs_ranks_through_srun(
         # An image whose PMIx does not hear of Slurm's, so that each rank is alone.
         (" env --unset=PMIX_NAMESPACE --unset=PMIX_RANK", "failed"),
     ):
-        path, status = tmp_path / f"{outcome}.json", int(outcome == "failed")
-        words: tuple[str | Path, ...] = (
-            "verify",
-            devel.result.target,
-            "--runner",
-            runner + more,
-            *chosen,
-            "--json",
-            path,
-        )
-        imagebuild(*words, expect=status, **variables)
-        result = VerifyResult.model_validate_json(path.read_text())
+        words = (devel.result.target, "--runner", runner + more, *chosen)
+        result = imagebuild.verify(*words, expect=int(outcome == "failed"), **variables)
         found = {f"{check.component}/{check.check}": check.outcome for check in result.checks}
         # The build left its image in the engine's store, which this runner does not read.
         others = {"image/same-files": "skipped", "pmix/loads": "passed", "ucx-distro/two-nodes": "skipped"}

@@ -37,12 +37,8 @@ Verify = Callable[..., VerifyResult]
 
 
 @pytest.fixture
-def verify(imagebuild: Imagebuild, tmp_path: Path) -> Verify:
-    def run(*args: str | Path, expect: int = 0) -> VerifyResult:
-        imagebuild("verify", *args, "--json", tmp_path / "verify.json", expect=expect)
-        return VerifyResult.model_validate_json((tmp_path / "verify.json").read_text())
-
-    return run
+def verify(imagebuild: Imagebuild) -> Verify:
+    return imagebuild.verify
 
 
 def outcomes(result: VerifyResult) -> dict[str, str]:
@@ -56,14 +52,10 @@ def the(result: VerifyResult, name: str) -> CheckResult:
 
 
 @pytest.fixture(scope="module")
-def by_docker(
-    quickstart: Built, checkout: Path, tmp_path_factory: pytest.TempPathFactory, client: DockerClient, host: str
-) -> VerifyResult:
+def by_docker(quickstart: Built, checkout: Path, client: DockerClient, host: str) -> VerifyResult:
     """What the docker runner says of the whole suite."""
-    folder = tmp_path_factory.mktemp("by-docker")
     with watched(client, host) as environ:
-        Imagebuild(checkout, environ)("verify", TARGET, "--output", folder)
-    return VerifyResult.model_validate_json((folder / "verify.json").read_text())
+        return Imagebuild(checkout, environ).verify(TARGET)
 
 
 def without_nodes(result: dict[str, str], single: VerifyResult) -> dict[str, str]:

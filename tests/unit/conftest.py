@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,9 @@ from imagebuild import __main__
 from imagebuild.build import private as build_private
 from imagebuild.core import CommandError, run
 from imagebuild.oci import EnginePaths
+from tests import registry_fake
 from tests.faulty import Answer, Handler, Server, answering
+from tests.registry_fake import FakeRegistry
 from tests.upstream.keys import Keys
 
 BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
@@ -102,19 +104,10 @@ def private(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> EnginePaths:
     return paths
 
 
-def alive(word: str) -> bool:
-    """Whether a process has this word in its command line."""
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if word.encode() in file.read_bytes().split(b"\0"):
-                return True
-    return False
-
-
 def gone(word: str) -> bool:
-    """Whether no process has this word any more, or soon."""
+    """Whether no process has this word in its command line any more, or soon."""
     deadline = time.monotonic() + 60
-    while (found := alive(word)) and time.monotonic() < deadline:
+    while (found := any(word in argv for _, argv in run.process_table().values())) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not found
 
@@ -126,6 +119,13 @@ def forever() -> str:
 
 
 LOGIN = "Basic " + base64.b64encode(b"me:secret").decode()
+
+
+@pytest.fixture
+def server() -> Iterator[FakeRegistry]:
+    """A registry at an address."""
+    with registry_fake.serve() as behaviour:
+        yield behaviour
 
 
 class Site:

@@ -37,10 +37,6 @@ def process(machine: Path, pid: int, *argv: str) -> None:
     (folder / "stat").write_text(f"{pid} (a (b) c) S 1 1 1")
 
 
-def no_such_rule() -> str:
-    raise CommandError("`iptables` failed (1): Bad rule")
-
-
 def test_only_missing_pieces_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     there = ["git", "ip", "iptables"]
     monkeypatch.setattr("shutil.which", lambda program, path=None: program if program in there else None)
@@ -79,7 +75,7 @@ def started(machine: Path, paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) 
 def installed(paths: EnginePaths, routes: object = ROUTES, **more: str | Callable[[], str]) -> Runner:
     answers: dict[str, str | Callable[[], str]] = {
         **BUILDX, f"docker --host {paths.host}": "26.1.5\n", "ip -4 -j route": json.dumps(routes), "ip link": "",
-        "ip address": "", "iptables --wait --table nat --delete": no_such_rule, "iptables": "", **more,
+        "ip address": "", "iptables --wait --table nat --insert": "", "iptables --wait --table filter": "", **more,
     }  # fmt: skip
     return Runner(answers)
 

@@ -173,16 +173,12 @@ def test_what_cannot_be_installed(here: Machine, machine: tuple[str, str, str], 
     assert not run.calls
 
 
-@pytest.fixture
-def trixie(here: Machine) -> Machine:
-    here.become("debian", "13", "trixie")
-    return here
-
-
-@pytest.mark.usefixtures("trixie")
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_services_are_held_during_the_installation_by_us_or_the_machines_own_policy(own: bool, fails: bool) -> None:
+def test_services_are_held_during_the_installation_by_us_or_the_machines_own_policy(
+    here: Machine, own: bool, fails: bool
+) -> None:
+    here.become("debian", "13", "trixie")
     if own:
         private.POLICY.write_text("exit 104\n")
     held: list[str] = []

@@ -1,4 +1,4 @@
-"""Texts of a project as they are read, and all mistakes in them at once; single ones: test_wrong_inputs."""
+"""Texts of a project as they are read, and all mistakes in them at once; single ones: test_refusals."""
 
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,10 +1,8 @@
 """Writing goes to where users point: files, links, FIFOs, devices, open descriptors."""
 
 import os
-import stat
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -62,19 +60,6 @@ def test_a_fifo_and_a_device_are_written_directly(tmp_path: Path) -> None:
     link.symlink_to("/dev/null")
     write_text(link, "text")
     assert (link.is_symlink(), Path("/dev/null").is_char_device()) == (True, True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices, and could replace them")
-def test_root_does_not_replace_a_device(tmp_path: Path) -> None:
-    device = tmp_path / "null"
-    try:
-        os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-    except PermissionError:
-        pytest.skip("no devices can be made here")
-    with suppress(ConfigError):  # on a file system without devices it cannot be opened
-        write_text(device, "text")
-    assert device.is_char_device()
-    assert names_in(tmp_path) == ["null"]
 
 
 @pytest.mark.programs

@@ -47,10 +47,6 @@ def read(source: Any, folder: Path) -> list[list[str]]:
     return [paths(image) for image in images_in(source, folder)]
 
 
-def chunks(data: bytes) -> list[bytes]:
-    return [data[i : i + 777] for i in range(0, len(data), 777)]
-
-
 @pytest.mark.parametrize(
     "pack",
     [bytes, gzip.compress, zstandard.compress, lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:])],
@@ -70,7 +66,10 @@ def test_folder_tar_compressed_tar_and_stream_are_the_same(tmp_path: Path) -> No
     (tmp_path / "x.tar").write_bytes(saved(made.root))
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(saved(made.root)))
     (tmp_path / "x.tar.zst").write_bytes(zstandard.compress(saved(made.root)))
-    streams = [chunks(data) for data in (saved(made.root), gzip.compress(saved(made.root)))]
+    streams = [
+        [data[i : i + 777] for i in range(0, len(data), 777)]
+        for data in (saved(made.root), gzip.compress(saved(made.root)))
+    ]
     for source in (*(tmp_path / name for name in ("x", "x.tar", "x.tar.gz", "x.tar.zst")), *streams):
         assert read(source, tmp_path / "spool") == [["etc/hostname"]]
     # Nothing else than what is of images is unpacked.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import stat
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from imagebuild.oci import (
     parse_challenge,
     stored_credentials,
 )
-from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, put_image, serve
+from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, put_image
 
 
 @pytest.fixture
@@ -32,12 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path
-
-
-@pytest.fixture
-def server() -> Iterator[FakeRegistry]:
-    with serve() as behaviour:
-        yield behaviour
 
 
 def log_in(folder: Path, host: str, **entry: str) -> None:

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from imagebuild.oci import (
 )
 from tests import layouts
 from tests.faulty import refusal
-from tests.registry_fake import FakeRegistry, put_image, serve
+from tests.registry_fake import FakeRegistry, put_image
 
 STAGING, FINAL = "gpu/open-staging", "gpu/open"
 SBOM = Attachment("sbom.spdx.json", "application/spdx+json", b'{"spdx": 1}', {"of": "it"})
@@ -46,25 +46,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server() -> Iterator[FakeRegistry]:
-    with serve() as behaviour:
-        yield behaviour
-
-
-@pytest.fixture
 def made(tmp_path: Path) -> layouts.Made:
     return layouts.make(tmp_path / "build", b"x" * 300_000)
 
 
 def connect(address: str, seconds: float = 20) -> Registry:
     return connect_registry(address, patience=Patience(seconds, backoff_s=0.01))
-
-
-def complete(store: FakeRegistry, repository: str, made: layouts.Made) -> bool:
-    """Whether the registry has all of the layout, byte for byte."""
-    held = store.repositories[repository]
-    there = {**held.blobs, **{digest: manifest.content for digest, manifest in held.manifests.items()}}
-    return all(there.get(d) == made.layout.path(d).read_bytes() for d, _ in made.layout.named(made.digest))
 
 
 def test_what_cannot_be_mounted_is_copied(server: FakeRegistry, made: layouts.Made) -> None:
@@ -74,7 +61,9 @@ def test_what_cannot_be_mounted_is_copied(server: FakeRegistry, made: layouts.Ma
     moved = copy_image(made.digest, near.at(STAGING), near.at(FINAL))
     assert (moved["blobs"], moved["mounted"]) == (3, 0)
     assert moved["bytes"] == sum(path.stat().st_size for path in (made.layout.folder / "blobs/sha256").iterdir())
-    assert complete(server, FINAL, made)
+    held = server.repositories[FINAL]
+    there = {**held.blobs, **{digest: manifest.content for digest, manifest in held.manifests.items()}}
+    assert all(there.get(d) == made.layout.path(d).read_bytes() for d, _ in made.layout.named(made.digest))
     assert not server.sessions  # none is left open
     with pytest.raises(CommandError, match=f"{STAGING}@sha256:0{{64}}: is not there"):
         copy_image(f"sha256:{'0' * 64}", near.at(STAGING), near.at(FINAL))
