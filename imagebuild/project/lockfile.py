@@ -289,12 +289,6 @@ def hash_of(lock: Lock, url: str) -> str:
     return entry.sha256 if isinstance(entry, LockedArchive) else entry
 
 
-def facts_of(lock: Lock, url: str) -> TreeFacts | None:
-    """Return what the lock knows of an archive; None if it knows none or is without facts."""
-    entry = lock.archives.get(url)
-    return entry.facts if isinstance(entry, LockedArchive) else None
-
-
 def image_facts_of(lock: Lock, reference: str) -> Mapping[Platform, ImageFacts]:
     """Return platform → what the lock knows of an image; nothing if it is without facts."""
     image = lock.images.get(reference)
