@@ -100,9 +100,8 @@ def make_target(
     provided = {c: (c, *project.components[c].model.provides) for c in components}
     values = {**axes, **{f"{n}.version": v for c, v in components.items() for n in provided[c]}}
     values |= {"image": image, "repository": matrix.repository}
-    parts = {
-        f"{axis}-{part}": of(value) for axis, value in axes.items() for part, of in (("major", major), ("minor", minor))
-    }
+    parts = {f"{axis}-major": major(value) for axis, value in axes.items()}
+    parts |= {f"{axis}-minor": minor(value) for axis, value in axes.items()}
     known = {**axis_facts(axes), "image": image}
 
     def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, run_program
+from imagebuild.core import CommandError, run_program
 from imagebuild.project import (
     Changes,
     Project,
@@ -99,20 +99,6 @@ def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> N
     assert "USER mpiuser\n" in text
     assert 'CMD ["train", "--fast now"]\n' in text
     assert text.endswith('\nRUN echo last\nCMD ["mine"]\n')
-
-
-@pytest.mark.parametrize(
-    ("extends", "message"),
-    [
-        ("gone", "matrix.yaml:1: extends: {}/gone has no matrix.yaml; write imagebuild, the folder of a project"),
-        (".", "matrix.yaml:1: extends: goes in a circle; name another project"),
-        ("{git: x y, commit: 1}", "matrix.yaml:1: extends"),
-    ],
-)
-def test_what_cannot_be_extended(tmp_path: Path, extends: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_project(own(tmp_path, extends))
-    assert message.format(tmp_path) in str(error.value)
 
 
 def test_profiles_and_facts_of_jobs_of_all_layers(tmp_path: Path) -> None:
