@@ -126,12 +126,6 @@ KINDS: Mapping[str, str] = {
 """Fields of a lock that have entries → what messages call these."""
 
 
-def layered_lock(own: Lock, base: Lock) -> Lock:
-    """Return the entries of a lock and, where it has none, those of the project that it extends."""
-    layered = {kind: {**getattr(base, kind), **getattr(own, kind)} for kind in KINDS}
-    return own.model_copy(update={**layered, "date": own.date or base.date})
-
-
 class ArchiveTree(Model):
     """Say how an unpacked archive is read."""
 

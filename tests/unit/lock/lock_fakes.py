@@ -13,15 +13,12 @@ from imagebuild.project import (
     BaseImage,
     Entry,
     GitRef,
-    ImageFacts,
     Key,
     Lock,
-    LockedArchive,
     LockedImage,
     LockedRepository,
     PackageSource,
     Source,
-    TreeFacts,
     Wheel,
     WheelSet,
     key_of,
@@ -39,26 +36,23 @@ def lock_of(entries: Mapping[Key, Entry]) -> Lock:
     return Lock.model_validate(tables)
 
 
-def made_up(source: Source) -> Entry:
-    """An entry that pins a source, made up."""
-    match source:
-        case Archive():
-            return LockedArchive(sha256=A, facts=TreeFacts(environment={}))
-        case BaseImage(facts=facts):
-            known = dict.fromkeys(("linux/amd64", "linux/arm64"), ImageFacts()) if facts else None
-            return LockedImage.model_validate({"digest": f"sha256:{B}", "facts": known})
-        case PackageSource(packages=packages):
-            versions = {package: package.partition("=")[2] or "1.0" for package in packages}
-            return LockedRepository(fingerprint="F" * 40, packages=versions)
-        case GitRef():
-            return "c" * 40
-        case WheelSet():
-            return ()
-
-
 def pinned(sources: Iterable[Source]) -> dict[Key, Entry]:
     """An entry for each source, made up."""
-    return {key_of(source): made_up(source) for source in merged_sources(sources)}
+    entries: dict[Key, Entry] = {}
+    for source in merged_sources(sources):
+        match source:
+            case Archive():
+                entries[key_of(source)] = A
+            case BaseImage():
+                entries[key_of(source)] = LockedImage(digest=f"sha256:{B}")
+            case PackageSource(packages=packages):
+                versions = {package: package.partition("=")[2] or "1.0" for package in packages}
+                entries[key_of(source)] = LockedRepository(fingerprint="F" * 40, packages=versions)
+            case GitRef():
+                entries[key_of(source)] = "c" * 40
+            case WheelSet():
+                entries[key_of(source)] = ()
+    return entries
 
 
 @dataclass

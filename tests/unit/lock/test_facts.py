@@ -25,6 +25,7 @@ from imagebuild.project import (
     check_pinned,
     key_of,
     make_plan,
+    select_one,
     versions_with,
 )
 from imagebuild.render import Renderer
@@ -136,11 +137,8 @@ def locked_hpcx(project: Project, request: pytest.FixtureRequest, tmp_path: Path
     """
     unpacked = project.components["hpcx"].model.unpacked
     assert unpacked
-    (target,) = (
-        t
-        for t in make_plan(project).targets
-        if t.id == f"hpcx-cuda13.4.2-ubuntu24.04-{getattr(request, 'param', 'devel')}"
-    )
+    variant = getattr(request, "param", "devel")
+    target = select_one(make_plan(project), f"hpcx-cuda13.4.2-ubuntu24.04-{variant}")
     sources = tuple(Renderer(project, versions_with(project, Changes())).recipe(target).sources())
     entries = pinned(sources)
     for source in sources:

@@ -138,21 +138,18 @@ def test_a_commit_is_fetched_with_the_users_password(
 
 @pytest.mark.programs
 @pytest.mark.parametrize("how", ["folder", "link", "submodule"])
-def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, tiny: Files, how: str, command: Call) -> None:
+def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, how: str, command: Call) -> None:
     work = tmp_path / "work"
-    vendored = tmp_path / "upstream"
-    vendored.mkdir()
-    for name in ("matrix.yaml", "dockerfiles", "imagebuild.lock"):
-        (tmp_path / name).rename(vendored / name)
     work.mkdir()
     git(work, "init", "-q")
     if how == "submodule":
+        vendored = Files(tmp_path / "upstream").root
         git(vendored, "init", "-q")
         git(vendored, "add", ".")
         git(vendored, "commit", "-qm", "one")
         git(work, "submodule", "--quiet", "add", str(vendored), "vendor")
     else:
-        vendored.rename(work / "vendor")
+        Files(work / "vendor")
     own(work, "vendor" if how != "link" else "linked")
     if how == "link":
         (work / "linked").symlink_to("vendor")
