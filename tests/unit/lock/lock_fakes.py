@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from imagebuild.core import Absent, Advance, ImagebuildError, Unreachable
-from imagebuild.lock import PackageIndex, Upstream, locked_repository, merged_sources
+from imagebuild.lock import PackageIndex, Upstream, locked_repository
 from imagebuild.project import (
-    Archive,
-    BaseImage,
     Entry,
-    GitRef,
     Key,
     Lock,
     LockedImage,
@@ -34,25 +31,6 @@ def lock_of(entries: Mapping[Key, Entry]) -> Lock:
     for (kind, name), entry in entries.items():
         tables.setdefault(kind, {})[name] = entry
     return Lock.model_validate(tables)
-
-
-def pinned(sources: Iterable[Source]) -> dict[Key, Entry]:
-    """An entry for each source, made up."""
-    entries: dict[Key, Entry] = {}
-    for source in merged_sources(sources):
-        match source:
-            case Archive():
-                entries[key_of(source)] = A
-            case BaseImage():
-                entries[key_of(source)] = LockedImage(digest=f"sha256:{B}")
-            case PackageSource(packages=packages):
-                versions = {package: package.partition("=")[2] or "1.0" for package in packages}
-                entries[key_of(source)] = LockedRepository(fingerprint="F" * 40, packages=versions)
-            case GitRef():
-                entries[key_of(source)] = "c" * 40
-            case WheelSet():
-                entries[key_of(source)] = ()
-    return entries
 
 
 @dataclass

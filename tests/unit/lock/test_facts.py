@@ -12,16 +12,22 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError, ImagebuildError, Platform, run_program
-from imagebuild.lock import image_facts, tree_facts, unpack
+from imagebuild.lock import image_facts, merged_sources, tree_facts, unpack
 from imagebuild.project import (
     Archive,
     ArchiveTree,
     BaseImage,
     Changes,
+    Entry,
+    GitRef,
+    Key,
     LockedArchive,
     LockedImage,
+    LockedRepository,
+    PackageSource,
     Project,
     Target,
+    WheelSet,
     check_pinned,
     key_of,
     make_plan,
@@ -29,7 +35,7 @@ from imagebuild.project import (
     versions_with,
 )
 from imagebuild.render import Renderer
-from tests.unit.lock.lock_fakes import lock_of, pinned
+from tests.unit.lock.lock_fakes import A, B, lock_of
 from tests.upstream import bases, hpcx
 
 pytestmark = pytest.mark.programs
@@ -139,19 +145,26 @@ def locked_hpcx(project: Project, request: pytest.FixtureRequest, tmp_path: Path
     assert unpacked
     variant = getattr(request, "param", "devel")
     target = select_one(make_plan(project), f"hpcx-cuda13.4.2-ubuntu24.04-{variant}")
-    sources = tuple(Renderer(project, versions_with(project, Changes())).recipe(target).sources())
-    entries = pinned(sources)
-    for source in sources:
+    recipe = Renderer(project, versions_with(project, Changes())).recipe(target)
+    entries: dict[Key, Entry] = {}
+    for source in merged_sources(recipe.sources()):
         match source:
             case Archive(url=url):
                 which = hpcx.Distribution("ubuntu24.04", 13, url.rpartition("-")[2].removesuffix(".tbz"), hpcx.NEWEST)
                 top = hpcx.unpack(hpcx.files(hpcx.release(hpcx.NEWEST), which), tmp_path / which.name)
                 facts = tree_facts(run_program, top, unpacked)
-                entries[key_of(source)] = LockedArchive(sha256="a" * 64, facts=facts)
-            case BaseImage(facts=True):
+                entries[key_of(source)] = LockedArchive(sha256=A, facts=facts)
+            case BaseImage(facts=wanted):
                 env = [f"{name}={value}" for name, value in CUDA.environment("devel").items()]
                 facts_of_all = dict.fromkeys(target.platforms, image_facts({"config": {"Env": env}}))
-                entries[key_of(source)] = LockedImage(digest=f"sha256:{'b' * 64}", facts=facts_of_all)
+                entries[key_of(source)] = LockedImage(digest=f"sha256:{B}", facts=facts_of_all if wanted else None)
+            case PackageSource(packages=packages):
+                versions = {package: package.partition("=")[2] or "1.0" for package in packages}
+                entries[key_of(source)] = LockedRepository(fingerprint="F" * 40, packages=versions)
+            case GitRef():
+                entries[key_of(source)] = "c" * 40
+            case WheelSet():
+                entries[key_of(source)] = ()
     return replace(project, lock=lock_of(entries)), target
 
 
