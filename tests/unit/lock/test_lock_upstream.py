@@ -41,15 +41,8 @@ pytestmark = pytest.mark.programs
 
 DATA = bytes(range(256)) * 8192
 SHA256 = hashlib.sha256(DATA).hexdigest()
-PACKAGES = "".join(
-    f"Package: {name}\nVersion: {version}\nArchitecture: amd64\n\n"
-    for name, version in [
-        ("nccl", "2.9.9-1+cuda12.9"),
-        ("nccl", "2.32.3-1+cuda12.9"),
-        ("tool", "1:1.0~rc1"),
-        ("tool", "1:1.0"),
-    ]
-)
+VERSIONS = ("nccl 2.9.9-1+cuda12.9", "nccl 2.32.3-1+cuda12.9", "tool 1:1.0~rc1", "tool 1:1.0")
+PACKAGES = "".join("Package: {}\nVersion: {}\n\n".format(*version.split()) for version in VERSIONS)
 
 
 @pytest.fixture
