@@ -76,6 +76,12 @@ def build(
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
     edits.check_base(targets, pinned=True)
+    if offline and not bundle:
+        from imagebuild.core.settings import offline_bundle
+
+        if not (link := offline_bundle(os.environ)).exists():
+            raise ConfigError("--offline: no bundle is set; name one with --bundle DIR, or `imagebuild bundle use DIR`")
+        bundle = link.resolve()
     request = BuildRequest(
         targets=targets,
         platforms=options.parse_platforms(platform),
@@ -94,23 +100,12 @@ def build(
         verbose=verbose,
         changes=changes,
         project_options=project.words,
-        bundle=_bundle_of(bundle, offline),
+        bundle=bundle,
     )
     began = time.monotonic()
     results = build_targets(workspace.project, workspace.renderer, request)
     seconds = time.monotonic() - began
     options.print_result(json_file, results, lambda: print_builds(request, results, seconds))
-
-
-def _bundle_of(folder: Path | None, offline: bool) -> Path | None:
-    """Return the bundle of a build: the one that is named, or with --offline that of `bundle use`."""
-    if folder or not offline:
-        return folder
-    from imagebuild.core.settings import offline_bundle
-
-    if not (link := offline_bundle(os.environ)).exists():
-        raise ConfigError("--offline: no bundle is set; name one with --bundle DIR, or `imagebuild bundle use DIR`")
-    return link.resolve()
 
 
 bundle = options.command_group("Keep all that builds fetch in one folder, for machines without a network.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,8 +84,12 @@ def verify(
         folders = options.data_folders(profiles, "profiles", project.root)
         hardware = find_profile(load_profiles(*folders), profile).model
     nodes = tuple(filter(None, (hosts or "").split(",")))
+    for setting in env or ():
+        if not re.match(r"[A-Za-z_]\w*=", setting):
+            raise ConfigError(f"--env {setting}: write NAME=VALUE")
+    variables = dict(setting.split("=", 1) for setting in env or ())
     request = VerifyRequest(
-        image, runner, only or (), nodes, layout, pull, folder, output, _variables(env or ()), hardware,
+        image, runner, only or (), nodes, layout, pull, folder, output, variables, hardware,
     )  # fmt: skip
     result = verify_image(workspace.renderer, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))
@@ -113,11 +116,3 @@ def _print_results(result: VerifyResult) -> None:
             out.print(check.output.rstrip() or "(no output)", markup=False)
     counts = (f"{sum(check.outcome == outcome for check in result.checks)} {outcome}" for outcome in MARKS)
     out.print(f"{result.image}, {result.platform}: {', '.join(counts)}")
-
-
-def _variables(settings: Sequence[str]) -> dict[str, str]:
-    """Return the variables of --env. Raises ConfigError for what is not NAME=VALUE."""
-    for setting in settings:
-        if not re.match(r"[A-Za-z_]\w*=", setting):
-            raise ConfigError(f"--env {setting}: write NAME=VALUE")
-    return dict(setting.split("=", 1) for setting in settings)

@@ -160,7 +160,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
             continue
         for version in candidates:
             try:
-                check_sources(with_pins(project, {**result.changes, (name, i): version}))
+                check_versions(project, {**result.changes, (name, i): version})
             except ConfigError as error:
                 result.kept.append((name, current, f"{version} is there, but: {error}"))
             else:
@@ -203,16 +203,13 @@ def _names(answers: Mapping[Key, Answer], listing: Source) -> Collection[str]:
     return answer[listing.packages[0] if isinstance(listing, PackageSource) else ""]
 
 
-def with_pins(project: Project, changes: Changes) -> Project:
+def check_versions(project: Project, changes: Changes) -> None:
+    """Raise ConfigError if the plan, or a template of an address, does not fit other versions of pins."""
     matrix = project.matrix.model
     versions = {name: list(rows) for name, rows in matrix.versions.items()}
     for (name, i), version in changes.items():
         versions[name][i] = versions[name][i].model_copy(update={"version": version})
     document = replace(project.matrix, model=matrix.model_copy(update={"versions": versions}))
-    return replace(project, matrix=document)
-
-
-def check_sources(project: Project) -> None:
-    """Raise ConfigError if the plan, or a template of an address, does not fit the versions."""
-    renderer = Renderer(project, project.matrix.model.versions)
-    merged_sources(source for target in make_plan(project).targets for source in renderer.recipe(target).sources())
+    changed = replace(project, matrix=document)
+    renderer = Renderer(changed, document.model.versions)
+    merged_sources(source for target in make_plan(changed).targets for source in renderer.recipe(target).sources())

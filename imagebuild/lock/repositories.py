@@ -212,11 +212,6 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=others | now)
 
 
-def lacking_packages(source: PackageSource, entry: LockedRepository) -> str:
-    """Return why packages of a repository have no version; empty if all have."""
-    return "; ".join(choose(entry.candidates, [p for p in source.packages if p not in entry.packages])[1])
-
-
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
     """Return the fingerprint of the key that signed a repository. Raises ConfigError if it is not the known one."""
     if known is None or known.fingerprint in index.fingerprints:

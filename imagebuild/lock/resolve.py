@@ -310,7 +310,8 @@ class LockFile:
             # Of a repository, a package that is missing costs only what needs it.
             lacking = ""
             if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
-                lacking = repositories.lacking_packages(source, answer)
+                absent = [package for package in source.packages if package not in answer.packages]
+                lacking = "; ".join(repositories.choose(answer.candidates, absent)[1])
             if lacking:
                 failures.append(("wrong", source_title(source), f"{lacking}; all else of it is pinned"))
             table, key = getattr(self.lock, key_of(source)[0]), key_of(source)[1]

@@ -14,7 +14,7 @@ from imagebuild.core.files import cache_folder, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
-from imagebuild.project.lockfile import Lock, layered_lock
+from imagebuild.project.lockfile import KINDS, Lock
 from imagebuild.project.matrix import GitProject, Matrix
 from imagebuild.project.plan import Project
 
@@ -99,10 +99,11 @@ def layered(own: Project, base: Project) -> Project:
             **{name: getattr(under, name) for name in whole},
         }
     )
+    entries = {kind: {**getattr(base.lock, kind), **getattr(own.own_lock, kind)} for kind in KINDS}
     return Project(
         replace(own.matrix, model=model),
         {**base.components, **own.components},
-        layered_lock(own.own_lock, base.lock),
+        own.own_lock.model_copy(update={**entries, "date": own.own_lock.date or base.lock.date}),
         (*own.roots, *base.roots),
         own.own_lock,
     )

@@ -126,12 +126,6 @@ KINDS: Mapping[str, str] = {
 """Fields of a lock that have entries → what messages call these."""
 
 
-def layered_lock(own: Lock, base: Lock) -> Lock:
-    """Return the entries of a lock and, where it has none, those of the project that it extends."""
-    layered = {kind: {**getattr(base, kind), **getattr(own, kind)} for kind in KINDS}
-    return own.model_copy(update={**layered, "date": own.date or base.date})
-
-
 class ArchiveTree(Model):
     """Say how an unpacked archive is read."""
 
@@ -287,12 +281,6 @@ def hash_of(lock: Lock, url: str) -> str:
     """Return the sha256 of an archive; without a pin, `unresolved`."""
     entry = lock.archives.get(url, UNRESOLVED)
     return entry.sha256 if isinstance(entry, LockedArchive) else entry
-
-
-def facts_of(lock: Lock, url: str) -> TreeFacts | None:
-    """Return what the lock knows of an archive; None if it knows none or is without facts."""
-    entry = lock.archives.get(url)
-    return entry.facts if isinstance(entry, LockedArchive) else None
 
 
 def image_facts_of(lock: Lock, reference: str) -> Mapping[Platform, ImageFacts]:

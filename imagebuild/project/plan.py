@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -39,9 +39,6 @@ REVISION = "{revision}"
 REVISION_DIGITS = 7
 FIELD = re.compile(r"{([^{}]*)}")
 """A name in a template."""
-STAGED_DIGITS = 12
-"""Digits of the digest in the tag of a staged image."""
-PARTS: Mapping[str, Callable[[str], str]] = {"major": major, "minor": minor}
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,8 @@ def make_target(
     provided = {c: (c, *project.components[c].model.provides) for c in components}
     values = {**axes, **{f"{n}.version": v for c, v in components.items() for n in provided[c]}}
     values |= {"image": image, "repository": matrix.repository}
-    parts = {f"{axis}-{part}": of(value) for axis, value in axes.items() for part, of in PARTS.items()}
+    parts = {f"{axis}-major": major(value) for axis, value in axes.items()}
+    parts |= {f"{axis}-minor": minor(value) for axis, value in axes.items()}
     known = {**axis_facts(axes), "image": image}
 
     def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:
@@ -150,7 +148,7 @@ def repository_name(project: Project, image: str) -> str:
 
 def staged_tag(digest: str, now: datetime) -> str:
     """Return the tag that keeps a staged image: `staged-20261121T104500Z-0123456789ab`."""
-    return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:STAGED_DIGITS]}"
+    return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:12]}"
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:

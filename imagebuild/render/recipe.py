@@ -13,11 +13,11 @@ from imagebuild.project.lockfile import (
     ArchiveTree,
     BaseImage,
     GitRef,
+    LockedArchive,
     PackageSource,
     Source,
     TreeFacts,
     WheelSet,
-    facts_of,
     image_facts_of,
 )
 from imagebuild.project.matrix import Base, Pin, Target
@@ -287,8 +287,8 @@ class Recipe:
 
     def archive_facts(self, name: str) -> dict[Arch, TreeFacts]:
         """Return architecture → what the lock knows of a component's archive; nothing is built for the others."""
-        known = {arch: facts_of(self.project.lock, url) for arch, url in self.archives(name).items()}
-        return {arch: facts for arch, facts in known.items() if facts}
+        known = {arch: self.project.lock.archives.get(url) for arch, url in self.archives(name).items()}
+        return {arch: entry.facts for arch, entry in known.items() if isinstance(entry, LockedArchive) and entry.facts}
 
     def libraries(self, name: str) -> tuple[str, ...]:
         """Return the folders of a component where the loader shall look, in this order."""

@@ -200,7 +200,8 @@ class Renderer:
         """Source → what the lock has for it, as text."""
 
     def recipe(self, target: Target) -> Recipe:
-        return Recipe(self.project, self.versions, target, self._with_stage)
+        with_stage = frozenset(name for name, file in self._component_templates if file == "build.j2")
+        return Recipe(self.project, self.versions, target, with_stage)
 
     def check(self, targets: Iterable[Target]) -> dict[str, tuple[Key, ...]]:
         """Render targets to find what is wrong in templates; return image → its sources that have no pin.
@@ -298,13 +299,7 @@ class Renderer:
         folders = {name: self.project.folder(name) for name in self.project.components}
         return frozenset((name, path.name) for name, folder in folders.items() for path in folder.glob("*.j2"))
 
-    @cached_property
-    def _with_stage(self) -> frozenset[str]:
-        """Return the components that have a build stage."""
-        return frozenset(name for name, file in self._component_templates if file == "build.j2")
-
     def _stage(self, recipe: Recipe, name: str) -> str:
-        """Render the build stage of a component."""
         if (stage_key := recipe.stage_key(name)) in self._stages:
             return self._stages[stage_key]
         lock, component = self.project.lock, recipe.component(name)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,9 +77,6 @@ class Runner:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose processes and network devices are folders; the user is root."""
 
-    def killed(*_: object) -> None:
-        raise AssertionError("a unit test ends no process")
-
     for name in ("proc", "net/eth0"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "net/eth0/mtu").write_text("1400\n")
@@ -87,7 +85,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(build_private, "BINFMT_D", tmp_path)
     monkeypatch.setattr(build_private, "BINFMT", tmp_path / "binfmt")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("os.kill", killed)
+    monkeypatch.setattr("os.kill", Mock(side_effect=AssertionError("a unit test ends no process")))
     monkeypatch.setattr("time.sleep", lambda _: None)
     return tmp_path
 

@@ -32,23 +32,6 @@ ROWS = [
 ]
 
 
-def spoil(files: Files, row: dict[str, Any]) -> None:
-    """Make the mistake of a row."""
-    for name, changes in row.get("edit", {}).items():
-        for old, new in changes.items():
-            files.replace(name, old, new)
-    for name, text in row.get("write", {}).items():
-        files.write(name, text)
-    for name, (text, number) in row.get("repeat", {}).items():
-        files.write(name, text * number)
-    for name in row.get("remove", ()):
-        (files.root / name).unlink()
-    if "image" in row:
-        files.replace("matrix.yaml", "    tags:", f"    {row['image']}\n    tags:")
-    if "component" in row or "build" in row:
-        files.component("tool", f"{TOOL}{row.get('component', '')}\n", row.get("build"))
-
-
 PLACE = re.compile(r"error: (\S+: |--|No such |Option |Invalid value for |no target fits )")
 """A file with its line, an option or an argument."""
 REMEDY = re.compile("; |, not | must | write |cannot be (read|written)|requires an argument")
@@ -59,7 +42,19 @@ def test_a_command_says_it_in_one_line(
     tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
 ) -> None:
     monkeypatch.chdir(tiny.root)
-    spoil(tiny, row)
+    for name, changes in row.get("edit", {}).items():
+        for old, new in changes.items():
+            tiny.replace(name, old, new)
+    for name, text in row.get("write", {}).items():
+        tiny.write(name, text)
+    for name, (text, number) in row.get("repeat", {}).items():
+        tiny.write(name, text * number)
+    for name in row.get("remove", ()):
+        (tiny.root / name).unlink()
+    if "image" in row:
+        tiny.replace("matrix.yaml", "    tags:", f"    {row['image']}\n    tags:")
+    if "component" in row or "build" in row:
+        tiny.component("tool", f"{TOOL}{row.get('component', '')}\n", row.get("build"))
     status, printed, shown = command(*shlex.split(row.get("run", "plan")))
     assert (status, printed) == (row.get("status", 2), ""), shown
     assert row["says"] in shown

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,15 @@ def load(path: Path) -> dict[str, Any]:
 WORKFLOWS = {path.name: load(path) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))}
 ACTION = load(ROOT / ".github/actions/setup/action.yml")
 JOBS = [(file, name, job) for file, found in WORKFLOWS.items() for name, job in found["jobs"].items()]
-FILES = [*(ROOT / ".github/workflows").glob("*.yml"), ROOT / ".github/actions/setup/action.yml"]
 
 
-def steps() -> Iterator[tuple[str, dict[str, Any]]]:
-    for file, name, job in JOBS:
-        yield from ((f"{file}: {name}", step) for step in job.get("steps", []))
-    yield from (("setup", step) for step in ACTION["runs"]["steps"])
-
-
-STEPS = list(steps())
-SHELL = [(where, step["run"]) for where, step in STEPS if "run" in step]
+STEPS = [step for found in [*(job for *_, job in JOBS), ACTION["runs"]] for step in found.get("steps", [])]
+SHELL = [step["run"] for step in STEPS if "run" in step]
 
 
 def test_actions_are_pinned_by_commit_and_say_their_version() -> None:
     pins: dict[str, set[str]] = {}
-    for file in FILES:
+    for file in (ROOT / ".github").rglob("*.yml"):
         for line in file.read_text().splitlines():
             if (used := re.search(r"uses: (\S+)(.*)", line)) and not used[1].startswith("./"):
                 name, _, commit = used[1].partition("@")
@@ -101,8 +93,8 @@ def test_a_pull_request_can_write_nothing_and_has_no_secret() -> None:
 def test_shell_is_clean() -> None:
     checker = Path(sys.executable).with_name("shellcheck")
     programs = [(ROOT / ".github" / name).read_text() for name in ("plan", "propose", "scan")]
-    assert not [where for where, script in SHELL if "${{" in script], "values come from the step's `env`"
-    for script in [*(script for _, script in SHELL), *programs]:
+    assert not [script for script in SHELL if "${{" in script], "values come from the step's `env`"
+    for script in [*SHELL, *programs]:
         text = script if script.startswith("#!") else f"#!/usr/bin/env bash\nset -eo pipefail\n{script}"
         done = ran(checker, "--exclude=SC2153,SC2154", "-", input=text)
         assert not done.returncode, f"{script}\n{done.stdout}"
@@ -136,14 +128,6 @@ def test_images_are_built_when_what_they_are_made_from_changes() -> None:
         assert not starts(paths, name)
 
 
-@pytest.mark.parametrize(("where", "script"), SHELL)
-def test_commands_have_the_options_that_they_are_given(where: str, script: str, command: Call) -> None:
-    for call in re.findall(r"\bimagebuild ((?:attest )?[a-z]+)((?:\\\n|(?!imagebuild )[^\n;|&])*)", script):
-        options = set(re.findall(r"(?<!\S)--[a-z-]+\b", call[1]))
-        _, usage, _ = command(*call[0].split(), "--help")
-        assert options <= set(re.findall(r"--[a-z-]+", usage)), f"{where}: {call}"
-
-
 def test_expressions_name_what_is_there(command: Call) -> None:
     """GitHub takes what is not there for an empty text."""
     _, printed, _ = command("plan", "quickstart", "--github", "--changed-since", "nothing")
@@ -164,10 +148,9 @@ def test_expressions_name_what_is_there(command: Call) -> None:
             assert wanted <= set(job["with"]) <= set(inputs(called)), f"{file}: {name}"
             # GitHub starts nothing if a called job asks for more than its caller has.
             for asking in called["jobs"].values():
-                assert asking["permissions"].items() <= job["permissions"].items() | READ.items(), f"{file}: {name}"
-
-
-READ = {"packages": "read"}
+                assert asking["permissions"].items() <= job["permissions"].items() | {("packages", "read")}, (
+                    f"{file}: {name}"
+                )
 
 
 def inputs(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:

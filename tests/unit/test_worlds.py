@@ -191,11 +191,8 @@ def test_archives_that_are_none(tmp_path: Path) -> None:
 
 # Repositories
 
-NCCL = ("2.30.7-1+cuda13.3", "2.32.3-1+cuda12.9", "2.32.3-1+cuda13.4")
-INDEX = "".join(
-    f"Package: {name}\nVersion: {version}\nFilename: {name}.deb\n\n"
-    for name, version in (*(("libnccl2", version) for version in NCCL), ("libxpmem0", "1"))
-)
+VERSIONS = ("libnccl2 2.30.7-1+cuda13.3", "libnccl2 2.32.3-1+cuda12.9", "libnccl2 2.32.3-1+cuda13.4", "libxpmem0 1")
+INDEX = "".join("Package: {0}\nVersion: {1}\nFilename: {0}.deb\n\n".format(*version.split()) for version in VERSIONS)
 WANTED = ("libnccl2=2.32.3-1+cuda13.4", "libxpmem0")
 KEYRING = yaml.safe_load(packages.EVIDENCE.read_text())["keyring"]
 

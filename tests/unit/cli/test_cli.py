@@ -105,23 +105,17 @@ def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pyte
     assert call("plan", "--project", tmp_path)[2] == ""
 
 
-@pytest.mark.parametrize(
-    ("image", "status", "message"),
-    [
-        ("x\nRUN y", 2, "not an image"),
-        ("r.test/debian:12", 2, "packages and pins are for debian13"),
-        ("debian:13.7-slim", 0, ""),
-        (f"r.test/acme/base@sha256:{'a' * 64}", 0, ""),
-    ],
-)
-def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, status: int, message: str) -> None:
-    got, text, complaint = call("render", "tiny-cuda13.0-debian13-runtime", "--base-image", image)
-    assert (got, message in complaint, f"FROM {image} AS image\n" in text) == (status, True, status == 0)
+def test_another_base_of_the_same_release(call: Call) -> None:
+    _, text, _ = call("render", "tiny-cuda13.0-debian13-runtime", "--base-image", "debian:13.7-slim")
+    assert "FROM debian:13.7-slim AS image\n" in text
+    status, _, complaint = call("render", "tiny-cuda13.0-debian13-runtime", "--base-image", "x\nRUN y")
+    assert (status, "not an image" in complaint) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("line", "names"),
     [
+        ("p", ["plan", "publish", "prune"]),
         ("plan tiny-cuda12", ["tiny-cuda12.9-debian13-runtime"]),
         ("render ti", ["tiny", "tiny-cuda12.9-debian13-runtime"]),
         ("plan --with li", ["library"]),
@@ -132,7 +126,7 @@ def test_another_base_has_to_be_of_the_same_release(call: Call, image: str, stat
         ("job mpijob --cluster co", ["coreweave"]),
     ],
 )
-def test_a_shell_completes_names_of_the_project(
+def test_a_shell_completes_commands_and_names_of_the_project(
     call: Call, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]
 ) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # so that the program is called imagebuild

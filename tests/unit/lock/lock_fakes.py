@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from imagebuild.core import Absent, Advance, ImagebuildError, Unreachable
-from imagebuild.lock import PackageIndex, Upstream, locked_repository, merged_sources
+from imagebuild.lock import PackageIndex, Upstream, locked_repository
 from imagebuild.project import (
-    Archive,
-    BaseImage,
     Entry,
-    GitRef,
-    ImageFacts,
     Key,
     Lock,
-    LockedArchive,
     LockedImage,
     LockedRepository,
     PackageSource,
     Source,
-    TreeFacts,
     Wheel,
     WheelSet,
     key_of,
@@ -37,28 +31,6 @@ def lock_of(entries: Mapping[Key, Entry]) -> Lock:
     for (kind, name), entry in entries.items():
         tables.setdefault(kind, {})[name] = entry
     return Lock.model_validate(tables)
-
-
-def made_up(source: Source) -> Entry:
-    """An entry that pins a source, made up."""
-    match source:
-        case Archive():
-            return LockedArchive(sha256=A, facts=TreeFacts(environment={}))
-        case BaseImage(facts=facts):
-            known = dict.fromkeys(("linux/amd64", "linux/arm64"), ImageFacts()) if facts else None
-            return LockedImage.model_validate({"digest": f"sha256:{B}", "facts": known})
-        case PackageSource(packages=packages):
-            versions = {package: package.partition("=")[2] or "1.0" for package in packages}
-            return LockedRepository(fingerprint="F" * 40, packages=versions)
-        case GitRef():
-            return "c" * 40
-        case WheelSet():
-            return ()
-
-
-def pinned(sources: Iterable[Source]) -> dict[Key, Entry]:
-    """An entry for each source, made up."""
-    return {key_of(source): made_up(source) for source in merged_sources(sources)}
 
 
 @dataclass

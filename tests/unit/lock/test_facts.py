@@ -12,23 +12,30 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError, ImagebuildError, Platform, run_program
-from imagebuild.lock import image_facts, tree_facts, unpack
+from imagebuild.lock import image_facts, merged_sources, tree_facts, unpack
 from imagebuild.project import (
     Archive,
     ArchiveTree,
     BaseImage,
     Changes,
+    Entry,
+    GitRef,
+    Key,
     LockedArchive,
     LockedImage,
+    LockedRepository,
+    PackageSource,
     Project,
     Target,
+    WheelSet,
     check_pinned,
     key_of,
     make_plan,
+    select_one,
     versions_with,
 )
 from imagebuild.render import Renderer
-from tests.unit.lock.lock_fakes import lock_of, pinned
+from tests.unit.lock.lock_fakes import A, B, lock_of
 from tests.upstream import bases, hpcx
 
 pytestmark = pytest.mark.programs
@@ -136,24 +143,28 @@ def locked_hpcx(project: Project, request: pytest.FixtureRequest, tmp_path: Path
     """
     unpacked = project.components["hpcx"].model.unpacked
     assert unpacked
-    (target,) = (
-        t
-        for t in make_plan(project).targets
-        if t.id == f"hpcx-cuda13.4.2-ubuntu24.04-{getattr(request, 'param', 'devel')}"
-    )
-    sources = tuple(Renderer(project, versions_with(project, Changes())).recipe(target).sources())
-    entries = pinned(sources)
-    for source in sources:
+    variant = getattr(request, "param", "devel")
+    target = select_one(make_plan(project), f"hpcx-cuda13.4.2-ubuntu24.04-{variant}")
+    recipe = Renderer(project, versions_with(project, Changes())).recipe(target)
+    entries: dict[Key, Entry] = {}
+    for source in merged_sources(recipe.sources()):
         match source:
             case Archive(url=url):
                 which = hpcx.Distribution("ubuntu24.04", 13, url.rpartition("-")[2].removesuffix(".tbz"), hpcx.NEWEST)
                 top = hpcx.unpack(hpcx.files(hpcx.release(hpcx.NEWEST), which), tmp_path / which.name)
                 facts = tree_facts(run_program, top, unpacked)
-                entries[key_of(source)] = LockedArchive(sha256="a" * 64, facts=facts)
-            case BaseImage(facts=True):
+                entries[key_of(source)] = LockedArchive(sha256=A, facts=facts)
+            case BaseImage(facts=wanted):
                 env = [f"{name}={value}" for name, value in CUDA.environment("devel").items()]
                 facts_of_all = dict.fromkeys(target.platforms, image_facts({"config": {"Env": env}}))
-                entries[key_of(source)] = LockedImage(digest=f"sha256:{'b' * 64}", facts=facts_of_all)
+                entries[key_of(source)] = LockedImage(digest=f"sha256:{B}", facts=facts_of_all if wanted else None)
+            case PackageSource(packages=packages):
+                versions = {package: package.partition("=")[2] or "1.0" for package in packages}
+                entries[key_of(source)] = LockedRepository(fingerprint="F" * 40, packages=versions)
+            case GitRef():
+                entries[key_of(source)] = "c" * 40
+            case WheelSet():
+                entries[key_of(source)] = ()
     return replace(project, lock=lock_of(entries)), target
 
 
@@ -166,23 +177,14 @@ def with_env(project: Project, **env: str) -> Renderer:
     return Renderer(changed, versions_with(changed, Changes()))
 
 
-@pytest.mark.parametrize(
-    ("env", "problem"),
-    [
-        ({"OPAL_PREFIX": "/usr"}, "matrix.yaml:[0-9]+: expected '/opt/hpcx/ompi', which hpcx needs, found '/usr'"),
-        ({"LD_LIBRARY_PATH": "/opt/mine/lib", "PATH": "/opt/mine/bin"}, ""),
-    ],
-    ids=["prefix", "own folders"],
-)  # fmt: skip
-def test_what_is_ours_of_the_environment_stays(
-    locked_hpcx: tuple[Project, Target], env: dict[str, str], problem: str
-) -> None:
-    renderer = with_env(locked_hpcx[0], **env)
-    if problem:
-        with pytest.raises(ConfigError, match=problem):
-            renderer.dockerfile(locked_hpcx[1])
-    else:
-        assert 'ENV PATH="/opt/mine/bin:/opt/nccl-tests' in renderer.dockerfile(locked_hpcx[1]).text
+def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Target]) -> None:
+    made, target = locked_hpcx
+    with pytest.raises(
+        ConfigError, match="matrix.yaml:[0-9]+: expected '/opt/hpcx/ompi', which hpcx needs, found '/usr'"
+    ):
+        with_env(made, OPAL_PREFIX="/usr").dockerfile(target)
+    renderer = with_env(made, LD_LIBRARY_PATH="/opt/mine/lib", PATH="/opt/mine/bin")
+    assert 'ENV PATH="/opt/mine/bin:/opt/nccl-tests' in renderer.dockerfile(target).text
 
 
 def test_what_images_adapt_is_said_once(locked_hpcx: tuple[Project, Target]) -> None:
@@ -218,8 +220,7 @@ def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
     locked_hpcx: tuple[Project, Target], golden: Callable[[str, str], None]
 ) -> None:
     made, target = locked_hpcx
-    recipe = Renderer(made, versions_with(made, Changes())).recipe(target)
-    check_pinned(made.lock, recipe.sources())
-    text = Renderer(made, versions_with(made, Changes())).dockerfile(target).text
+    check_pinned(made.lock, with_env(made).recipe(target).sources())
+    text = with_env(made).dockerfile(target).text
     assert "unresolved" not in text
     golden(f"tests/golden/{target.id}.Dockerfile", text)

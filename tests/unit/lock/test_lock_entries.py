@@ -1,7 +1,6 @@
 """The lock: what sources need of it, what nothing uses, and what names of sources mean."""
 
 import json
-from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from imagebuild.project import (
     key_of,
     lacks,
 )
-from imagebuild.render import Recipe, Renderer
+from imagebuild.render import Renderer
 from tests.unit.lock.lock_fakes import KEY, A, B, lock_of
 
 REPOSITORY = "https://example.org/repository/"
@@ -120,11 +119,6 @@ def test_what_nothing_uses_is_removed() -> None:
     assert lock_of(ENTRIES) == LOCK, "the other one is as it was"
 
 
-@pytest.fixture
-def recipes(renderer: Renderer, full_plan: Plan) -> Iterator[Recipe]:
-    return (renderer.recipe(target) for target in full_plan.targets)
-
-
 @pytest.mark.parametrize(
     ("name", "kinds", "names"),
     [
@@ -138,9 +132,9 @@ def recipes(renderer: Renderer, full_plan: Plan) -> Iterator[Recipe]:
     ],
 )
 def test_names_of_components_pins_bases_and_addresses(
-    recipes: Iterator[Recipe], name: str, kinds: set[str], names: int
+    renderer: Renderer, full_plan: Plan, name: str, kinds: set[str], names: int
 ) -> None:
-    found = keys_of([name], recipes)
+    found = keys_of([name], map(renderer.recipe, full_plan.targets))
     assert ({kind for kind, _ in found}, len(found)) == (kinds, names)
 
 

@@ -36,22 +36,14 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(registry: FakeRegistry)
 
 def test_what_the_configuration_says_is_kept_unless_it_is_a_path_only(registry: FakeRegistry) -> None:
     env = ["PATH=/usr/bin", "NCCL_VERSION=2.30.7-1"]
-    made = [
-        put_image(registry, "some/cuda", b"x", platform=platform, Env=env)
-        for platform in ("linux/amd64", "linux/arm64")
-    ]
+    platforms = ("linux/amd64", "linux/arm64")
+    made = [put_image(registry, "some/cuda", b"x", platform=platform, Env=env) for platform in platforms]
     index(registry, "some/cuda", made, "13")
-    found = Upstream().image(f"{registry.address}/some/cuda:13")
-    assert found.facts
-    assert {platform: facts.nccl for platform, facts in found.facts.items()} == {
-        "linux/amd64": "2.30.7-1",
-        "linux/arm64": "2.30.7-1",
-    }
+    facts = Upstream().image(f"{registry.address}/some/cuda:13").facts or {}
+    assert {platform: found.nccl for platform, found in facts.items()} == dict.fromkeys(platforms, "2.30.7-1")
 
 
-def test_a_tag_that_is_not_there_and_a_registry_that_is_not_there(registry: FakeRegistry) -> None:
-    with pytest.raises(Absent, match="some/image:gone: the registry does not have it"):
-        Upstream().image(f"{registry.address}/some/image:gone")
+def test_a_registry_that_is_not_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(Unreachable, match=f"{address}/some/image:13: .*[Cc]onnection refused") as caught:

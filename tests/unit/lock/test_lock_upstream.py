@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from imagebuild.project import (
 )
 from tests.conftest import LIBRARY, ROOT, Files, git
 from tests.faulty import Answer
-from tests.unit.conftest import LOGIN, Serve
+from tests.unit.conftest import LOGIN, Call, Serve
 from tests.upstream.keys import CUDA, DOCA, Keys
 from tests.upstream.server import Server
 from tests.upstream.wheels import make_wheel
@@ -41,15 +41,8 @@ pytestmark = pytest.mark.programs
 
 DATA = bytes(range(256)) * 8192
 SHA256 = hashlib.sha256(DATA).hexdigest()
-PACKAGES = "".join(
-    f"Package: {name}\nVersion: {version}\nArchitecture: amd64\n\n"
-    for name, version in [
-        ("nccl", "2.9.9-1+cuda12.9"),
-        ("nccl", "2.32.3-1+cuda12.9"),
-        ("tool", "1:1.0~rc1"),
-        ("tool", "1:1.0"),
-    ]
-)
+VERSIONS = ("nccl 2.9.9-1+cuda12.9", "nccl 2.32.3-1+cuda12.9", "tool 1:1.0~rc1", "tool 1:1.0")
+PACKAGES = "".join("Package: {}\nVersion: {}\n\n".format(*version.split()) for version in VERSIONS)
 
 
 @pytest.fixture
@@ -194,36 +187,6 @@ def test_a_package_index_that_is_down() -> None:
         upstream.wheels(WheelSet("c", "1", ("no-such-wheel-anywhere==1",)))
 
 
-class Command:
-    """`imagebuild …` in a folder, as people call it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environ = {
-            **os.environ, "XDG_CONFIG_HOME": str(folder), "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")
-        }  # fmt: skip
-        (folder / "tmp").mkdir()
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "imagebuild", *words], cwd=self.folder, env=self.environ, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
-        )  # fmt: skip
-
-    def __call__(self, *words: str, expect: int = 0) -> str:
-        process = self.start(*words)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == expect, f"{process.returncode}\n{out}\n{err}"
-        assert "Traceback" not in err
-        return out + err
-
-    @property
-    def lock(self) -> dict[str, dict[str, Any]]:
-        read: dict[str, dict[str, Any]] = json.loads((self.folder / "imagebuild.lock").read_text())
-        return read
-
-
 @pytest.fixture
 def files(tiny: Files, server: Server, project_git: Path) -> Files:
     """The tiny project with an archive, a signed repository and git; its image is in the lock already."""
@@ -245,14 +208,33 @@ def files(tiny: Files, server: Server, project_git: Path) -> Files:
     return tiny
 
 
+Imagebuild = Callable[..., str]
+
+
 @pytest.fixture
-def command(files: Files) -> Command:
-    return Command(files.root)
+def imagebuild(files: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Imagebuild:
+    """`imagebuild …` in the project's folder: all that it prints."""
+
+    def call(*words: str, expect: int = 0) -> str:
+        status, out, err = command(*words)
+        assert status == expect, out + err
+        return out + err
+
+    monkeypatch.chdir(files.root)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(files.root))
+    return call
 
 
-def test_lock_from_nothing_check_and_changes(command: Command, server: Server, project_git: Path, keys: Keys) -> None:
-    assert "imagebuild.lock: all 5 sources are pinned" in command("lock")
-    lock = command.lock
+def locked(files: Files) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads((files.root / "imagebuild.lock").read_text())
+    return found
+
+
+def test_lock_from_nothing_check_and_changes(
+    imagebuild: Imagebuild, files: Files, server: Server, project_git: Path, keys: Keys
+) -> None:
+    assert "imagebuild.lock: all 5 sources are pinned" in imagebuild("lock")
+    lock = locked(files)
     tag = f"{project_git.as_uri()} v3.4"
     assert lock["archives"][at(server, "host/a.tar")] == SHA256
     assert lock["git"] == {tag: head(project_git, "v3.4")}
@@ -262,53 +244,58 @@ def test_lock_from_nothing_check_and_changes(command: Command, server: Server, p
         "candidates": {"nccl": ["2.9.9-1+cuda12.9", "2.32.3-1+cuda12.9"], "tool": ["1:1.0~rc1", "1:1.0"]},
     }
     server.requests.clear()
-    assert "all 5 sources are pinned" in command("lock")
+    assert "all 5 sources are pinned" in imagebuild("lock")
     assert server.requests == []
-    assert command("lock", "--check", "--offline") == "as locked: 5\nupstream was not asked\n"
+    assert imagebuild("lock", "--check", "--offline") == "as locked: 5\nupstream was not asked\n"
 
-    text = (command.folder / "imagebuild.lock").read_text()
+    text = (files.root / "imagebuild.lock").read_text()
     git(project_git, "tag", "-f", "v3.4", "v3.5")
     publish(server.root, keys, by=DOCA)
     (server.root / "host" / "a.tar").unlink()
-    out = command("lock", "--check", expect=1)
+    out = imagebuild("lock", "--check", expect=1)
     assert re.search(rf"gone +archive {at(server, 'host/a.tar')}", out)
     assert f"upstream has {head(project_git, 'v3.5')[:12]} now, locked is {lock['git'][tag][:12]}" in out
     assert f"imagebuild.lock trusts {keys.fingerprint(CUDA)}" in out
     assert {request.method for request in server.requests if request.path.endswith(".tar")} == {"HEAD"}
-    assert (command.folder / "imagebuild.lock").read_text() == text
+    assert (files.root / "imagebuild.lock").read_text() == text
 
-    command("lock", "--update", "git-tool")
-    assert command.lock["git"] == {tag: head(project_git, "v3.5")}
-    assert {**command.lock, "git": lock["git"]} == lock
-    command("lock", "--update", at(server, "repo/"))
-    assert command.lock["repositories"][at(server, "repo/")]["fingerprint"] == keys.fingerprint(DOCA)
-    assert "no component" in command("lock", "--update", "git-tol", expect=2)
+    imagebuild("lock", "--update", "git-tool")
+    assert locked(files)["git"] == {tag: head(project_git, "v3.5")}
+    assert {**locked(files), "git": lock["git"]} == lock
+    imagebuild("lock", "--update", at(server, "repo/"))
+    assert locked(files)["repositories"][at(server, "repo/")]["fingerprint"] == keys.fingerprint(DOCA)
+    assert "no component" in imagebuild("lock", "--update", "git-tol", expect=2)
 
 
-def test_a_failure_costs_what_failed_and_nothing_else(command: Command, server: Server, files: Files) -> None:
-    command("lock")
-    before = command.lock
+def test_a_failure_costs_what_failed_and_nothing_else(imagebuild: Imagebuild, server: Server, files: Files) -> None:
+    imagebuild("lock")
+    before = locked(files)
     component = "dockerfiles/components/tool/component.yaml"
     files.replace(component, at(server, "host/b.tar"), f"{at(server, 'host/{cuda}.tar')}\nkey: [cuda]")
     files.replace("matrix.yaml", 'git-tool: "3.4"', 'git-tool: "3.5"')
     server.requests.clear()
     # One target: its sources only, each asked for and shown once; nothing is written of what failed.
-    out = command("lock", "tiny-cuda12.9-debian13-runtime", expect=4)
+    out = imagebuild("lock", "tiny-cuda12.9-debian13-runtime", expect=4)
     assert f"archive {at(server, 'host/12.9.tar')}: the server does not have it (404)" in out
     assert [request.path for request in server.requests] == ["/host/12.9.tar"]
     shown = [line.split()[1:] for line in out.splitlines() if re.match(r" +[0-9]+\.[0-9] ", line)]
     assert sorted(line[0] for line in shown) == ["archive", "git"]
-    assert {**command.lock, "git": before["git"]} == before
-    assert "not used" in command("lock", "--check", "--offline", expect=1)
+    assert {**locked(files), "git": before["git"]} == before
+    assert "not used" in imagebuild("lock", "--check", "--offline", expect=1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_resumes(command: Command, server: Server, how: signal.Signals) -> None:
+def test_an_interrupted_run_resumes(imagebuild: Imagebuild, files: Files, server: Server, how: signal.Signals) -> None:
     server.cut.clear()
     server.truncated.append("/host/b.tar")
-    process = command.start("lock")
+    (temporary := files.root / "tmp").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imagebuild", "lock"], env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
+    )  # fmt: skip
     deadline = time.monotonic() + 120
-    while not all(command.lock.get(kind) for kind in ("archives", "git", "repositories")):
+    while not all(locked(files).get(kind) for kind in ("archives", "git", "repositories")):
         assert time.monotonic() < deadline, "was not written on the way"
         time.sleep(0.05)
     process.send_signal(how)
@@ -316,26 +303,26 @@ def test_an_interrupted_run_resumes(command: Command, server: Server, how: signa
     assert process.returncode == (130 if how == signal.SIGINT else 143), err
     assert "Traceback" not in err
     server.cut.set()
-    assert at(server, "host/b.tar") not in command.lock["archives"]
-    assert list((command.folder / "tmp").iterdir()) == []
+    assert at(server, "host/b.tar") not in locked(files)["archives"]
+    assert list(temporary.iterdir()) == []
     server.truncated.clear()
     server.requests.clear()
-    assert "all 5 sources are pinned" in command("lock")
+    assert "all 5 sources are pinned" in imagebuild("lock")
     assert [r.path for r in server.requests] == ["/host/b.tar"]
 
 
-def test_bump_proposes_and_writes(command: Command) -> None:
-    before = (command.folder / "matrix.yaml").read_text()
-    out = command("bump")
+def test_bump_proposes_and_writes(imagebuild: Imagebuild, files: Files) -> None:
+    before = (files.root / "matrix.yaml").read_text()
+    out = imagebuild("bump")
     changed = {line for line in out.splitlines() if line[:1] in "+-" and line[1:3] not in {"--", "++"}}
     assert changed == {
         '-  git-tool: "3.4" # and this', '+  git-tool: "3.10" # and this',
         '-  library: "2.9.9" # the library', '+  library: "2.32.3" # the library',
     }  # fmt: skip
     assert "tool  3.4      no server lists its versions" in out
-    assert (command.folder / "matrix.yaml").read_text() == before
-    assert "+  library: " not in command("bump", "git-tool")
-    assert "matrix.yaml: written; `imagebuild lock` pins the new versions" in command("bump", "--write")
+    assert (files.root / "matrix.yaml").read_text() == before
+    assert "+  library: " not in imagebuild("bump", "git-tool")
+    assert "matrix.yaml: written; `imagebuild lock` pins the new versions" in imagebuild("bump", "--write")
     after = before.replace('git-tool: "3.4"', 'git-tool: "3.10"').replace('"2.9.9"', '"2.32.3"')
-    assert (command.folder / "matrix.yaml").read_text() == after
-    assert "no newer version" in command("bump")
+    assert (files.root / "matrix.yaml").read_text() == after
+    assert "no newer version" in imagebuild("bump")

@@ -6,7 +6,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, run_program
+from imagebuild.core import CommandError, run_program
 from imagebuild.project import (
     Changes,
     Project,
@@ -101,20 +101,6 @@ def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> N
     assert text.endswith('\nRUN echo last\nCMD ["mine"]\n')
 
 
-@pytest.mark.parametrize(
-    ("extends", "message"),
-    [
-        ("gone", "matrix.yaml:1: extends: {}/gone has no matrix.yaml; write imagebuild, the folder of a project"),
-        (".", "matrix.yaml:1: extends: goes in a circle; name another project"),
-        ("{git: x y, commit: 1}", "matrix.yaml:1: extends"),
-    ],
-)
-def test_what_cannot_be_extended(tmp_path: Path, extends: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        load_project(own(tmp_path, extends))
-    assert message.format(tmp_path) in str(error.value)
-
-
 def test_profiles_and_facts_of_jobs_of_all_layers(tmp_path: Path) -> None:
     base, top = own(tmp_path / "base", "imagebuild"), own(tmp_path / "top", "../base")
     assert layers(tmp_path / "none", "profiles") == (ROOT / "profiles",)
@@ -152,21 +138,18 @@ def test_a_commit_is_fetched_with_the_users_password(
 
 @pytest.mark.programs
 @pytest.mark.parametrize("how", ["folder", "link", "submodule"])
-def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, tiny: Files, how: str, command: Call) -> None:
+def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, how: str, command: Call) -> None:
     work = tmp_path / "work"
-    vendored = tmp_path / "upstream"
-    vendored.mkdir()
-    for name in ("matrix.yaml", "dockerfiles", "imagebuild.lock"):
-        (tmp_path / name).rename(vendored / name)
     work.mkdir()
     git(work, "init", "-q")
     if how == "submodule":
+        vendored = Files(tmp_path / "upstream").root
         git(vendored, "init", "-q")
         git(vendored, "add", ".")
         git(vendored, "commit", "-qm", "one")
         git(work, "submodule", "--quiet", "add", str(vendored), "vendor")
     else:
-        vendored.rename(work / "vendor")
+        Files(work / "vendor")
     own(work, "vendor" if how != "link" else "linked")
     if how == "link":
         (work / "linked").symlink_to("vendor")

@@ -2,22 +2,18 @@
 
 import pytest
 
-from imagebuild.render import Stage, needed_stages, stages_of
+from imagebuild.render import needed_stages, stages_of
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "tests/data/stages.Dockerfile").read_text()
 CROSS, IMAGE = {"cross 1"}, {"image 1", "image 2", "image 3", "image 4", "image 5"}
 
 
-def needed(text: str, platform: str = "linux/amd64") -> dict[str, Stage]:
-    return needed_stages(stages_of(text, platform))
-
-
 def steps(text: str, platform: str = "linux/amd64") -> dict[str, str]:
     """`stage number` → key."""
     return {
         f"{name} {number}": key
-        for name, stage in needed(text, platform).items()
+        for name, stage in needed_stages(stages_of(text, platform)).items()
         for number, (_, key) in enumerate(stage.steps, 1)
     }
 
