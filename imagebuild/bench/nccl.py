@@ -51,6 +51,12 @@ def parse_nccl_text(log: Log) -> Parsed[Run]:
     return parsed
 
 
+def find_failure(lines: Iterable[LogLine]) -> str:
+    """Return the line by which a program, a launcher or a scheduler says that something failed; empty without one."""
+    failures = [failure for line in lines if (failure := _failure_of(line.text, line.number))]
+    return f"line {min(failures).number}: {min(failures).text}" if failures else ""
+
+
 # Lines: what a table has of them.
 
 _COLLECTIVES = frozenset(get_args(Collective))
@@ -227,7 +233,7 @@ _FAILURES: tuple[tuple[Verdict, str], ...] = (
         r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
         r"|is not supported by this test|\bKilled\s{0,4}$",
     ),
-    ("failed", r"\bTest failure\b|^imagebuild: FAILED"),
+    ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
 )
 """Verdict and pattern of a message, the nearest to the cause first.
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
-from imagebuild.bench.models import Result, Results, Source
-from imagebuild.bench.nccl import merge_runs, parse_nccl_json, parse_nccl_text
+from imagebuild.bench.models import Result, Results, Source, Verdict
+from imagebuild.bench.nccl import find_failure, merge_runs, parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
     NVSHMEM,
@@ -103,7 +103,8 @@ def _parse_log(log: Log) -> Results:
         for tool, part, parse_text, parse_json in _PARSERS:
             for document in documents:
                 if parse_json and (parsed := parse_json(log.path, document)) is not None:
-                    add(tool, part, parsed if document.is_whole else _without_end(parsed))
+                    cut = "the JSON document has no end"  # so its last result may not be whole
+                    add(tool, part, parsed if document.is_whole else _spoiled(parsed, "truncated", cut))
                     if not document.is_whole:
                         unread.append(f"line {document.number}: a JSON document of {tool} without its end")
             if parse_text:
@@ -111,7 +112,11 @@ def _parse_log(log: Log) -> Results:
     outside.sort(key=lambda line: line.number)
     json_runs = parts.pop("runs", [])
     add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
-    parts["runs"] = list(merge_runs(parts["runs"], json_runs))
+    printed, parts["runs"] = parts["runs"], list(merge_runs(parts["runs"], json_runs))
+    # What launchers print belongs to the text of nccl-tests, if there is any; else to what was read last.
+    if not printed and (failure := find_failure(outside)):
+        kind = next((kind for kind in reversed(parts) if parts[kind]), "runs")
+        parts[kind] = _spoiled(parts[kind], "failed", failure)
     source = Source(
         path=log.path,
         tools=tuple(tools),
@@ -123,13 +128,13 @@ def _parse_log(log: Log) -> Results:
     return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})
 
 
-def _without_end(parsed: Parsed[Any]) -> Parsed[Any]:
-    """Return what was read of a JSON document that breaks off: its last result may not be whole."""
+def _spoiled(parsed: Parsed[Any], verdict: Verdict, reason: str) -> Parsed[Any]:
+    """Return what was read, with a verdict on its last result, unless that failed by itself."""
     for at in range(len(parsed) - 1, -1, -1):
         if isinstance(last := parsed[at], Result):
-            reason = "; ".join(filter(None, (last.reason, "the JSON document has no end")))
-            verdict = "truncated" if last.verdict == "ok" else last.verdict
-            return [*parsed[:at], last.model_copy(update={"verdict": verdict, "reason": reason}), *parsed[at + 1 :]]
+            changes = {"reason": "; ".join(filter(None, (last.reason, reason)))}
+            changes |= {"verdict": verdict} if last.verdict in ("ok", "waived", "warned") else {}
+            return [*parsed[:at], last.model_copy(update=changes), *parsed[at + 1 :]]
     return parsed
 
 

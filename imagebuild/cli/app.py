@@ -160,8 +160,8 @@ def main() -> None:
         sys.exit(status)
     except USAGE_ERROR as error:
         usage: Any = error
-        text = usage.format_message().removesuffix(".")
-        if "\n" in text:  # the help, where a group of commands has no command
+        text = " ".join(usage.format_message().removesuffix(".").split()).replace("Value error, ", "")
+        if type(usage).__name__ == "NoArgsIsHelpError":  # the help of a group of commands, which has no command
             usage.show()
         else:
             hint = f"; see `{usage.ctx.command_path} --help`" if usage.ctx else ""

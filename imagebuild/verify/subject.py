@@ -161,6 +161,8 @@ class ImageFinder:
             yield self._find(name, Path(folder))
 
     def _find(self, name: str, folder: Path) -> FoundImage:
+        if not name:
+            raise ConfigError("IMAGE: is empty; name a tag, a digest, a target's id or an OCI layout")
         if path := path_of_image(name):
             return in_files(name, path, folder)
         if target := target_with_id(self.plan, name):

@@ -142,7 +142,7 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     for option, value in (("--hosts", request.hosts), ("--layout", request.layout)):
         if value:
             raise ConfigError(f"{option}: only with --runner exec:PREFIX; the docker runner starts the image itself")
-    if request.image is None:
+    if not request.image:
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if path:
         image = subject.subject_elsewhere(finder, None, path, folder)

@@ -51,6 +51,29 @@ def matrices(test: str = "device_to_device_memcpy_read_ce", lowest: float = 390.
     ])  # fmt: skip
 
 
+PERFTEST = """\
+                    RDMA_Write BW Test
+---------------------------------------------------------------------------------------
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 65536      5000             389.93             389.91             0.743700
+---------------------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        "srun: error: n1: task 0: Exited with exit code 1", "Segmentation fault (core dumped)", "Killed",
+        "command terminated with exit code 137", "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24 ***",
+        "CUDA failure common.cu:1", "terminate called after throwing an instance of 'std::bad_alloc'",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("whole", [matrices(), PERFTEST, log()], ids=["nvbandwidth", "perftest", "nccl-tests"])
+def test_what_crashes_after_its_results_does_not_pass(whole: str, crash: str) -> None:
+    assert {result.verdict for result in read_text("log", whole).measured} == {"ok"}
+    assert standing(f"{whole}\n{crash}\n", None)[0] == "failed"
+
+
 ROWS = log().count(" float ")
 
 
