@@ -37,7 +37,7 @@ browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Ch
 
 docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as most of them wait for the engine half of the time
 	$(IMAGEBUILD) engine up
-	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadgroup --no-loadscope-reorder --durations=20 tests/docker
+	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/docker
 
 reproducible-proof: $(VENV)/installed-dev ## quickstart twice, each time with nothing in any cache: the same digest
 	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_reproducible.py

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 from uuid import uuid4
 
@@ -23,6 +23,7 @@ import pytest
 from docker import DockerClient
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
+from xdist.scheduler import LoadFileScheduling
 
 from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
 from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program
@@ -150,13 +151,23 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each module run in one process, as its tests share what they built."""
     order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    for item in items:
-        module = item.path.stem
-        group = next((group for group, modules in TOGETHER.items() if module in modules), module)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+class Spread(LoadFileScheduling):  # type: ignore[misc] # has no types
+    """Each module runs in one process, as its tests share what they built.
+
+    The groups of pytest-xdist 3.8 have no effect with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return next((group for group, modules in TOGETHER.items() if Path(file).stem in modules), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
+    return Spread(config, log)
 
 
 @contextmanager
