@@ -53,8 +53,9 @@ def parse_nccl_text(log: Log) -> Parsed[Run]:
 
 def find_failure(lines: Iterable[LogLine]) -> str:
     """Return the line by which a program, a launcher or a scheduler says that something failed; empty without one."""
-    failures = [failure for line in lines if (failure := _failure_of(line.text, line.number))]
-    return f"line {min(failures).number}: {min(failures).text}" if failures else ""
+    failures = (failure for line in lines if (failure := _failure_of(line.text, line.number)))
+    cause = min(failures, default=None)
+    return f"line {cause.number}: {cause.text}" if cause else ""
 
 
 # Lines: what a table has of them.
