@@ -192,7 +192,7 @@ def prune(
     options.print_result(json_file, listed, lambda: _show(judged))
 
     console = err if json_file == options.STDOUT else out
-    number = sum(not verdict.kept for verdicts in judged.values() for verdict in verdicts)
+    number = sum(verdict.verdict == "delete" for verdicts in judged.values() for verdict in verdicts)
     if not number:
         console.print("Nothing to delete.")
     elif not yes:
@@ -203,12 +203,7 @@ def prune(
 
 
 def _show(judged: Mapping[Repository, Sequence[PruneVerdict]]) -> None:
-    from imagebuild.publish.prune import short_digest
-
     for place, verdicts in judged.items():
-        out.print(f"{place}: {len(verdicts)} pushed, {sum(not v.kept for v in verdicts)} to delete", markup=False)
-        rows = [
-            (short_digest(v.digest), f"{v.pushed:%Y-%m-%d %H:%M}", f"kept: {v.kept}" if v.kept else "delete")
-            for v in verdicts
-        ]
+        out.print(f"{place}: {len(verdicts)} pushed", markup=False)
+        rows = [(v.digest[:19], f"{v.pushed:%Y-%m-%d %H:%M}", v.verdict) for v in verdicts]
         print_table(("digest", "pushed", "verdict"), rows)

@@ -25,7 +25,6 @@ from .provenance import resolved_dependencies as resolved_dependencies
 from .prune import PruneVerdict as PruneVerdict
 from .prune import delete_staged as delete_staged
 from .prune import judge_staged as judge_staged
-from .prune import short_digest as short_digest
 from .publish import PublishRequest as PublishRequest
 from .publish import publish_targets as publish_targets
 from .publish import unpublished_targets as unpublished_targets
