@@ -15,19 +15,11 @@ from imagebuild.core.errors import ConfigError, plural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from imagebuild.cli.options import Workspace
     from imagebuild.oci.reference import ImageReference
     from imagebuild.oci.registry import Registry
     from imagebuild.publish.attest import AttestResult
-    from imagebuild.verify.subject import ImageFinder
 
 POLICY = Path("scan-policy.yaml")
-
-
-def _finder(workspace: Workspace | None, folder: Path, *, offline: bool = False) -> ImageFinder:
-    from imagebuild.verify.subject import NO_PLAN, ImageFinder
-
-    return ImageFinder(workspace.plan if workspace else NO_PLAN, folder, offline)
 
 
 @example(
@@ -44,11 +36,12 @@ def sbom(
     """List what is installed in an image, as SPDX."""
     from imagebuild.oci.attestation import encode_predicate
     from imagebuild.publish.sbom import make_sbom
+    from imagebuild.verify.subject import ImageFinder
 
-    workspace = project.open_if_there()
-    known = workspace.project.components if workspace else {}
-    with _finder(workspace, folder).find(image) as found:
-        document = make_sbom(found.image(platform), {name: file.model for name, file in known.items()})
+    workspace = project.open()
+    known = {name: file.model for name, file in workspace.project.components.items()}
+    with ImageFinder(workspace.plan, folder).find(image) as found:
+        document = make_sbom(found.image(platform), known)
     options.print_or_write(encode_predicate(document).decode(), output)
 
 
@@ -70,11 +63,12 @@ def scan(
     """
     from imagebuild.core.fields import YamlFile
     from imagebuild.publish.scan import Policy, load_policy, load_report, print_scan, scan_result
+    from imagebuild.verify.subject import ImageFinder
 
     no_file = policy == POLICY and not policy.exists()
     rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
     written = load_report(report)
-    with _finder(project.open_if_there(), folder).find(image) as found:
+    with ImageFinder(project.open().plan, folder).find(image) as found:
         result = scan_result(found.image(platform), written, report, rules)
     options.print_result(json_file, result, lambda: print_scan(result))
     if result.verdict == "failed":
@@ -131,7 +125,7 @@ def freshness(
         raise typer.Exit(1)
 
 
-attest = command_group("Verify, show and add attestations of a published image.")
+attest = command_group("Verify and add attestations of a published image.")
 
 MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]wrong[/]", "missing": "[red]missing[/]"}
 PublishedArgument = Annotated[str, argument("IMAGE", "An image of a registry, by tag or digest.")]
@@ -170,20 +164,6 @@ def verify_attachments_of(
     options.print_result(json_file, result, lambda: _show(result, signed=bool(trust)))
     if result.verdict == "failed":
         raise typer.Exit(1)
-
-
-@subcommand(attest, "show", "imagebuild attest show ghcr.io/acme/open:latest --kind sbom -o sbom.spdx.json")
-def show_attachment_of(
-    image: PublishedArgument,
-    kind: KindOption,
-    output: options.OutputOption = None,
-    platform: options.PlatformOption = None,
-) -> None:
-    """Print the content of an image's newest attestation of a kind."""
-    from imagebuild.publish.attest import show_attachment
-
-    content = show_attachment(*_in_registry(image), kind, platform)
-    options.print_or_write(content.decode(), output)
 
 
 @subcommand(attest, "add", "imagebuild attest add ghcr.io/acme/open@sha256:… results.json --kind benchmark")
@@ -242,8 +222,9 @@ def diff(
 ) -> None:
     """Say what differs between two images: components, packages, environment and layers."""
     from imagebuild.publish.diff import compare_images, print_comparison
+    from imagebuild.verify.subject import ImageFinder
 
-    comparison = compare_images((a, b), _finder(project.open_if_there(), folder, offline=offline), platform)
+    comparison = compare_images((a, b), ImageFinder(project.open().plan, folder, offline), platform)
     options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:
         raise typer.Exit(1)

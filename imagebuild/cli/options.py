@@ -252,10 +252,6 @@ class ProjectFiles:
             )
         return self.open(changes)
 
-    def open_if_there(self) -> Workspace | None:
-        """Read the project, for commands that need none; None if none is named and none is here."""
-        return None if self.is_shipped else self.open()
-
 
 @dataclass(frozen=True)
 class PlanChanges:

@@ -3,7 +3,6 @@ from .attest import AttestFinding as AttestFinding
 from .attest import AttestResult as AttestResult
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
-from .attest import show_attachment as show_attachment
 from .attest import verify_attachments as verify_attachments
 from .attest import with_signers as with_signers
 from .catalog import BEGIN as BEGIN

@@ -1,4 +1,4 @@
-"""Judge what is attached to an image; show one attachment, and add one."""
+"""Judge what is attached to an image, and attach more."""
 
 from __future__ import annotations
 
@@ -190,21 +190,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
     return ("failed", f"{failure}; {summary}") if failure else ("passed", summary)
 
 
-# Show and add
-
-
-def show_attachment(reference: ImageReference, registry: Registry, kind: str, platform: str | None) -> bytes:
-    """Return the predicate of the newest attachment of a kind.
-
-    Raises ConfigError if there is none that is undamaged, and if the image has several platforms and none is named.
-    """
-    image = image_in_registry(str(reference), reference, registry, Path()).image(platform)
-    digest, problem = image.digest, "there is none"
-    for attachment in read_attestations(registry.at(reference.repository), digest, kind):
-        if not attachment.problem:
-            return attachment.content
-        problem = f"{attachment.digest} {attachment.problem}"
-    raise ConfigError(f"{reference}: {digest} has no {kind} to show: {problem}")
+# Add
 
 
 def add_attachment(
@@ -252,22 +238,22 @@ def missing_attachments(
 
     missing: list[tuple[Descriptor, NewAttachment]] = []
     for subject, attachments in wanted:
-        listed = list_attestations(place, subject.digest)
-        stated = [(identity(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")), item) for item in listed]
-        present = Counter(same for same, _ in stated)
+        listed = [
+            (identity(kind_of(item), item.annotations.get(PREDICATE_DIGEST, "")), item)
+            for item in list_attestations(place, subject.digest)
+        ]
+        present = Counter(same for same, _ in listed)
         if signer and listed:
             manifest = place.manifest(subject.digest).content
             # Only what says to be the same is verified: of scans, there is one more each week.
             asked = {identity(new.kind, digest_of(new.content)) for new in attachments}
-            alike = [item for same, item in stated if same in asked]
-            read = [read_attestation(place, item, subject.digest) for item in alike]
-            trusted = [item for item in read if item.bundle and not signer.attestation_problem(item, manifest)]
+            read = [read_attestation(place, item, subject.digest) for same, item in listed if same in asked]
+            trusted = [item for item in read if not signer.attestation_problem(item, manifest)]
             present = Counter(identity(item.kind, digest_of(item.content)) for item in trusted)
         for new in attachments:
             same = identity(new.kind, digest_of(new.content))
-            if present[same]:
-                present[same] -= 1
-            else:
+            present[same] -= 1
+            if present[same] < 0:
                 missing.append((subject, new))
     return missing
 

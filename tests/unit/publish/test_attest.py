@@ -19,7 +19,6 @@ from imagebuild.oci import (
     Attachment,
     Descriptor,
     Repository,
-    encode_predicate,
     list_attestations,
     read_attestations,
 )
@@ -28,12 +27,9 @@ from imagebuild.publish import (
     DEFAULT_KINDS,
     AttestResult,
     Cosign,
-    NewAttachment,
     Signer,
     add_attachment,
-    attach,
     job_workflow,
-    show_attachment,
     signatures,
 )
 from tests.attached import provenance, scan, spdx, verification
@@ -169,8 +165,6 @@ def test_damage_is_wrong_though_nobody_asked_for_it(
     for required in (DEFAULT_KINDS, ("scan",)):
         (finding,) = [f for f in published.wrong(*required) if (f.subject, f.kind) == (AMD64, "sbom")]
         assert (finding.outcome, message in finding.detail) == ("broken", True)
-    with pytest.raises(ConfigError, match=f"has no sbom to show: .*{message}"):
-        show_attachment(published.reference, published.registry, "sbom", AMD64)
 
 
 def statement(**changed: object) -> bytes:
@@ -277,20 +271,7 @@ def test_of_scans_the_newest_of_each_scanner_counts(published: Published) -> Non
     assert sorted(f.outcome for f in published.wrong("scan")) == ["broken", "failed"], "damage counts, however old"
 
 
-# Showing and adding
-
-
-def test_show_gives_the_newest(published: Published) -> None:
-    image = published.platforms[AMD64]
-    for day in (3, 9, 5):
-        content = encode_predicate(verification(image.digest, started=f"2026-01-0{day}"))
-        attach(published.place, image, NewAttachment("verification", content, f"2026-01-0{day}"))
-    shown = show_attachment(published.reference, published.registry, "verification", AMD64)
-    assert json.loads(shown)["started"] == "2026-01-09"
-    with pytest.raises(ConfigError, match="choose with --platform"):
-        show_attachment(published.reference, published.registry, "verification", None)
-    with pytest.raises(ConfigError, match="has no scan to show: there is none"):
-        show_attachment(published.reference, published.registry, "scan", AMD64)
+# Adding
 
 
 def add(published: Published, kind: str, content: object, **more: Any) -> tuple[str, ...]:

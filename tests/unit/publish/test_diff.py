@@ -70,6 +70,15 @@ def test_two_layouts(layouts: tuple[str, str], command: Call, tmp_path: Path) ->
     assert (status, "does not exist" in err) == (2, True)
 
 
+def test_a_target_that_comes_along_and_is_not_built(
+    command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No registry is asked for it, though no project is here."""
+    monkeypatch.chdir(tmp_path)
+    status, _, err = command("diff", *(f"quickstart-cuda13.5-debian13-{variant}" for variant in ("runtime", "devel")))
+    assert (status, "quickstart-cuda13.5-debian13-runtime: is not built" in err) == (2, True)
+
+
 def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     """Packages of an image without dpkg, and sizes of layers that an engine saved unpacked."""
     make.layout(tmp_path / "a", {})
