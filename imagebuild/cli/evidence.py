@@ -243,13 +243,14 @@ def catalog(
     freshness: Annotated[Path | None, option("--freshness FILE", "Result of `freshness --json`, for the page.")] = None,
 ) -> None:
     """Make a page of all published images, and the table in the README."""
+    from datetime import UTC, datetime
+
     from rich.markup import escape
 
     from imagebuild.core.files import read_text, write_text
     from imagebuild.core.yaml import read_written
-    from imagebuild.publish.attest import with_signers
-    from imagebuild.publish.catalog import catalog_from_registry, images_table, replace_table
-    from imagebuild.publish.scan import Freshness, with_updates
+    from imagebuild.publish.catalog import CatalogReader, images_table, replace_table
+    from imagebuild.publish.scan import Freshness
     from imagebuild.publish.site import write_site
 
     if output is None and readme is None:
@@ -257,11 +258,7 @@ def catalog(
     workspace = project.open(options.PlanChanges().parse(registry))
     if output:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
-        made = catalog_from_registry(workspace.project, workspace.plan)
-        if trust := signers.trusted():
-            made = with_signers(made, trust)
-        if fresh:
-            made = with_updates(made, fresh)
+        made = CatalogReader(workspace.project, workspace.plan, signers.trusted(), fresh).read(datetime.now(UTC))
         for problem in made.problems:
             err.print(f"[yellow]warning:[/] {escape(problem)}")
         out.print(f"{plural(len(made.images), 'image')} in {write_site(made, output)}", markup=False)

@@ -4,10 +4,9 @@ from .attest import AttestResult as AttestResult
 from .attest import add_attachment as add_attachment
 from .attest import attach as attach
 from .attest import verify_attachments as verify_attachments
-from .attest import with_signers as with_signers
 from .catalog import BEGIN as BEGIN
 from .catalog import END as END
-from .catalog import catalog_from_registry as catalog_from_registry
+from .catalog import CatalogReader as CatalogReader
 from .catalog import images_table as images_table
 from .catalog import newest_first as newest_first
 from .catalog import read_catalog as read_catalog
@@ -40,7 +39,6 @@ from .scan import load_report as load_report
 from .scan import print_scan as print_scan
 from .scan import published_images as published_images
 from .scan import scan_result as scan_result
-from .scan import with_updates as with_updates
 from .signatures import Cosign as Cosign
 from .signatures import Signer as Signer
 from .signatures import job_workflow as job_workflow

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
-from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import (
     PREDICATE_DIGEST,
@@ -26,17 +25,15 @@ from imagebuild.oci.attestation import (
 )
 from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor, digest_of
-from imagebuild.oci.reference import ImageReference, parse_reference
+from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, Repository
-from imagebuild.project.records import Catalog, ScanResult, VerifyResult
+from imagebuild.project.records import ScanResult, VerifyResult
 from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_predicate
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import WHOSE, Signer
 from imagebuild.report.document import Report
 
-JOBS = 4
-"""Images whose signatures are verified at a time."""
 INDEX = "index"
 DEFAULT_KINDS = ("sbom", "provenance", "verification")
 """Kinds of attachments that `attest verify` requires by default."""
@@ -269,11 +266,3 @@ def attach(place: Repository, subject: Descriptor, new: NewAttachment, signer: S
         bundle = signer.attest(new.kind, new.content, name, place.manifest(subject.digest).content)
     attachment = attestation_of(new.kind, new.content, subject, name, created=new.created, bundle=bundle)
     return place.attach(subject, attachment)
-
-
-def with_signers(catalog: Catalog, trust: Signer) -> Catalog:
-    """Return a catalogue that says which images have the signature of who is trusted."""
-    names = [parse_reference(image.reference) for image in catalog.images]
-    judged = zip(catalog.images, for_each(trust.image_problem, names, jobs=JOBS), strict=True)
-    images = tuple(image.model_copy(update={"verified_by": "" if why else trust.name}) for image, why in judged)
-    return catalog.model_copy(update={"images": images})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import partial
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property, partial
 from pathlib import Path
 
 from imagebuild import __version__
@@ -35,6 +36,8 @@ from imagebuild.project.records import (
 )
 from imagebuild.publish.evidence import mismatch, read_predicate
 from imagebuild.publish.sbom import SpdxDocument
+from imagebuild.publish.scan import Freshness
+from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 
 WORKERS = 8
@@ -50,36 +53,110 @@ def read_catalog(path: Path) -> Catalog:
     return read_written(Catalog, files.read_text(path), str(path))
 
 
-def catalog_from_registry(
-    project: Project,
-    plan: Plan,
-    connect: Callable[[str], Registry] = connect_registry,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> Catalog:
-    """Read what the registries of the plan have; an image that cannot be read is one of the catalogue's problems.
+@dataclass(frozen=True)
+class CatalogReader:
+    """Read what the registries of a plan have; an image that cannot be read is one of the catalogue's problems."""
 
-    Raises ConfigError if a tag names no registry, CommandError if a registry cannot be read at all.
-    """
-    problems: list[str] = []
-    images: list[PublishedImage] = []
-    repositories = {tag.rpartition(":")[0]: t.image for t in plan.targets for tag in (*t.tags, *t.aliases)}
-    if unnamed := [name for name in repositories if full_reference(name) != name]:
-        raise ConfigError(f"catalog: {unnamed[0]} names no registry; give --registry, or `repository:` in the matrix")
-    registries = {host: connect(host) for host in {parse_reference(name).host for name in repositories}}
-    for name, image in repositories.items():
-        reference = parse_reference(name)
-        place = registries[reference.host].at(reference.repository)
-        read = partial(_read_image, project, plan, place, image)
-        results = for_each(read, _tags_by_digest(place).items(), place.registry, jobs=WORKERS)
-        problems += [problem for _, found in results for problem in found]
-        images += newest_first(image for image, _ in results if image)
-    return Catalog(
-        repository=project.matrix.model.repository,
-        read=now().strftime("%Y-%m-%dT%H:%M:%SZ"),
-        imagebuild=__version__,
-        images=tuple(images),
-        problems=tuple(problems),
-    )
+    project: Project
+    plan: Plan
+    trust: Signer | None = None
+    """Whose signatures are looked for."""
+    freshness: Freshness | None = None
+    """What of these images the distribution has mended."""
+    connect: Callable[[str], Registry] = connect_registry
+
+    @cached_property
+    def _pending(self) -> dict[str, int]:
+        """Return digest → how many packages have updates, of the images that were looked at."""
+        judged = self.freshness.images if self.freshness else ()
+        return {image.digest: len(image.updates) for image in judged if not image.problem}
+
+    def read(self, now: datetime) -> Catalog:
+        """Return the catalogue of all images.
+
+        Raises ConfigError if a tag names no registry, CommandError if a registry cannot be read at all.
+        """
+        problems: list[str] = []
+        images: list[PublishedImage] = []
+        names = {tag.rpartition(":")[0]: t.image for t in self.plan.targets for tag in (*t.tags, *t.aliases)}
+        if bare := [name for name in names if full_reference(name) != name]:
+            raise ConfigError(f"catalog: {bare[0]} names no registry; give --registry, or `repository:` in the matrix")
+        registries = {host: self.connect(host) for host in {parse_reference(name).host for name in names}}
+        for name, image in names.items():
+            reference = parse_reference(name)
+            place = registries[reference.host].at(reference.repository)
+            read = partial(self._image, place, image)
+            results = for_each(read, _tags_by_digest(place).items(), place.registry, jobs=WORKERS)
+            problems += [problem for _, found in results for problem in found]
+            images += newest_first(image for image, _ in results if image)
+        return Catalog(
+            repository=self.project.matrix.model.repository, read=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            imagebuild=__version__, images=tuple(images), problems=tuple(problems),
+            updates_read=self.freshness.read if self.freshness else "",
+        )  # fmt: skip
+
+    def _image(
+        self, place: Repository, image: str, tagged: tuple[str, Sequence[str]]
+    ) -> tuple[PublishedImage | None, list[str]]:
+        """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
+        digest, tags = tagged
+        name, problems = f"{place}@{digest}", list[str]()
+        try:
+            top = place.manifest(digest)
+            children = [child for child in manifests_of(top.document) if is_image(child)]
+            manifests = [place.manifest(child.digest) for child in children] or [top]
+            platforms = tuple(self._platform(place, image_of(place, m), digest, problems) for m in manifests)
+            revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
+            longest_first = sorted(tags, key=lambda tag: (-len(tag), tag))
+            # Tags that name the commit never move.
+            fixed = tuple(tag for tag in longest_first if revision and revision[:REVISION_DIGITS] in tag)
+            labels = platforms[0].labels  # all platforms are of one target
+            entry, axes, versions = self.project.matrix.model.images[image], axes_of(labels), components_of(labels)
+            unsigned = self.trust.image_problem(parse_reference(name)) if self.trust else ""
+            published = PublishedImage(
+                repository=str(place), digest=digest, tags=fixed, revision=revision,
+                aliases=tuple(tag for tag in longest_first if tag not in fixed),
+                created=max(platform.created for platform in platforms), platforms=platforms,
+                target=labels.get("imagebuild.target", ""), image=image,
+                description=labels.get("org.opencontainers.image.description", entry.description),
+                axes={axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
+                versions=versions, stack=stack_of(versions, self.project),
+                restricted={name: text for name, text in self.plan.restricted.items() if name in versions},
+                verified_by=None if self.trust is None else "" if unsigned else self.trust.name,
+            )  # fmt: skip
+        except READ_ERRORS as error:
+            return None, [f"{name}: {str(error).removeprefix(f'{name}: ')}"]
+        return published, [f"{name}: {problem}" for problem in problems]
+
+    def _platform(self, place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
+        labels = {str(name): str(value) for name, value in image.labels.items()}
+        packages, scans, checks = None, list[Scan](), list[Checks]()
+        # The newest first, as far as annotations tell.
+        attached = read_attestations(place, image.digest)
+        for item in attached:
+            try:
+                value = read_predicate(item)
+            except ResultError as error:
+                problems.append(str(error))
+                continue
+            if value and (other := mismatch(value, image.digest, image.platform, (index,))):
+                problems.append(f"the {item.kind} {item.digest} {other}")
+                continue
+            match value:
+                case SpdxDocument():
+                    packages = len(value.contents) if packages is None else packages
+                case ScanResult():
+                    scans.append(scan_summary(value))
+                case VerifyResult():
+                    checks.append(checks_summary(value))
+        return PublishedPlatform(
+            platform=image.platform, digest=image.digest, size_bytes=sum(layer.size for layer in image.layers),
+            created=labels.get(CREATED) or str(image.config.get("created") or ""),
+            labels=labels, packages=packages, updates=self._pending.get(image.digest),
+            scan=max(scans, key=lambda scan: scan.started, default=None),
+            checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
+            evidence=tuple(AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item in attached),
+        )  # fmt: skip
 
 
 def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
@@ -102,69 +179,6 @@ def _tags_by_digest(place: Repository) -> dict[str, list[str]]:
     return by_digest
 
 
-def _read_image(
-    project: Project, plan: Plan, place: Repository, image: str, tagged: tuple[str, Sequence[str]]
-) -> tuple[PublishedImage | None, list[str]]:
-    """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
-    digest, tags = tagged
-    problems: list[str] = []
-    try:
-        top = place.manifest(digest)
-        children = [child for child in manifests_of(top.document) if is_image(child)]
-        manifests = [place.manifest(child.digest) for child in children] or [top]
-        platforms = tuple(_read_platform(place, image_of(place, m), digest, problems) for m in manifests)
-        revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
-        fixed, aliases = split_tags(tags, revision)
-        labels = platforms[0].labels  # all platforms are of one target
-        entry, axes, versions = project.matrix.model.images[image], axes_of(labels), components_of(labels)
-        published = PublishedImage(
-            repository=str(place), digest=digest, tags=fixed, aliases=aliases, revision=revision,
-            created=max(platform.created for platform in platforms), platforms=platforms,
-            target=labels.get("imagebuild.target", ""), image=image,
-            description=labels.get("org.opencontainers.image.description", entry.description),
-            axes={axis: axes[axis] for axis in dict.fromkeys((*entry.axes, *sorted(axes))) if axis in axes},
-            versions=versions, stack=stack_of(versions, project),
-            restricted={name: text for name, text in plan.restricted.items() if name in versions},
-        )  # fmt: skip
-    except READ_ERRORS as error:
-        return None, [f"{place}@{digest}: {str(error).removeprefix(f'{place}@{digest}: ')}"]
-    return published, [f"{place}@{digest}: {problem}" for problem in problems]
-
-
-def _read_platform(place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
-    labels = {str(name): str(value) for name, value in image.labels.items()}
-    packages, scans, checks = None, list[Scan](), list[Checks]()
-    # The newest first, as far as annotations tell.
-    attached = read_attestations(place, image.digest)
-    for item in attached:
-        try:
-            value = read_predicate(item)
-        except ResultError as error:
-            problems.append(str(error))
-            continue
-        if value and (other := mismatch(value, image.digest, image.platform, (index,))):
-            problems.append(f"the {item.kind} {item.digest} {other}")
-            continue
-        match value:
-            case SpdxDocument():
-                packages = len(value.contents) if packages is None else packages
-            case ScanResult():
-                scans.append(scan_summary(value))
-            case VerifyResult():
-                checks.append(checks_summary(value))
-    return PublishedPlatform(
-        platform=image.platform,
-        digest=image.digest,
-        size_bytes=sum(layer.size for layer in image.layers),
-        created=labels.get(CREATED) or str(image.config.get("created") or ""),
-        labels=labels,
-        packages=packages,
-        scan=max(scans, key=lambda scan: scan.started, default=None),
-        checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-        evidence=tuple(AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item in attached),
-    )
-
-
 def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     """Return the versions of NCCL and MPI, by which people choose an image besides its axes."""
     provides = {name: component.model.provides for name, component in project.components.items()}
@@ -172,13 +186,6 @@ def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     # The version of Open MPI in HPC-X is only a series; that of HPC-X is exact.
     mpi = f"HPC-X {known['hpcx']}" if "hpcx" in known else f"Open MPI {known['mpi']}" if "mpi" in known else ""
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
-
-
-def split_tags(tags: Iterable[str], revision: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split the tags of an image into those that name its commit, so never move, and aliases; the longest first."""
-    ordered = sorted(tags, key=lambda tag: (-len(tag), tag))
-    fixed = tuple(tag for tag in ordered if revision and revision[:REVISION_DIGITS] in tag)
-    return fixed, tuple(tag for tag in ordered if tag not in fixed)
 
 
 def scan_summary(result: ScanResult) -> Scan:

@@ -27,7 +27,7 @@ from imagebuild.oci.layout import manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
 from imagebuild.project.matrix import Target, axes_of
-from imagebuild.project.records import Catalog, ScanResult, Severity, Vulnerability
+from imagebuild.project.records import ScanResult, Severity, Vulnerability
 from imagebuild.publish.evidence import attached_packages
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -377,16 +377,6 @@ def security_updates(
             stale.add(image.target)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Freshness(read=now, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
-
-
-def with_updates(catalog: Catalog, freshness: Freshness) -> Catalog:
-    """Return a catalogue that says how many packages of images have updates, of those that were looked at."""
-    pending = {image.digest: len(image.updates) for image in freshness.images if not image.problem}
-    images = []
-    for image in catalog.images:
-        platforms = tuple(p.model_copy(update={"updates": pending.get(p.digest)}) for p in image.platforms)
-        images.append(image.model_copy(update={"platforms": platforms}))
-    return catalog.model_copy(update={"images": tuple(images), "updates_read": freshness.read})
 
 
 def print_freshness(result: Freshness) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,10 @@ from imagebuild.project import Catalog, Plan, Project, PublishedImage, make_plan
 from imagebuild.publish import (
     BEGIN,
     END,
+    CatalogReader,
     Freshness,
-    catalog_from_registry,
     images_table,
     replace_table,
-    with_signers,
-    with_updates,
 )
 from tests import attached
 from tests.conftest import ROOT
@@ -31,8 +30,8 @@ from tests.unit.publish.conftest import AMD64, ARM64, LABELS, REPOSITORY, TAG, P
 NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
 
 
-def catalog(registry: FakeRegistry, ours: Project) -> Catalog:
-    return catalog_from_registry(ours, make_plan(ours), lambda _: registry, lambda: NOW)
+def catalog(registry: FakeRegistry, ours: Project, **more: Any) -> Catalog:
+    return CatalogReader(ours, make_plan(ours), connect=lambda _: registry, **more).read(NOW)
 
 
 def one(registry: FakeRegistry, ours: Project) -> PublishedImage:
@@ -64,7 +63,7 @@ def test_whose_signature_it_is(
 ) -> None:
     if signer:
         signers.signer(signer).sign([published.reference.at(published.digest)])
-    found = with_signers(catalog(published.registry, ours), signers.trust())
+    found = catalog(published.registry, ours, trust=signers.trust())
     assert [image.verified_by for image in found.images] == [message]
     assert one(published.registry, ours).verified_by is None
 
@@ -73,7 +72,7 @@ def test_updates_that_an_image_lacks(published: Published, ours: Project) -> Non
     images = [{"target": "t", "platform": AMD64, "digest": published.amd64, "updates": {"a": "1 → 2", "b": "1 → 3"}},
               {"target": "t", "platform": ARM64, "digest": published.platforms[ARM64].digest, "problem": "has no SBOM"}]  # fmt: skip
     fresh = Freshness.model_validate({"read": "2026-11-22T04:17:00Z", "images": images})
-    made = with_updates(catalog(published.registry, ours), fresh)
+    made = catalog(published.registry, ours, freshness=fresh)
     (image,) = made.images
     assert (made.updates_read, [p.updates for p in image.platforms]) == (fresh.read, [2, None])
 
