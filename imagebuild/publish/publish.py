@@ -301,8 +301,8 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
     """Store images, attachments and signatures in every repository, then give the tags.
 
-    If a registry fails on the way, the state of the result is `failed`, and no tag names anything incomplete. Raises
-    CommandError if a registry fails before anything is stored.
+    Raises CommandError if a registry or the signer fails, or if another publisher interferes; no tag names anything
+    incomplete then.
     """
     signer = None if request.dry_run else request.signer
     places = {name.name: repository_of(name, connect) for name in (*draft.tags, *draft.aliases)}.values()
@@ -313,53 +313,37 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
         unsigned[place] = [image for image in images if signer and signer.image_problem(image)]
     attached = Counter(attachment.kind for lacking in missing.values() for _, attachment in lacking)
     signed = sum(map(len, unsigned.values()))
-    kept = tuple(str(name) for name, digest in draft.current.items() if digest == draft.index.digest)
+    digest, changes = draft.index.digest, bool(draft.missing or attached or signed)
     published = Published(
-        target=draft.target.id, state="unchanged", digest=draft.index.digest, kept=kept, signed=signed,
+        target=draft.target.id, digest=digest, attached=dict(sorted(attached.items())), signed=signed,
+        state="unchanged" if not changes else "possible" if request.dry_run else "published",
         platforms={choice.platform: choice.digest for choice in draft.choices},
-        attached=dict(sorted(attached.items())),
+        kept=tuple(str(name) for name, before in draft.current.items() if before == digest),
+        given=tuple(str(name) for name, before in draft.current.items() if before is None),
+        moved={str(name): before for name, before in draft.current.items() if before not in (None, digest)},
     )  # fmt: skip
-    if not (draft.missing or attached or signed):
+    if published.state != "published":
         return published
-    if request.dry_run:
-        return published.model_copy(update={**_given_and_moved(draft, draft.missing), "state": "possible"})
-
-    tagged, failure = list[ImageReference](), ""
-    try:
-        if signer and (attached or signed) and signer.fault:
-            raise CommandError(f"nothing was sent, as it could not be signed: {signer.fault}")
-        for place in places:
-            # A small blob shows whether we may write there, before anything large is sent.
-            place.check_writable()
-        for place in places:
-            if not place.has(draft.index.digest):
-                for choice in draft.choices:
-                    copy_image(choice.digest, repository_of(parse_reference(choice.repository), connect), place)
-                place.put_manifest(draft.index)
-            for subject, new in missing[place]:
-                attach(place, subject, new, signer)
-            _check_stored(place, draft.index)
-            if signer and unsigned[place]:
-                signer.sign(unsigned[place])
-            if draft.missing:
-                _judge_stored(draft, place, signer)
-        for name in draft.missing:
-            _tag(name, draft, connect)
-            tagged.append(name)
-    except ImagebuildError as error:
-        failure = str(error)
-    failed = {"state": "failed", "reasons": (failure,), "attached": {}, "signed": 0}
-    return published.model_copy(
-        update=_given_and_moved(draft, tagged) | (failed if failure else {"state": "published"})
-    )
-
-
-def _given_and_moved(draft: Draft, names: Sequence[ImageReference]) -> dict[str, object]:
-    """Split names into those that are new, and those that named another digest before."""
-    return {
-        "given": tuple(str(name) for name in names if draft.current[name] is None),
-        "moved": {str(name): draft.current[name] for name in names if draft.current[name] is not None},
-    }
+    if signer and (attached or signed) and signer.fault:
+        raise CommandError(f"nothing was sent, as it could not be signed: {signer.fault}")
+    for place in places:
+        # A small blob shows whether we may write there, before anything large is sent.
+        place.check_writable()
+    for place in places:
+        if not place.has(digest):
+            for choice in draft.choices:
+                copy_image(choice.digest, repository_of(parse_reference(choice.repository), connect), place)
+            place.put_manifest(draft.index)
+        for subject, new in missing[place]:
+            attach(place, subject, new, signer)
+        _check_stored(place, draft.index)
+        if signer and unsigned[place]:
+            signer.sign(unsigned[place])
+        if draft.missing:
+            _judge_stored(draft, place, signer)
+    for name in draft.missing:
+        _tag(name, draft, connect)
+    return published
 
 
 def _check_stored(place: Repository, index: Manifest) -> None:
