@@ -62,11 +62,12 @@ def scan(
     Exit status 1 if a finding fails the image.
     """
     from imagebuild.core.fields import YamlFile
-    from imagebuild.publish.scan import Policy, load_policy, load_report, print_scan, scan_result
+    from imagebuild.core.yaml import read_yaml
+    from imagebuild.publish.scan import Policy, load_report, print_scan, scan_result
     from imagebuild.verify.subject import ImageFinder
 
     no_file = policy == POLICY and not policy.exists()
-    rules = YamlFile(policy, Policy(), {}) if no_file else load_policy(policy)
+    rules = YamlFile(policy, Policy(), {}) if no_file else read_yaml(policy, Policy)
     written = load_report(report)
     with ImageFinder(project.open().plan, folder).find(image) as found:
         result = scan_result(found.image(platform), written, report, rules)

@@ -34,7 +34,6 @@ from .scan import Freshness as Freshness
 from .scan import Policy as Policy
 from .scan import ScanReport as ScanReport
 from .scan import judge_vulnerabilities as judge_vulnerabilities
-from .scan import load_policy as load_policy
 from .scan import load_report as load_report
 from .scan import print_scan as print_scan
 from .scan import published_images as published_images

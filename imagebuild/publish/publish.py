@@ -7,7 +7,7 @@ that the tag will name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from imagebuild.core.console import err, out
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import SIGNATURE, encode_predicate
-from imagebuild.oci.image import image_of
+from imagebuild.oci.image import PlatformImage, image_of
 from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_json, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
@@ -66,10 +66,8 @@ class Draft:
     """Describe what shall be published for a target."""
 
     target: Target
-    choices: tuple[Choice, ...]
+    images: tuple[PlatformImage, ...]
     index: Manifest
-    tags: tuple[ImageReference, ...]
-    aliases: tuple[ImageReference, ...]
     current: Mapping[ImageReference, str | None]
     """Tag or alias → the digest that it names now; None if it does not exist."""
     wanted: Sequence[tuple[Descriptor, Sequence[NewAttachment]]]
@@ -78,7 +76,7 @@ class Draft:
     @property
     def missing(self) -> list[ImageReference]:
         """Return the tags and aliases that do not name the index yet."""
-        return [name for name in (*self.tags, *self.aliases) if self.current[name] != self.index.digest]
+        return [name for name, digest in self.current.items() if digest != self.index.digest]
 
 
 Connect = Callable[[str], Registry]
@@ -159,8 +157,9 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     choices = tuple(
         _with_image(choose_image(target, platform, evidence), target, connect) for platform in target.platforms
     )
-    index = make_index(choices, planned.key) if all(choice.image for choice in choices) else None
+    images = tuple(choice.image for choice in choices if choice.image)
     builds = [build.value for choice in choices for build in choice.builds]
+    index = make_index(images, builds, planned.key) if len(images) == len(choices) else None
     names, untaggable = fill_tags(target.tags, builds)
     reasons = [untaggable] if builds and untaggable else []
     wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
@@ -181,13 +180,13 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
             wanted.append((choice.image.descriptor, attachments))
         reasons += [f"{choice.platform}: {reason}" for reason in against]
 
-    tags, aliases = tuple(map(parse_reference, names)), tuple(map(parse_reference, target.aliases))
     current: dict[ImageReference, str | None] = {}
     if index and not reasons:
-        current = {name: repository_of(name, connect).digest(name.wanted) for name in (*tags, *aliases)}
+        for name in map(parse_reference, (*names, *target.aliases)):
+            current[name] = repository_of(name, connect).digest(name.wanted)
         reasons += [
             f"{tag} names {current[tag]} and never moves; this is {index.digest}; build from a new commit for a new tag"
-            for tag in tags
+            for tag in map(parse_reference, names)
             if current[tag] not in (None, index.digest)
         ]
     if index is None or reasons:
@@ -198,7 +197,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     # A tag names the index, so the index gets the same statements as its platforms.
     every = {(new.kind, new.content): new for _, attachments in wanted for new in attachments}
     wanted.append((index.descriptor, list(every.values())))
-    return Draft(target, choices, index, tags, aliases, current, wanted)
+    return Draft(target, images, index, current, wanted)
 
 
 def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
@@ -243,25 +242,19 @@ INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Beginnings of the labels that an index repeats as annotations."""
 
 
-def make_index(choices: Sequence[Choice], key: str) -> Manifest:
+def make_index(images: Sequence[PlatformImage], builds: Sequence[BuildResult], key: str) -> Manifest:
     """Return the index of the images of all platforms; annotations are the labels that they share and their origin.
 
     Equal arguments give equal bytes, whenever and wherever the index is made. The origin is in no image: each commit
     would make it another one. `created` is the date of the files, not of the build. `key` is the target's.
     """
-    images = {choice.platform: choice.image for choice in choices if choice.image}
-    manifests = [replace(image.descriptor, platform=platform).to_json() for platform, image in sorted(images.items())]
-    first, *others = [image.labels for image in images.values()]
-    annotations = {
-        name: value
-        for name, value in sorted(first.items())
-        if name.startswith(INDEX_LABELS) and all(labels.get(name) == value for labels in others)
-    }
+    shared = set.intersection(*(set(image.labels.items()) for image in images))
+    annotations = {name: value for name, value in shared if name.startswith(INDEX_LABELS)}
     # All builds that are published are of one commit.
-    builds = [build.value for choice in choices for build in choice.builds]
     origin = {name: max(getattr(build, name) or "" for build in builds) for name in ("source", "revision")}
-    origin["created"] = max(str(image.config.get("created") or "") for image in images.values())
+    origin["created"] = max(str(image.config.get("created") or "") for image in images)
     annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in origin.items() if value} | {KEY: key}
+    manifests = [image.descriptor.to_json() for image in sorted(images, key=lambda image: image.platform)]
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     return Manifest(encode_json(document), INDEX)
 
@@ -284,9 +277,9 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
     def is_published(target: Target) -> bool:
         for name in map(parse_reference, target.aliases):
             manifest = repository_of(name, connect).find(name.wanted)
-            if not manifest or (manifest.document.get("annotations") or {}).get(KEY) != keys[target.id]:
-                return False
-            if not {item.platform for item in manifests_of(manifest.document)} >= set(target.platforms):
+            document = manifest.document if manifest else {}
+            key, platforms = (document.get("annotations") or {}).get(KEY), {i.platform for i in manifests_of(document)}
+            if key != keys[target.id] or not platforms >= set(target.platforms):
                 return False
         return bool(target.aliases)
 
@@ -305,7 +298,7 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
     incomplete then.
     """
     signer = None if request.dry_run else request.signer
-    places = {name.name: repository_of(name, connect) for name in (*draft.tags, *draft.aliases)}.values()
+    places = {name.name: repository_of(name, connect) for name in draft.current}.values()
     missing = {place: missing_attachments(place, draft.wanted, signer) for place in places}
     unsigned: dict[Repository, list[ImageReference]] = {}
     for place in places:
@@ -317,7 +310,7 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
     published = Published(
         target=draft.target.id, digest=digest, attached=dict(sorted(attached.items())), signed=signed,
         state="unchanged" if not changes else "possible" if request.dry_run else "published",
-        platforms={choice.platform: choice.digest for choice in draft.choices},
+        platforms={image.platform: image.digest for image in draft.images},
         kept=tuple(str(name) for name, before in draft.current.items() if before == digest),
         given=tuple(str(name) for name, before in draft.current.items() if before is None),
         moved={str(name): before for name, before in draft.current.items() if before not in (None, digest)},
@@ -331,8 +324,8 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
         place.check_writable()
     for place in places:
         if not place.has(digest):
-            for choice in draft.choices:
-                copy_image(choice.digest, repository_of(parse_reference(choice.repository), connect), place)
+            for image in draft.images:
+                copy_image(image.digest, image.place, place)
             place.put_manifest(draft.index)
         for subject, new in missing[place]:
             attach(place, subject, new, signer)
@@ -375,8 +368,7 @@ def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
     """Make a tag or an alias name the index. Raises CommandError if another publisher's digest is there."""
     place = repository_of(name, connect)
     before = place.digest(name.wanted)
-    expected = None if name in draft.tags else draft.current[name]
-    if before not in (expected, draft.index.digest):
+    if before not in (draft.current[name], draft.index.digest):
         raise _overtaken(name, draft.index.digest, before)
     after = place.put_manifest(draft.index, name.wanted)
     if after != draft.index.digest:
@@ -404,7 +396,14 @@ def print_published(result: PublishResult, plan: Plan) -> None:
     """Print the outcome of each target, and the licences that whoever publishes the images accepts."""
     for target in result.targets:
         out.print(f"{_MARKS[target.state]} {target.target} {target.digest or ''}".rstrip())
-        for line in _details(target):
+        attached = ", ".join(f"{number} {kind}" for kind, number in target.attached.items())
+        for line in (
+            *target.reasons,
+            *(f"new tag  {name}" for name in target.given),
+            *(f"same tag  {name}" for name in target.kept),
+            *(f"moved tag  {name}: {before} → {target.digest}" for name, before in target.moved.items()),
+            *([f"attachments  {attached}"] if attached else ()),
+        ):
             out.print(f"    {line}", markup=False)
     states = Counter(target.state for target in result.targets)
     out.print(", ".join(f"{number} {state}" for state, number in states.items()))
@@ -413,15 +412,3 @@ def print_published(result: PublishResult, plan: Plan) -> None:
         err.print(f"restricted: {name}: {text}", markup=False)
     for problem in result.unused:
         err.print(f"not used: {problem}", markup=False)
-
-
-def _details(target: Published) -> Iterator[str]:
-    would = target.state == "possible"
-    yield from target.reasons
-    yield from (f"{'would be given' if would else 'given'}  {name}" for name in target.given)
-    yield from (f"kept   {name}" for name in target.kept)
-    for name, before in target.moved.items():
-        yield f"{'would move' if would else 'moved'}  {name}: {before} → {target.digest}"
-    if target.attached:
-        listed = ", ".join(f"{number} {kind}" for kind, number in target.attached.items())
-        yield f"{'would attach' if would else 'attached'}  {listed}"

@@ -18,10 +18,9 @@ from rich.markup import escape
 from imagebuild.core import console, files
 from imagebuild.core.console import out
 from imagebuild.core.debian import Package, version_key
-from imagebuild.core.errors import ConfigError, Mistakes, ResultError
+from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.core.fields import DIGEST, Form, Model, YamlFile
 from imagebuild.core.run import for_each
-from imagebuild.core.yaml import load_yaml
 from imagebuild.oci.image import PlatformImage
 from imagebuild.oci.layout import manifests_of
 from imagebuild.oci.reference import parse_reference
@@ -42,7 +41,6 @@ def scan_result(
     Raises ConfigError if the report is about another image, or by a scanner that does not know the image's
     distribution.
     """
-    notes = list(report.notes)
     if report.digests and image.digest not in report.digests:
         named = ", ".join(sorted(report.digests))
         raise ConfigError(f"{file}: is about {named}, not about {image.digest}; scan the image as NAME@{image.digest}")
@@ -51,17 +49,16 @@ def scan_result(
             raise ConfigError(f"{file}: is by debsecan, which knows packages of Debian only; use grype or trivy")
     elif not report.digests:
         raise ConfigError(f"{file}: names no digest of an image; let {report.scanner} scan NAME@{image.digest}")
-    findings, more = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
-    notes += more
+    findings, notes = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
     if not policy.path.exists():
         notes.append(f"{policy.path}: does not exist, so {policy.model.fail.severity} fails and nothing is ignored")
-    count = sum(finding.fails for finding in findings)
+    failing = sum(finding.fails for finding in findings)
     written = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
     return ScanResult(
         image=image.name, digest=image.digest, platform=image.platform, scanner=report.scanner,
         database=report.database or "not named", started=report.started or written, findings=findings,
-        verdict="failed" if count else "passed", notes=tuple(notes),
-        reason=f"{count} finding{'s' * (count != 1)} that the policy does not allow" if count else "",
+        verdict="failed" if failing else "passed", notes=(*report.notes, *notes),
+        reason=f"{plural(failing, 'finding')} that the policy does not allow" if failing else "",
     )  # fmt: skip
 
 
@@ -215,15 +212,6 @@ class Policy(Model):
     ignore: tuple[Ignore, ...] = ()
 
 
-def load_policy(path: Path) -> YamlFile[Policy]:
-    """Load a policy. Raises ConfigError with all mistakes, each with file and line."""
-    mistakes = Mistakes()
-    document = load_yaml(path, Policy, mistakes)
-    mistakes.stop_if_any()
-    assert document is not None
-    return document
-
-
 def judge_vulnerabilities(
     report: ScanReport, policy: YamlFile[Policy], today: date
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
@@ -267,21 +255,14 @@ def print_scan(result: ScanResult) -> None:
     if rows:
         columns = ("severity", "vulnerability", "package", "installed", "fixed in", "policy")
         console.print_table(columns, [map(escape, row) for row in rows])
-    rest = [finding for finding in result.findings if finding not in listed]
-    if rest:
-        out.print(f"and {len(rest)} more that fail nothing ({_counts(rest)}); --json has them", markup=False)
     for note in result.notes:
         out.print(f"note: {note}", markup=False)
     out.print(f"{result.scanner}; database: {result.database}", markup=False)
+    found = Counter(finding.severity for finding in result.findings)
+    counts = ", ".join(f"{found[severity]} {severity}" for severity in reversed(SEVERITIES) if found[severity])
     reason = f" ({escape(result.reason)})" if result.reason else ""
-    counts = _counts(result.findings) or "nothing known"
-    out.print(f"{escape(result.image)}, {result.platform}: {counts}: {console.MARKS[result.verdict]}{reason}")
-
-
-def _counts(findings: Iterable[Vulnerability]) -> str:
-    """Return the number of findings of each severity, the worst first: `2 high, 1 medium`."""
-    counts = Counter(finding.severity for finding in findings)
-    return ", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity])
+    summary = f"{counts or 'nothing known'}: {console.MARKS[result.verdict]}{reason}"
+    out.print(f"{escape(result.image)}, {result.platform}: {summary}")
 
 
 # Packages that the distribution has fixed since
@@ -324,12 +305,8 @@ def published_images(targets: Sequence[Target], connect: Callable[[str], Registr
         index = connect(name.host).at(name.repository).find(name.wanted)
         if index is None:
             return [NewestImage(target=target.id, problem=f"{name}: is not published")]
-        return [
-            NewestImage(
-                target=target.id, platform=i.platform or "", digest=i.digest, index=str(name.at(index.digest))
-            )
-            for i in manifests_of(index.document)
-        ]  # fmt: skip
+        named = {"target": target.id, "index": str(name.at(index.digest))}
+        return [NewestImage(platform=i.platform or "", digest=i.digest, **named) for i in manifests_of(index.document)]
 
     registries = {connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases}
     return [image for found in for_each(find, targets, *registries, jobs=WORKERS) for image in found]
@@ -347,34 +324,32 @@ def security_updates(
     what is attached. Signatures of SBOMs are not checked. Raises CommandError if a registry fails.
     """
 
-    def read(image: NewestImage) -> tuple[NewestImage, tuple[Package, ...]]:
-        if image.problem:
-            return image, ()
+    def read(image: NewestImage) -> tuple[Package, ...]:
         place = parse_reference(image.index)
-        packages = attached_packages(connect(place.host).at(place.repository), image.digest)
-        problem = "" if packages else "has no SBOM that can be read and lists packages of the distribution"
-        return image.model_copy(update={"problem": problem}), packages
+        return attached_packages(connect(place.host).at(place.repository), image.digest)
 
     images = published_images(targets, connect)
-    registries = {connect(parse_reference(image.index).host) for image in images if image.index}
-    listed = for_each(read, images, *registries, jobs=WORKERS)
+    known = [image for image in images if not image.problem]
+    registries = {connect(parse_reference(image.index).host) for image in known}
+    packages = dict(zip((i.digest for i in known), for_each(read, known, *registries, jobs=WORKERS), strict=True))
+    names: dict[str, set[str]] = {}
+    for image in known:
+        names.setdefault(image.platform, set()).update(package.name for package in packages[image.digest])
+    available = {p: newest(p.removeprefix("linux/"), sorted(found)) for p, found in names.items() if found}
     # A new build mends what fails in a package of the distribution.
     failed = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
-    names: dict[str, set[str]] = {}
-    for image, packages in listed:
-        names.setdefault(image.platform, set()).update(package.name for package in packages)
-    available = {p: newest(p.removeprefix("linux/"), sorted(found)) for p, found in names.items() if found}
     judged, stale = list[NewestImage](), set[str]()
-    for image, packages in listed:
-        updates = {
-            package.name: f"{package.version} → {newer[-1]}"
-            for package in packages
-            if (newer := available[image.platform].get(package.name))
-            and version_key(newer[-1]) > version_key(package.version)
-        }
-        judged.append(image.model_copy(update={"updates": updates}))
-        if updates or any((image.digest, package.name) in failed for package in packages):
-            stale.add(image.target)
+    for image in images:
+        problem, updates = image.problem, dict[str, str]()
+        for package in packages.get(image.digest, ()):
+            newer = available[image.platform].get(package.name)
+            if newer and version_key(newer[-1]) > version_key(package.version):
+                updates[package.name] = f"{package.version} → {newer[-1]}"
+            if package.name in updates or (image.digest, package.name) in failed:
+                stale.add(image.target)
+        if not (problem or packages[image.digest]):
+            problem = "has no SBOM that can be read and lists packages of the distribution"
+        judged.append(image.model_copy(update={"updates": updates, "problem": problem}))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Freshness(read=now, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
 

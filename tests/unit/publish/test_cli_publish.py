@@ -34,13 +34,13 @@ def test_what_is_printed(site: Site, command: Call) -> None:
     publish = ("publish", "--results", site.evidence)
     site.fake.calls.clear()
     status, out, _ = command(*publish, "--dry-run")
-    assert (status, f"would be given  {TAG}" in out, site.fake.calls) == (0, True, [])
-    assert "would attach  4 provenance, 4 verification" in out
+    assert (status, f"- possible {NEW}" in out, site.fake.calls) == (0, True, [])
+    assert "    attachments  4 provenance, 4 verification" in out
     before = index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")], tag="latest")
     status, out, _ = command(*publish, "--json", "out.json")
     (target,) = json.loads(Path("out.json").read_text())["targets"]
-    assert (status, f"✓ published {NEW} {target['digest']}\n    given  {TAG}\n" in out) == (0, True)
-    assert f"moved  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
+    assert (status, f"✓ published {NEW} {target['digest']}\n    new tag  {TAG}\n" in out) == (0, True)
+    assert f"moved tag  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
     site.ready(NEW, dockerfile="0" * 64)
     status, out, _ = command(*publish)
     assert (status, f"✗ refused {NEW}" in out, "linux/amd64: provenance: " in out) == (1, True, True)
