@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import (
@@ -21,14 +21,13 @@ from imagebuild.oci.attestation import (
     kind_of,
     list_attestations,
     read_attestation,
-    read_attestations,
 )
 from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, Repository
 from imagebuild.project.records import ScanResult, VerifyResult
-from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_predicate
+from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_attached
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import WHOSE, Signer
@@ -130,17 +129,16 @@ def _judge_attached(
     """
     manifest = place.manifest(digest).content
     believed: list[tuple[Attestation, BaseModel]] = []
-    for attestation in read_attestations(place, digest):
+    for attestation, value, problem in read_attached(place, digest):
         # Whoever may push can attach, so an attachment without a trusted signature does not count.
         unsigned = trust.attestation_problem(attestation, manifest) if trust and attestation.content else ""
         if unsigned:
             yield attestation.kind, "skipped", f"not believed: {unsigned}", attestation.digest
             continue
-        try:
-            if value := read_predicate(attestation):
-                believed.append((attestation, value))
-        except ResultError as error:
-            yield attestation.kind, "broken", attestation.problem or str(error), attestation.digest
+        if problem:
+            yield attestation.kind, "broken", problem, attestation.digest
+        elif value:
+            believed.append((attestation, value))
 
     newest: dict[tuple[str, str], str] = {}
     for scan in (value for _, value in believed if isinstance(value, ScanResult)):

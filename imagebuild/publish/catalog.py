@@ -16,7 +16,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.core.fields import full_reference, natural_order
 from imagebuild.core.run import for_each
 from imagebuild.core.yaml import read_written
-from imagebuild.oci.attestation import CREATED, read_attestations
+from imagebuild.oci.attestation import CREATED
 from imagebuild.oci.image import PlatformImage, image_of, is_image
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import parse_reference
@@ -34,7 +34,7 @@ from imagebuild.project.records import (
     Surroundings,
     VerifyResult,
 )
-from imagebuild.publish.evidence import mismatch, read_predicate
+from imagebuild.publish.evidence import mismatch, read_attached
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.scan import Freshness
 from imagebuild.publish.signatures import Signer
@@ -131,16 +131,10 @@ class CatalogReader:
     def _platform(self, place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
         labels = {str(name): str(value) for name, value in image.labels.items()}
         packages, scans, checks = None, list[Scan](), list[Checks]()
-        # The newest first, as far as annotations tell.
-        attached = read_attestations(place, image.digest)
-        for item in attached:
-            try:
-                value = read_predicate(item)
-            except ResultError as error:
-                problems.append(str(error))
-                continue
-            if value and (other := mismatch(value, image.digest, image.platform, (index,))):
-                problems.append(f"the {item.kind} {item.digest} {other}")
+        attached = tuple(read_attached(place, image.digest))
+        for item, value, damage in attached:
+            if problem := damage or (value and mismatch(value, image.digest, image.platform, (index,))):
+                problems.append(f"the {item.kind} {item.digest} {problem}")
                 continue
             match value:
                 case SpdxDocument():
@@ -155,7 +149,7 @@ class CatalogReader:
             labels=labels, packages=packages, updates=self._pending.get(image.digest),
             scan=max(scans, key=lambda scan: scan.started, default=None),
             checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-            evidence=tuple(AttachedFile(kind=item.kind, digest=item.digest, size_bytes=item.size) for item in attached),
+            evidence=tuple(AttachedFile(kind=i.kind, digest=i.digest, size_bytes=i.size) for i, _, _ in attached),
         )  # fmt: skip
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -44,30 +43,28 @@ FILES: Mapping[type[BaseModel], frozenset[str]] = {
 """What a JSON file may be → keys by which it is recognised. Provenance is made from the result of the build."""
 
 
-def read_predicate(attestation: Attestation) -> BaseModel | None:
-    """Return what an attachment says, as a type of `PREDICATES`; None for other kinds.
+def read_attached(
+    place: Repository, digest: str, kind: str | None = None
+) -> Iterator[tuple[Attestation, BaseModel | None, str]]:
+    """Yield what is attached to an image, the newest first, as a type of `PREDICATES`, None for other kinds.
 
-    Raises ResultError for one that is damaged, about another image, or something else than its kind says. Anybody who
-    may push can have written it.
+    With each comes what is wrong with it: it is damaged, about another image, or something else than its kind says.
+    Who signed it is not checked; anybody who may push can have written it. Raises CommandError if the registry fails.
     """
-    name = f"the {attestation.kind} {attestation.digest}"
-    if attestation.problem:
-        raise ResultError(f"{name} {attestation.problem}")
-    if attestation.kind not in PREDICATES:
-        return None
-    return read_written(PREDICATES[attestation.kind], attestation.content, name)
+    for item in read_attestations(place, digest, kind):
+        name, model, value, problem = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind), None, item.problem
+        try:
+            value = read_written(model, item.content, name) if model and not problem else None
+        except ResultError as error:
+            problem = str(error).removeprefix(f"{name}: ")
+        yield item, value, problem
 
 
 def attached_packages(place: Repository, digest: str) -> tuple[Package, ...]:
-    """Return the distribution's packages by the newest SBOM of an image that can be read and lists any; else none.
-
-    Who signed it is not checked. Raises CommandError if the registry fails.
-    """
-    for item in read_attestations(place, digest, "sbom"):
-        with suppress(ResultError):  # anybody may have written it
-            document = read_predicate(item)
-            if isinstance(document, SpdxDocument) and document.debian_packages:
-                return document.debian_packages
+    """Return the distribution's packages by the newest SBOM of an image that can be read and lists any; else none."""
+    for _, document, _ in read_attached(place, digest, "sbom"):
+        if isinstance(document, SpdxDocument) and document.debian_packages:
+            return document.debian_packages
     return ()
 
 

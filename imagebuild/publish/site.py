@@ -8,7 +8,6 @@ from typing import get_args
 
 from imagebuild.bench.models import State
 from imagebuild.core import files
-from imagebuild.core.errors import plural
 from imagebuild.jobs.manifest import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, Scan, Severity
 from imagebuild.report.document import NONE
@@ -41,11 +40,8 @@ def catalog_page(catalog: Catalog) -> str:
         columns=columns_of(catalog.images),
         checks_badge=checks_badge,
         day=format_day,
-        device_of=device_of,
         scan_badge=scan_badge,
-        signature_badge=signature_badge,
         summary_badges=summary_badges,
-        updates_text=updates_text,
     )
 
 
@@ -100,19 +96,6 @@ def scan_badge(scan: Scan | None) -> Badge:
     return scan.verdict, counts[0] if counts else "no findings"
 
 
-def updates_text(image: PublishedImage, read: str) -> str:
-    """Return `3 security updates pending, as of 2026-11-22`: of the worst platform; empty if nobody looked."""
-    known = [platform.updates for platform in image.platforms if platform.updates is not None]
-    return f"{plural(max(known), 'security update')} pending, as of {format_day(read)}" if known else ""
-
-
-def signature_badge(image: PublishedImage) -> Badge:
-    """Say who signed an image, as far as it was asked."""
-    if image.verified_by is None:
-        return "skipped", "not verified"
-    return ("passed", f"by {image.verified_by}") if image.verified_by else ("failed", "none that is trusted")
-
-
 def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
     """Return the worst badge of the checks of all platforms, and that of their scans."""
 
@@ -121,11 +104,6 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
     checks = min((checks_badge(platform.checks) for platform in image.platforms), key=rank)
     return checks, min((scan_badge(platform.scan) for platform in image.platforms), key=rank)
-
-
-def device_of(image: PublishedImage) -> str:
-    """Return the name of the GPUs that an image was tried on; empty if no benchmark printed one."""
-    return next((run.device for platform in image.platforms for run in platform.checks if run.device), "")
 
 
 def format_day(time: str) -> str:
