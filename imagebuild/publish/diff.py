@@ -43,8 +43,6 @@ class Comparison(Model):
     b: ComparedImage
     differences: dict[str, Changes]
     """`components`, `packages`, `environment` and `layers`, as far as they could be compared."""
-    shared_bytes: int
-    """Size of the layers of B that A has, too: a machine with A does not fetch them again."""
     notes: tuple[str, ...] = ()
     """What was not compared, and where facts come from that may be others than those of the layers."""
 
@@ -60,33 +58,30 @@ def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | 
     something cannot be read.
     """
     own = f"linux/{ARCHITECTURES.get(machine.machine())}"
+    notes, sides, facts = list[str](), list[ComparedImage](), list[dict[str, dict[str, str]]]()
     with ExitStack() as stack:
-        both = [stack.enter_context(finder.find(name)) for name in names]
-        a, b = (found.image(platform or (own if own in found.platforms else None)) for found in both)
-        notes: list[str] = []
-        packages = [_packages(image, notes) for image in (a, b)]
-    layers = [{str(layer.digest): layer.size for layer in image.layers} for image in (a, b)]
-    sizes = [{digest: format_size(size) for digest, size in of_image.items()} for of_image in layers]
-    differences = {
-        "components": _differences(components_of(a.labels), components_of(b.labels)),
-        **({"packages": _differences(*packages)} if all(packages) else {}),
-        "environment": _differences(a.env, b.env),
-        "layers": _differences(*sizes),
-    }
-    sides = [
-        ComparedImage(
-            name=found.name, origin=found.origin, digest=image.digest, platform=image.platform,
-            size_bytes=sum(layer.size for layer in image.layers),
-        )
-        for found, image in zip(both, (a, b), strict=True)
-    ]  # fmt: skip
-    shared = sum(size for digest, size in layers[1].items() if digest in layers[0])
-    return Comparison(a=sides[0], b=sides[1], differences=differences, shared_bytes=shared, notes=tuple(notes))
+        for found in [stack.enter_context(finder.find(name)) for name in names]:
+            image = found.image(platform or (own if own in found.platforms else None))
+            size = sum(layer.size for layer in image.layers)
+            sides.append(
+                ComparedImage(
+                    name=found.name, origin=found.origin, digest=image.digest, platform=image.platform, size_bytes=size
+                )
+            )
+            facts.append({
+                "components": components_of(image.labels),
+                "packages": _packages(image, notes),
+                "environment": image.env,
+                "layers": {str(layer.digest): format_size(layer.size) for layer in image.layers},
+            })  # fmt: skip
+    differences = {title: _differences(*(of_image[title] for of_image in facts)) for title in facts[0]}
+    if not all(of_image["packages"] for of_image in facts):
+        del differences["packages"]
+    return Comparison(a=sides[0], b=sides[1], differences=differences, notes=tuple(notes))
 
 
 def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Changes:
-    names = dict.fromkeys((*a, *b))
-    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
+    return {name: (a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)}
 
 
 DPKG = "var/lib/dpkg/status"
@@ -119,7 +114,5 @@ def print_comparison(comparison: Comparison) -> None:
             print_table(("", "A", "B"), [map(escape, row) for row in rows])
     for note in comparison.notes:
         out.print(f"[yellow]-[/] {escape(note)}")
-    counts = ", ".join(f"{len(changes)} {title}" for title, changes in comparison.differences.items() if changes)
-    before, after, shared = map(format_size, (a.size_bytes, b.size_bytes, comparison.shared_bytes))
-    differ = f"different: {counts}" if counts else "nothing that was compared differs"
-    out.print(f"{differ}; {before} becomes {after}, {shared} shared", markup=False)
+    differ = "something differs" if comparison.differs else "nothing that was compared differs"
+    out.print(f"{differ}; {format_size(a.size_bytes)} becomes {format_size(b.size_bytes)}")

@@ -70,5 +70,4 @@ def test_diff_of_runtime_and_devel(
     assert (stubs[0], stubs[1][0]) == ("cuda-stubs", None)
     assert "PATH" in made.differences["environment"]
     assert 100e6 < made.a.size_bytes < made.b.size_bytes < 800e6
-    assert made.shared_bytes > 20_000_000  # the base
-    assert f"different: 1 components, {len(made.differences['packages'])} packages, " in done.out
+    assert f"packages: {len(made.differences['packages'])} differ" in done.out

@@ -58,11 +58,10 @@ def test_two_layouts(layouts: tuple[str, str], command: Call, tmp_path: Path) ->
     assert changes(made, "packages") == [("gone", "1", None), ("libc6", "1", "2"), ("new", None, "<1> | 2")]
     assert changes(made, "environment") == [("A", "1", "2")]
     assert [(a is None, b is None) for _, a, b in changes(made, "layers")] == [(False, True), (True, False)]
-    assert made.a.size_bytes > made.shared_bytes > 0
+    assert made.a.size_bytes > 0
     assert (made.a.digest != made.b.digest, made.notes) == (True, ())
     assert "libc6  1  2\n" in out
-    expected = "different: 1 components, 3 packages, 1 environment, 2 layers; 0.0 MB becomes 0.0 MB, "
-    assert out.splitlines()[-1].startswith(expected)
+    assert out.splitlines()[-1] == "something differs; 0.0 MB becomes 0.0 MB"
     status, out, _ = command("diff", a, a, "--exit-code")
     assert (status, "nothing that was compared differs" in out) == (0, True)
     assert (command("diff", a, b)[0], command("diff", a)[0]) == (0, 2)
