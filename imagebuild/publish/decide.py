@@ -39,14 +39,14 @@ class PublishRule:
 
 @dataclass(frozen=True)
 class Choice:
-    """Name the built image of a platform, or give the reasons why there is none to publish."""
+    """Name the built image of a platform, or give the reason why there is none to publish."""
 
     platform: Platform
     digest: str = ""
     builds: tuple[EvidenceFile[BuildResult], ...] = ()
     image: PlatformImage | None = None
     """What a registry has by this digest."""
-    reasons: tuple[str, ...] = ()
+    reason: str = ""
 
     @property
     def repository(self) -> str:
@@ -62,13 +62,13 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
     builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
-        return Choice(platform, reasons=("no build result; run `imagebuild build --push`",))
+        return Choice(platform, reason="no build result; run `imagebuild build --push`")
     if not pushed:
-        return Choice(platform, reasons=(f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`",))
+        return Choice(platform, reason=f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`")
     by_digest = {build.value.manifests[platform]: build for build in pushed}
     if len(by_digest) > 1:
         listed = ", ".join(f"{digest} ({build.path})" for digest, build in sorted(by_digest.items()))
-        return Choice(platform, reasons=(f"several builds: {listed}; keep only the result of the one to publish",))
+        return Choice(platform, reason=f"several builds: {listed}; keep only the result of the one to publish")
     return Choice(platform, digest=next(iter(by_digest)), builds=tuple(pushed))
 
 
@@ -108,7 +108,7 @@ def objections(
     `evidence` is about this image; `rules` are what it must fulfil besides the policy.
     """
     if not choice.digest:
-        return list(choice.reasons)
+        return [choice.reason]
     if choice.image is None:
         return [f"{choice.repository} does not have it any more; build it again with --push"]
     failed_scans = [scan for scan in evidence.of_type(ScanResult) if scan.value.verdict != "passed"]
@@ -143,38 +143,38 @@ def _check_objections(
     if not verifications:
         yield "not verified: no result names this digest; run `imagebuild verify` on it"
         return
-    reasons: dict[str, dict[str, str]] = {"passed": {}, "failed": {}, "skipped": {}}
-    inapplicable: set[str] = set()
     hashes = {rule.name: rule.sha256 for rule in rules}
+    decided, inapplicable, skipped = set[str](), set[str](), dict[str, str]()
     for verification in verifications:
-        checks = verification.value.checks
-        unproven = _unproven(verification.value)
+        checks, unproven = verification.value.checks, _unproven(verification.value)
         for check in checks:
-            name, outcome, reason = check.name, check.outcome, check.reason
-            if outcome == "failed":
-                yield f"{name} failed ({verification.path}): {reason}"
+            name = check.name
+            if check.outcome == "failed":
+                decided.add(name)
+                yield f"{name} failed ({verification.path}): {check.reason}"
             elif unproven and check.component != IMAGE:
-                outcome, reason = "skipped", f"{unproven} ({verification.path})"
-            elif name in hashes and check.sha256 != hashes[name]:
-                outcome = "skipped"
-                reason = (
+                skipped[name] = f"{unproven} ({verification.path})"
+            elif check.sha256 != hashes.get(name, check.sha256):
+                skipped[name] = (
                     f"the result is of another version of this check than this checkout has ({verification.path}); "
                     "run `imagebuild verify` again"
                 )
-            reasons[outcome][name] = reason
+            elif check.outcome == "passed":
+                decided.add(name)
+            else:
+                skipped[name] = check.reason
         image_checks = [c for c in checks if c.component == IMAGE and c.sha256 == hashes.get(c.name)]
         if any(check.check == READABLE and check.outcome == "passed" for check in image_checks):
             inapplicable |= {check.name for check in image_checks if check.outcome == "skipped"}
 
-    required = _required_patterns(target, choice.platform, policy)
+    facts = {**axis_facts(target.axes), "image": target.image, "arch": choice.platform.removeprefix("linux/")}
+    asked = [pattern for row in policy.require if matches(row.when, facts) for pattern in row.checks]
+    required = [pattern if "/" in pattern else f"{pattern}/*" for pattern in asked]
     for rule in rules:
-        patterns = [pattern for pattern in required if _fits(rule, pattern)]
-        decided = rule.name in reasons["passed"] or rule.name in reasons["failed"]
-        if decided or not (rule.always or patterns) or (rule.name in inapplicable and not patterns):
-            continue
-        skipped = reasons["skipped"].get(rule.name)
-        why = f"; publish.require has {patterns[0]}" if patterns else ""
-        yield f"{rule.name} was {'not run' if skipped is None else f'skipped: {skipped}'}{why}"
+        pattern = next((pattern for pattern in required if _fits(rule, pattern)), "")
+        if rule.name not in decided and (pattern or (rule.always and rule.name not in inapplicable)):
+            why = f"; publish.require has {pattern}" if pattern else ""
+            yield f"{rule.name} was {f'skipped: {skipped[rule.name]}' if rule.name in skipped else 'not run'}{why}"
     for pattern in required:
         if not any(_fits(rule, pattern) for rule in rules):
             yield f"publish.require has {pattern}, but this target has no such check"
@@ -188,13 +188,6 @@ def _unproven(result: VerifyResult) -> str:
         return ""
     why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
     return f"it ran through {runner}, but {IMAGE}/{SAME_FILES} {why}"
-
-
-def _required_patterns(target: Target, platform: Platform, policy: Publish) -> list[str]:
-    """Return the patterns `component/check` that `publish.require` has for a platform of a target."""
-    facts = {**axis_facts(target.axes), "image": target.image, "arch": platform.removeprefix("linux/")}
-    rows = [row for row in policy.require if matches(row.when, facts)]
-    return [pattern if "/" in pattern else f"{pattern}/*" for row in rows for pattern in row.checks]
 
 
 def _fits(rule: PublishRule, pattern: str) -> bool:

@@ -68,21 +68,29 @@ def _resources(
     lock: Lock, owner: str, source: Source, platform: Platform, replaced: Mapping[str, str]
 ) -> Iterator[Resource]:
     """Yield what a source of a component, a base or an image is; of wheels, those for the platform."""
-    arch: Arch = "arm64" if platform == "linux/arm64" else "amd64"
     match source:
         case BaseImage(reference):
-            yield _base_image(lock, owner, reference, replaced.get(digest_of(lock, reference)))
+            digest = lock.images[reference].digest
+            uri, instead = f"docker://{full_reference(reference)}@{digest}", replaced.get(digest_of(lock, reference))
+            if instead in (None, digest):
+                yield Resource(name=reference, uri=uri, digest=_digest_set(digest))
+            elif instead.startswith("sha256:"):
+                made, notes = f"{owner}-bootstrapped", {INSTEAD_OF: uri}
+                yield Resource(name=made, uri=f"urn:imagebuild:{made}", digest=_digest_set(instead), annotations=notes)
+            else:
+                yield Resource(name=instead, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri})
         case Archive(url=url):
             yield Resource(name=url.rpartition("/")[2], uri=url, digest={"sha256": hash_of(lock, url)})
         case GitRef(url, tag, _):
             commit = commit_of(lock, source)
-            uri = f"git+{url}@{commit}"
+            uri, notes = f"git+{url}@{commit}", {"tag": tag}
             if (folder := f"{owner}-source") in replaced:
-                yield Resource(name=folder, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri, "tag": tag})
+                yield Resource(name=folder, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri, **notes})
             else:
                 name = url.removesuffix(".git").rpartition("/")[2]
-                yield Resource(name=name, uri=uri, digest={"gitCommit": commit}, annotations={"tag": tag})
+                yield Resource(name=name, uri=uri, digest={"gitCommit": commit}, annotations=notes)
         case WheelSet():
+            arch: Arch = "arm64" if platform == "linux/arm64" else "amd64"
             for wheel in wheels_of(lock, source):
                 if sha256 := wheel.sha256.get(arch, ""):
                     uri = PackageURL("pypi", None, canonicalize_name(wheel.name), wheel.version).to_string()
@@ -92,18 +100,6 @@ def _resources(
             notes = {"suite": suite, "key": key, "fingerprint": repository.fingerprint}
             notes |= {f"package:{name}": version for name, version in sorted(repository.packages.items())}
             yield Resource(name=url, uri=url, annotations=notes)
-
-
-def _base_image(lock: Lock, owner: str, reference: str, replacement: str | None) -> Resource:
-    """Return a base image; `replacement` is the digest of a bootstrapped one, or the name of a folder."""
-    image = lock.images[reference]
-    uri = f"docker://{full_reference(reference)}@{image.digest}"
-    if replacement in (None, image.digest):
-        return Resource(name=reference, uri=uri, digest=_digest_set(image.digest))
-    if replacement.startswith("sha256:"):
-        made, digest = f"{owner}-bootstrapped", _digest_set(replacement)
-        return Resource(name=made, uri=f"urn:imagebuild:{made}", digest=digest, annotations={INSTEAD_OF: uri})
-    return Resource(name=replacement, uri=FOLDER_URI + owner, annotations={INSTEAD_OF: uri})
 
 
 # The predicate

@@ -46,14 +46,6 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
     return complete_document(document, image, components)
 
 
-SYFT_FORMAT = "spdx-json@2.3"
-SYFT_SETTINGS = {
-    "SYFT_CHECK_FOR_APP_UPDATE": "false",
-    # Files are left out of our documents, so their digests need not be computed.
-    "SYFT_FILE_METADATA_SELECTION": "none",
-}
-
-
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
     """Return the SPDX document that syft writes about the only image of an OCI layout. Uses no network.
 
@@ -66,8 +58,13 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
     # An empty file of settings: those in somebody's home directory would change what is found.
     settings = folder / "syft.yaml"
     settings.touch()
-    arguments = ("scan", "--quiet", "--config", str(settings), f"oci-dir:{layout}", "--output", SYFT_FORMAT)
-    output = run(syft, *arguments, env={**SYFT_SETTINGS, "SYFT_CACHE_DIR": str(folder / "cache")})
+    variables = {
+        "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_CACHE_DIR": str(folder / "cache"),
+        # Files are left out of our documents, so their digests need not be computed.
+        "SYFT_FILE_METADATA_SELECTION": "none",
+    }  # fmt: skip
+    arguments = ("--quiet", "--config", str(settings), f"oci-dir:{layout}", "--output", "spdx-json@2.3")
+    output = run(syft, "scan", *arguments, env=variables)
     try:
         document: Document = json.loads(output)
     except ValueError as error:
@@ -88,23 +85,6 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
         created = datetime.fromisoformat(str(image.config.get("created") or "1970-01-01T00:00:00Z")).astimezone(UTC)
     except ValueError as error:
         raise ResultError(f"{image.name}: its creation time cannot be read: {error}") from None
-    # Files are left out: the image's package database has them, and they are ten times as long as all else.
-    files = {item["SPDXID"] for item in syft.get("files", ())}
-    (root,) = (r["relatedSpdxElement"] for r in syft["relationships"] if r["relationshipType"] == "DESCRIBES")
-    packages = [
-        {key: value for key, value in package.items() if key != "packageVerificationCode"} | {"filesAnalyzed": False}
-        for package in syft["packages"]
-    ]
-    relations = [r for r in syft["relationships"] if not files & {r["spdxElementId"], r["relatedSpdxElement"]}]
-    licenses = {item["licenseId"]: item for item in syft.get("hasExtractedLicensingInfos", ())}
-    for name, version in components_of(image.labels).items():
-        package = _component_package(name, version, components.get(name))
-        packages.append(package)
-        relations.append({
-            "spdxElementId": root, "relationshipType": "CONTAINS", "relatedSpdxElement": package["SPDXID"],
-        })  # fmt: skip
-        licenses |= _licenses(components.get(name))
-
     title = image.labels.get("org.opencontainers.image.title") or "image"
     target = image.labels.get("imagebuild.target") or title
     own = {
@@ -112,16 +92,36 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
         "checksums": [{"algorithm": "SHA256", "checksumValue": image.digest.removeprefix("sha256:")}],
         "externalRefs": _purl("oci", title.lower(), image.digest, arch=image.architecture),
     }  # fmt: skip
-    packages = [package | (own if package["SPDXID"] == root else {}) for package in packages]
-    relations = [{key: IMAGE if value == root else value for key, value in r.items()} for r in relations]
-    own_tool = f"Tool: imagebuild-{__version__}"
+    # Files are left out: the image's package database has them, and they are ten times as long as all else.
+    files = {item["SPDXID"] for item in syft.get("files", ())}
+    (root,) = (r["relatedSpdxElement"] for r in syft["relationships"] if r["relationshipType"] == "DESCRIBES")
+    packages = [
+        {**package, "filesAnalyzed": False, **(own if package["SPDXID"] == root else {})}
+        for package in syft["packages"]
+    ]
+    for package in packages:
+        package.pop("packageVerificationCode", None)
+    relations = [
+        {key: IMAGE if value == root else value for key, value in relation.items()}
+        for relation in syft["relationships"]
+        if files.isdisjoint((relation["spdxElementId"], relation["relatedSpdxElement"]))
+    ]
+    licenses = {item["licenseId"]: item for item in syft.get("hasExtractedLicensingInfos", ())}
+    for name, version in components_of(image.labels).items():
+        component = components.get(name)
+        package = _component_package(name, version, component)
+        packages.append(package)
+        contained = {"relationshipType": "CONTAINS", "relatedSpdxElement": package["SPDXID"]}
+        relations.append({"spdxElementId": IMAGE, **contained})
+        licenses |= _licenses(component) if component else {}
     tools = sorted(creator for creator in syft["creationInfo"]["creators"] if creator.startswith("Tool: "))
+    creators = [f"Tool: imagebuild-{__version__}", *tools]
     document: Document = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": DOCUMENT,
         "name": f"{target} {image.platform}",
-        "creationInfo": {"created": f"{created:%Y-%m-%dT%H:%M:%SZ}", "creators": [own_tool, *tools]},
+        "creationInfo": {"created": f"{created:%Y-%m-%dT%H:%M:%SZ}", "creators": creators},
         "packages": sorted(packages, key=lambda package: package["SPDXID"]),
         "relationships": sorted(relations, key=encode_predicate),
         "hasExtractedLicensingInfos": [licenses[key] for key in sorted(licenses)],
@@ -151,12 +151,10 @@ def _purl(kind: str, name: str, version: str, **qualifiers: str) -> list[dict[st
     return [{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}]
 
 
-def _licenses(component: Component | None) -> dict[str, dict[str, str]]:
+def _licenses(component: Component) -> dict[str, dict[str, str]]:
     """Return an entry for each licence of a component that is not in the list of SPDX."""
-    if component is None:
-        return {}
     files = ", ".join(component.license_files)
-    text = f"The text is in the image: {files}" if files else f"The text is at {component.homepage}"
+    text = f"The text is {f'in the image: {files}' if files else f'at {component.homepage}'}"
     found = LICENSE_REF.findall(component.license)
     return {name: {"licenseId": name, "name": name, "extractedText": text} for name in found}
 
