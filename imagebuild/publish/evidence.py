@@ -24,7 +24,6 @@ from imagebuild.report.document import Report
 
 T_co = TypeVar("T_co", covariant=True)
 
-
 PREDICATES: Mapping[str, type[BaseModel]] = {
     "sbom": SpdxDocument,
     "provenance": Provenance,
@@ -148,9 +147,8 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
         try:
             document = json.loads(files.read_text(file))
         except (ValueError, RecursionError) as error:
-            raise ResultError(
-                f"{file}: not valid JSON: {error}; if it is cut off, get it again, or remove it"
-            ) from None
+            why = f"not valid JSON: {error}; if it is cut off, get it again, or remove it"
+            raise ResultError(f"{file}: {why}") from None
         keys = document.keys() if isinstance(document, dict) else set()
         model = next((model for model, wanted in FILES.items() if wanted <= keys), None)
         if model is None:
@@ -168,10 +166,6 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
 # What is attached to an image
 
 
-PRIVATE_FACTS = frozenset({"host"})
-"""Facts about the place of a verification that are not published."""
-
-
 @dataclass(frozen=True, order=True)
 class NewAttachment:
     """Hold a predicate to attach to an image in a registry."""
@@ -183,25 +177,28 @@ class NewAttachment:
 
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
     """Return what to attach of a file that was read: without private facts, and with its time."""
-    content, created = encode_predicate(document), ""
+    created = ""
     match value:
         case VerifyResult():
-            content, created = _encode(without_private_facts(value, digest, platform)), value.started
+            document, created = _plain(without_private_facts(value, digest, platform)), value.started
         case Report():
             kept = tuple(without_private_facts(v, digest, platform) for v in value.verifications)
             public = value.without_hosts().model_copy(update={"verifications": kept})
-            content, created = _encode(public), value.about.created
+            document, created = _plain(public), value.about.created
         case ScanResult():
             created = value.started
     kind = next(kind for kind, model in PREDICATES.items() if isinstance(value, model))
-    return NewAttachment(kind, content, created)
+    return NewAttachment(kind, encode_predicate(document), created)
+
+
+def _plain(model: Model) -> dict[str, Any]:
+    return model.model_dump(mode="json", exclude_defaults=True)
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
     """Return a verification of a platform's image that anybody may read: without host, user, environment and logs."""
-    place = result.surroundings
-    if place:
-        facts = {name: value for name, value in place.facts.items() if name not in PRIVATE_FACTS}
+    if place := result.surroundings:
+        facts = {name: value for name, value in place.facts.items() if name != "host"}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})
     private: dict[str, object] = {"environment": {}, "command": (), "log": None}
     checks = tuple(
@@ -209,7 +206,3 @@ def without_private_facts(result: VerifyResult, digest: str, platform: str) -> V
         for check in result.checks
     )
     return result.model_copy(update={"digest": digest, "platform": platform, "surroundings": place, "checks": checks})
-
-
-def _encode(model: Model) -> bytes:
-    return encode_predicate(model.model_dump(mode="json", exclude_defaults=True))

@@ -96,7 +96,11 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
     if request.signer:
         _ = request.signer.trusted
     evidence = read_evidence(request.folders)
-    targets = requested_targets(plan, request, evidence)
+    built = {build.value.target for build in evidence.of_type(BuildResult)}
+    targets = [target for target in select_targets(plan, request.select) if request.select or target.id in built]
+    if not targets:
+        folders = ", ".join(map(str, request.folders))
+        raise NothingSelected(f"--results {folders}: no result.json of a target of the plan; build one first")
     planned = [
         Planned(
             renderer.recipe(target), renderer.dockerfile(target).text, rules_of(renderer.project, target),
@@ -120,29 +124,13 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
-                now = repository_of(name, connect).digest(name.wanted)
-                if now != published.digest:
-                    raise _overtaken(name, str(published.digest), now)
+                _check_is_ours(name, (published.digest,), repository_of(name, connect).digest(name.wanted))
         except CommandError as error:
             return published.model_copy(update={"state": "failed", "reasons": (str(error),)})
         return published
 
-    done = for_each(publish, planned, *registries, jobs=JOBS)
-    return PublishResult(
-        targets=tuple(for_each(check_again, done, *registries, jobs=JOBS)), unused=tuple(evidence.unused)
-    )
-
-
-def requested_targets(plan: Plan, request: PublishRequest, evidence: Evidence) -> tuple[Target, ...]:
-    """Return the targets to publish. Raises NothingSelected if there are none."""
-    targets = select_targets(plan, request.select)
-    if not request.select:
-        built = {build.value.target for build in evidence.of_type(BuildResult)}
-        targets = tuple(target for target in targets if target.id in built)
-        if not targets:
-            folders = ", ".join(map(str, request.folders))
-            raise NothingSelected(f"--results {folders}: no result.json of a target of the plan; build one first")
-    return targets
+    done = for_each(check_again, for_each(publish, planned, *registries, jobs=JOBS), *registries, jobs=JOBS)
+    return PublishResult(targets=tuple(done), unused=tuple(evidence.unused))
 
 
 # Look, and change nothing
@@ -366,21 +354,19 @@ def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None
 
 def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
     """Make a tag or an alias name the index. Raises CommandError if another publisher's digest is there."""
-    place = repository_of(name, connect)
-    before = place.digest(name.wanted)
-    if before not in (draft.current[name], draft.index.digest):
-        raise _overtaken(name, draft.index.digest, before)
-    after = place.put_manifest(draft.index, name.wanted)
-    if after != draft.index.digest:
-        raise _overtaken(name, draft.index.digest, after)
+    place, ours = repository_of(name, connect), draft.index.digest
+    _check_is_ours(name, (ours, draft.current[name]), place.digest(name.wanted))
+    _check_is_ours(name, (ours,), place.put_manifest(draft.index, name.wanted))
 
 
-def _overtaken(name: ImageReference, ours: str, theirs: str | None) -> CommandError:
-    happened = f"moved it to {theirs}" if theirs else "removed it"
-    return CommandError(
-        f"{name}: another publisher {happened} while this one moved it to {ours}; "
-        "find out which is right, and let one publish at a time"
-    )
+def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found: str | None) -> None:
+    """Raise CommandError unless a tag names what is expected; our index is the first of that."""
+    if found not in expected:
+        happened = f"moved it to {found}" if found else "removed it"
+        raise CommandError(
+            f"{name}: another publisher {happened} while this one moved it to {expected[0]}; "
+            "find out which is right, and let one publish at a time"
+        )
 
 
 # Print

@@ -95,10 +95,7 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
     # Files are left out: the image's package database has them, and they are ten times as long as all else.
     files = {item["SPDXID"] for item in syft.get("files", ())}
     (root,) = (r["relatedSpdxElement"] for r in syft["relationships"] if r["relationshipType"] == "DESCRIBES")
-    packages = [
-        {**package, "filesAnalyzed": False, **(own if package["SPDXID"] == root else {})}
-        for package in syft["packages"]
-    ]
+    packages = [{**p, "filesAnalyzed": False, **(own if p["SPDXID"] == root else {})} for p in syft["packages"]]
     for package in packages:
         package.pop("packageVerificationCode", None)
     relations = [
