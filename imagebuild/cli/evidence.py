@@ -105,8 +105,6 @@ def freshness(
     from imagebuild.publish.scan import print_freshness, security_updates
 
     workspace = project.open(options.PlanChanges().parse(registry))
-    if scans and not scans.is_dir():
-        raise ConfigError(f"--scans {scans}: no such folder")
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
     if not keyring.is_file():
         raise ConfigError(f"--keyring {keyring}: no such file")

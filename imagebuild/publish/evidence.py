@@ -137,7 +137,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
     distinct: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"--results {path}: no such folder; name the folders with results of build and verify")
+            raise ConfigError(f"{path}: no such folder; name folders with results of build, verify or scan")
         for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
             if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
                 distinct.setdefault(file.resolve(), file)
