@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -90,13 +90,13 @@ def each(
 
     A failure does not stop the others; the worst exit status counts.
     """
-    images = pushed_images(folder) if published is None else _published_images(project, published, folder)
+    images = _pushed_images(folder) if published is None else _published_images(project, published, folder)
     platforms = options.parse_platforms(platform)
     chosen = [image for image in images if not platforms or image["platform"] in platforms]
     if not chosen:
         where = published or folder
         raise NothingSelected(f"{where}: no image for this; `build --push` leaves a {RESULT}, and aliases name images")
-    if status := run_for_each(chosen, command):
+    if status := _run_for_each(chosen, command):
         raise typer.Exit(status)
 
 
@@ -116,7 +116,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
         yield _values(image.target, image.platform, index.name, image.digest, index.digest, own)
 
 
-def pushed_images(folder: Path) -> Iterator[dict[str, str]]:
+def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the images that results below a folder name, as the values that a command can use, sorted by path.
 
     Raises ResultError for a result that cannot be read.
@@ -141,9 +141,7 @@ def _values(
     }  # fmt: skip
 
 
-def run_for_each(
-    images: Sequence[dict[str, str]], command: Sequence[str], call: Callable[[Sequence[str]], int] = run_in_foreground
-) -> int:
+def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> int:
     """Run a command with the values of each image; return the worst exit status. A failure does not stop the others.
 
     Raises CommandError if the program cannot be started.
@@ -154,7 +152,7 @@ def run_for_each(
         title = f"{image['target']} {image['platform']}"
         err.print(f"{title}: {image['image']}", markup=False)
         words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - called at once
-        if status := call(words):
+        if status := run_in_foreground(words):
             failed[title] = status
     for title, status in failed.items():
         err.print(f"{title}: exit status {status}", markup=False)
