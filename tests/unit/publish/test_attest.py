@@ -136,35 +136,17 @@ def test_all_is_well(published: Published) -> None:
     assert missing == [(AMD64, "scan", "missing")]
 
 
-def listed_and_gone(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = {p.digest: published.place.referrers(p.digest) for p in published.platforms.values()}
-    sbom = next(item for item in list_attestations(published.place, published.amd64)
-                if "spdx" in str(item.annotations))  # fmt: skip
-    published.registry.repositories[REPOSITORY].manifests.pop(sbom.digest)
-    monkeypatch.setattr(Repository, "referrers", lambda _, subject: listed.get(subject, ()))
-
-
-def of_another_digest(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    amd64, arm64 = (published.platforms[platform].digest for platform in PLATFORMS)
-    listed = published.place.referrers(arm64)
-    monkeypatch.setattr(Repository, "referrers", lambda _, subject: listed if subject == amd64 else ())
-
-
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (listed_and_gone, "is listed, but the registry does not have it"),
-        (of_another_digest, "refers to another image"),
-    ],
-)
-def test_damage_is_wrong_though_nobody_asked_for_it(
-    published: Published, monkeypatch: pytest.MonkeyPatch, act: Callable[..., object], message: str
-) -> None:
+def test_damage_is_wrong_though_nobody_asked_for_it(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the registry lists refers to another image; then it is gone."""
     published.attach_all()
-    act(published, monkeypatch)
-    for required in (DEFAULT_KINDS, ("scan",)):
-        (finding,) = [f for f in published.wrong(*required) if (f.subject, f.kind) == (AMD64, "sbom")]
-        assert (finding.outcome, message in finding.detail) == ("broken", True)
+    listed = published.place.referrers(published.platforms[ARM64].digest)
+    monkeypatch.setattr(Repository, "referrers", lambda _, subject: listed if subject == published.amd64 else ())
+    for message in ("refers to another image", "is listed, but the registry does not have it"):
+        for required in (DEFAULT_KINDS, ("scan",)):
+            (finding,) = [f for f in published.wrong(*required) if (f.subject, f.kind) == (AMD64, "sbom")]
+            assert (finding.outcome, message in finding.detail) == ("broken", True)
+        for item in listed:
+            published.registry.repositories[REPOSITORY].manifests.pop(item.digest, None)
 
 
 def statement(**changed: object) -> bytes:
@@ -237,12 +219,10 @@ def test_what_an_attachment_says(
     assert (finding.outcome, message in finding.detail) == (outcome, True), finding.detail
 
 
-@pytest.mark.parametrize(("platform", "outcomes"), [(AMD64, ["passed"]), (ARM64, ["broken"])])
-def test_of_a_verification_of_the_index_the_platform_counts(
-    published: Published, platform: str, outcomes: list[str]
-) -> None:
-    published.attach("verification", verification(published.digest, platform))
-    assert [f.outcome for f in published.verify().findings if f.attachment] == outcomes
+def test_of_a_verification_of_the_index_the_platform_counts(published: Published) -> None:
+    for platform in (AMD64, ARM64):
+        published.attach("verification", verification(published.digest, platform))
+    assert sorted(f.outcome for f in published.verify().findings if f.attachment) == ["broken", "passed"]
 
 
 def test_what_failed_counts_where_it_is_required(published: Published) -> None:
