@@ -19,7 +19,6 @@ from .evidence import NewAttachment as NewAttachment
 from .evidence import read_evidence as read_evidence
 from .provenance import Provenance as Provenance
 from .provenance import provenance_of as provenance_of
-from .provenance import resolved_dependencies as resolved_dependencies
 from .prune import PruneVerdict as PruneVerdict
 from .prune import delete_staged as delete_staged
 from .prune import judge_staged as judge_staged

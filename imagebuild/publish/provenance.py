@@ -50,24 +50,13 @@ class Resource(BaseModel):
     annotations: dict[str, str] = {}
 
 
-def resolved_dependencies(
-    recipe: Recipe, lock: Lock, platform: Platform, replaced: Mapping[str, str] | None = None
-) -> tuple[Resource, ...]:
-    """Return the sources of a target for one platform, each once, in a fixed order.
-
-    `replaced` is the field of `BuildResult` with what the build used instead. Raises ConfigError if a source has
-    no pin.
-    """
-    owned = tuple(recipe.for_platform(platform).owned_sources())
-    check_pinned(lock, (source for _, source in owned))
-    resources = (r for owner, source in owned for r in _resources(lock, owner, source, platform, replaced or {}))
-    return tuple({resource.uri: resource for resource in resources}.values())
-
-
 def _resources(
     lock: Lock, owner: str, source: Source, platform: Platform, replaced: Mapping[str, str]
 ) -> Iterator[Resource]:
-    """Yield what a source of a component, a base or an image is; of wheels, those for the platform."""
+    """Yield what a source of a component, a base or an image is; of wheels, those for the platform.
+
+    `replaced` is the field of `BuildResult` with what the build used instead.
+    """
     match source:
         case BaseImage(reference):
             digest = lock.images[reference].digest
@@ -167,7 +156,10 @@ def provenance_of(
     if result.revision:
         uri = f"git+{result.source}@{result.revision}" if result.source else ""
         resources.insert(0, Resource(name=PROJECT, uri=uri, digest={"gitCommit": result.revision}))
-    resources += resolved_dependencies(recipe, lock, platform, result.replaced)
+    owned = tuple(recipe.for_platform(platform).owned_sources())
+    check_pinned(lock, (source for _, source in owned))
+    sources = (r for owner, source in owned for r in _resources(lock, owner, source, platform, result.replaced))
+    resources += {resource.uri: resource for resource in sources}.values()
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,

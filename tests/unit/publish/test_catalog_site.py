@@ -111,14 +111,11 @@ def test_what_is_weighed(few: Catalog) -> None:
     assert page.count("pending, as of") == 1 + len(platforms), "in the row, and of each platform"
 
 
-def test_commands() -> None:
-    """Of programs that the browser's tests do not ask for."""
+def test_words() -> None:
+    """Commands of programs that the browser's tests do not ask for; of several runs, failures of any count."""
     commands = pull_commands("ghcr.io/acme/open")
     assert "--container-image=ghcr.io#acme/open{enroot} " in commands["Slurm, pyxis"]
     assert "--image=ghcr.io/acme/open{ref} " in commands["Kubernetes"]
-
-
-def test_words() -> None:
     run = Checks(passed=60, failed=0, skipped=9)
     gpu = run.model_copy(update={"passed": 80, "gpus": 8})
     assert checks_badge([run, gpu]) == ("passed", "80 passed, 8 GPUs")
