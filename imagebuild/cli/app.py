@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, Listed]] = {
         "sbom": Listed("evidence", "List what is installed in an image, as SPDX."),
         "scan": Listed("evidence", "Judge by a policy what a scanner found in an image."),
         "freshness": Listed("evidence", "Say which packages have a security update."),
-        "attest": Listed("evidence", "Verify, show and add attestations of a published image."),
+        "attest": Listed("evidence", "Verify and add attestations of a published image."),
         "diff": Listed("evidence", "Say what differs between two images."),
         "catalog": Listed("evidence", "Make a page of all published images, and the table in the README."),
         "prune": Listed("publish", "List what builds pushed and is not needed any more; delete it with --yes."),
