@@ -322,8 +322,12 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
             signer.sign(unsigned[place])
         if draft.missing:
             _judge_stored(draft, place, signer)
-    for name in draft.missing:
-        _tag(name, draft, connect)
+    for number, name in enumerate(draft.missing):
+        try:
+            _tag(name, draft, connect)
+        except CommandError as error:
+            before = ", ".join(map(str, draft.missing[:number]))
+            raise CommandError(f"{error}; tags that were given before: {before or 'none'}") from None
     return published
 
 
