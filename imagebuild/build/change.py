@@ -32,7 +32,6 @@ from imagebuild.render.stages import Stage, needed_stages, stages_of
 
 NOTHING = "nothing"
 """Argument of --from for an empty cache."""
-WORKING_TREE = "the working tree"
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,16 @@ class ProjectState:
     """Empty: the platforms of each target."""
     base: str = "bootstrap"
 
-    @cached_property
-    def bases(self) -> dict[str, str]:
-        """Return official image → what is bootstrapped instead, which depends on the release only."""
-        project = self.renderer.project
-        bases = project.matrix.model.bases.values() if self.base == "bootstrap" else ()
-        return {digest_of(project.lock, b.image): f"bootstrapped {b.release}" for b in bases if b.release}
-
     def builds(self) -> Iterator[tuple[Target, Platform, dict[str, Stage]]]:
         """Yield each target for each of its platforms, with the stages that BuildKit executes, the image's last."""
+        project = self.renderer.project
+        bases = project.matrix.model.bases.values() if self.base == "bootstrap" else ()
+        # What is bootstrapped instead of an official image depends on the release only.
+        replaced = {digest_of(project.lock, b.image): f"bootstrapped {b.release}" for b in bases if b.release}
         for target in self.targets:
             text = self.renderer.dockerfile(target).text
             for platform in bake.platforms_of(target, self.platforms):
-                yield target, platform, needed_stages(stages_of(text, platform, self.bases))
+                yield target, platform, needed_stages(stages_of(text, platform, replaced))
 
 
 def read_state(
@@ -105,32 +101,31 @@ def compare_states(before: ProjectState | None, after: ProjectState, names: tupl
 
     `names` has the names of the two states.
     """
-    built = (stage for _, _, stages in before.builds() for stage in stages.values()) if before else ()
-    known = {key for stage in built for _, key in stage.steps}
+    built = before.builds() if before else ()
+    known = {key for _, _, stages in built for stage in stages.values() for _, key in stage.steps}
     everything: set[str] = set()
-    runs: dict[str, set[str]] = {}
-    users: dict[str, dict[str, None]] = {}
+    executed: dict[str, dict[str, set[str]]] = {}  # stage → target → keys of its RUN steps
     for target, _, stages in after.builds():
         for name, stage in stages.items():
-            everything |= {key for word, key in stage.steps if word == "RUN"}
-            if not all(key in known for _, key in stage.steps):
-                users.setdefault(name, {})[target.id] = None
-                runs.setdefault(name, set()).update(key for word, key in stage.steps if word == "RUN")
-    executed = [
+            runs = {key for word, key in stage.steps if word == "RUN"}
+            everything |= runs
+            if any(key not in known for _, key in stage.steps):
+                executed.setdefault(name, {}).setdefault(target.id, set()).update(runs)
+    costs = [
         CostStage(
             stage=name,
             component=component_of(name, after.renderer.project.components),
-            run=len(runs[name] - known),
-            targets=tuple(targets),
+            run=len(set().union(*runs_of.values()) - known),
+            targets=tuple(runs_of),
         )
-        for name, targets in users.items()
+        for name, runs_of in executed.items()
     ]
     return Cost(
         before=names[0],
         after=names[1],
         run=len(everything - known),
         run_of=len(everything),
-        stages=tuple(sorted(executed, key=lambda stage: stage.component is None)),
+        stages=tuple(sorted(costs, key=lambda cost: cost.component is None)),
     )
 
 
@@ -158,41 +153,42 @@ def predict_cost(
         built = None if before == NOTHING else state(before, Changes(), ())
         wanted = state(after, changes, select)
         bake.check_platforms(wanted.targets, platforms)
-        return compare_states(built, wanted, (before or "", " ".join([after or WORKING_TREE, *changes.options])))
+        names = (before or "", " ".join([after or "the working tree", *changes.options]))
+        return compare_states(built, wanted, names)
 
 
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
     """Print the stages that are executed again, for which targets; in Markdown, as a summary for GitHub Actions."""
-    stage_rows = [(s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages]
-    targets: dict[str, list[str]] = {}
-    for stage in cost.stages:
-        for target in stage.targets:
-            targets.setdefault(target, []).append(stage.stage)
-    tables = (
-        (("stage", "component", "RUN steps", "targets"), stage_rows),
-        (("target", "stages executed"), [(target, ", ".join(stages)) for target, stages in targets.items()]),
-    )
+    targets = dict.fromkeys(target for stage in cost.stages for target in stage.targets)
+    tables = {
+        ("stage", "component", "RUN steps", "targets"): [
+            (s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages
+        ],
+        ("target", "stages executed"): [
+            (target, ", ".join(s.stage for s in cost.stages if target in s.targets)) for target in targets
+        ],
+    }
     change = f"from {cost.before} to {cost.after}"
     summary = f"{cost.run} of {cost.run_of} RUN steps are executed; one that targets or platforms share counts once"
     if markdown:
-        texts = [f"**{change}**: {summary}", *(console.markdown_table(*table) for table in tables if table[1])]
-        out.print("\n\n".join(texts), markup=False)
-        return
-    for columns, rows in tables:
-        if rows:
+        out.print(f"**{change}**: {summary}", markup=False)
+    for columns, rows in tables.items() if targets else ():
+        if markdown:
+            out.print("\n" + console.markdown_table(columns, rows), markup=False)
+        else:
             console.print_table(columns, rows)
             out.print()
-    out.print(f"{change}: {summary}", markup=False)
+    if not markdown:
+        out.print(f"{change}: {summary}", markup=False)
 
 
 def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
     """Return target → the caches of the compiling stages that it needs, on all of its platforms."""
     components = state.renderer.project.components
-    compiling = {name for name, component in components.items() if component.model.compiles}
     entries: dict[str, list[CacheEntry]] = {target.id: [] for target in state.targets}
     for target, platform, stages in state.builds():
-        found = (CacheEntry(name, platform, stage.key) for name, stage in stages.items() if name in compiling)
-        entries[target.id] += found
+        compiling = (name for name in stages if name in components and components[name].model.compiles)
+        entries[target.id] += [CacheEntry(name, platform, stages[name].key) for name in compiling]
     return entries
 
 
@@ -206,27 +202,27 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     place = oci.connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
-    given = bake.bake_file(run)["target"]
-    # A manifest like that of images: not every registry takes BuildKit's own form, an index.
-    form = "mode=min,image-manifest=true,oci-mediatypes=true"
+    content = bake.bake_file(run)
     chosen: dict[str, Any] = {
         entry.tag: {
-            **given[target.bake_name],
+            **content["target"][target.bake_name],
             "target": entry.stage,
             "platforms": [entry.platform],
             "tags": [],
             "output": ["type=cacheonly"],
-            "cache-to": [f"type=registry,ref={location.name}:{entry.tag},{form}"],
+            # A manifest like that of images: not every registry takes BuildKit's own form, an index.
+            "cache-to": [
+                f"type=registry,ref={location.name}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"
+            ],
         }
         for entry, target in owners.items()
         if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
     }
-    if not chosen:
-        return
-    progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-    fetched = {name: entry for name, entry in given.items() if name.startswith(bake.FETCHED)}
-    content = {"group": {"default": {"targets": sorted(chosen)}}, "target": {**chosen, **fetched}}
-    buildx.execute_bake(run, content, progress, "bake-caches.json")
+    if chosen:
+        progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
+        content["target"] |= chosen  # beside targets that are not built, and those that hold what was fetched
+        content["group"]["default"]["targets"] = sorted(chosen)
+        buildx.execute_bake(run, content, progress, "bake-caches.json")
 
 
 Build = tuple[str, Platform]
@@ -252,20 +248,19 @@ def job_matrix(
     groups: Sequence[Sequence[Build]], runners: Mapping[Platform, Sequence[str]]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the `matrix` of a job. Raises ConfigError for a platform without a runner."""
+    if missing := {platform for group in groups for _, platform in group} - runners.keys():
+        raise ConfigError(f"github-runners: no runner for {min(missing)}; add its label in the matrix")
     entries = []
     for number, group in enumerate(groups, 1):
         first, platform = group[0]
-        if platform not in runners:
-            raise ConfigError(f"github-runners: no runner for {platform}; add its label in the matrix")
         arch, more = platform.removeprefix("linux/"), len(group) - 1
-        labels = list(runners[platform])
         entries.append(
             {
                 "name": f"{first} and {more} more {arch}" if more else f"{first} {arch}",
                 "id": f"group{number:03}-{arch}" if more else f"{first}-{arch}",
                 "targets": " ".join(target for target, _ in group),
                 "platform": platform,
-                "runner": labels[0] if len(labels) == 1 else labels,
+                "runner": list(runners[platform]),
             }
         )
     return {"include": entries}
@@ -308,10 +303,11 @@ def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Tar
             return list(after.targets)
 
     def differs(target: Target) -> bool:
-        old, key = known.get(target.id, (None, ""))
-        if old is None or set(bake.platforms_of(target, after.platforms)) - set(old.platforms):
+        if target.id not in known:
             return True
-        more = {*target.tags, *target.aliases} - {*old.tags, *old.aliases}
-        return bool(more) or key != after.renderer.key(target)
+        old, key = known[target.id]
+        more_platforms = {*bake.platforms_of(target, after.platforms)} - {*old.platforms}
+        more_tags = {*target.tags, *target.aliases} - {*old.tags, *old.aliases}
+        return bool(more_platforms or more_tags) or key != after.renderer.key(target)
 
     return [target for target in after.targets if differs(target)]

@@ -16,6 +16,5 @@ from .resolve import complaint as complaint
 from .resolve import keys_of as keys_of
 from .resolve import lock_text as lock_text
 from .resolve import merged_sources as merged_sources
-from .resolve import unused_entries as unused_entries
 from .resolve import without_unused as without_unused
 from .upstream import Upstream as Upstream

@@ -140,4 +140,4 @@ def test_a_plan_says_how_many_sources_have_no_pin(call: Call, tiny: Files) -> No
     tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
     status, printed, shown = call("plan")
     assert (status, "tiny-cuda13.0-debian13-runtime" in printed) == (0, True)
-    assert shown == "1 sources have no pin; `imagebuild lock tiny` adds them\n"
+    assert shown == "sources without a pin: 1; `imagebuild lock tiny` adds them\n"
