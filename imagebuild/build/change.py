@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from math import ceil
 from pathlib import Path
@@ -160,19 +159,19 @@ def predict_cost(
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
     """Print the stages that are executed again, for which targets; in Markdown, as a summary for GitHub Actions."""
     targets = dict.fromkeys(target for stage in cost.stages for target in stage.targets)
-    tables = {
-        ("stage", "component", "RUN steps", "targets"): [
-            (s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages
-        ],
-        ("target", "stages executed"): [
-            (target, ", ".join(s.stage for s in cost.stages if target in s.targets)) for target in targets
-        ],
-    }
+    of_targets = {target: ", ".join(s.stage for s in cost.stages if target in s.targets) for target in targets}
+    tables = (
+        (
+            ("stage", "component", "RUN steps", "targets"),
+            *((s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages),
+        ),
+        (("target", "stages executed"), *of_targets.items()),
+    )
     change = f"from {cost.before} to {cost.after}"
     summary = f"{cost.run} of {cost.run_of} RUN steps are executed; one that targets or platforms share counts once"
     if markdown:
         out.print(f"**{change}**: {summary}", markup=False)
-    for columns, rows in tables.items() if targets else ():
+    for columns, *rows in tables if targets else ():
         if markdown:
             out.print("\n" + console.markdown_table(columns, rows), markup=False)
         else:

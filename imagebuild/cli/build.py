@@ -16,6 +16,17 @@ from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
+EXCLUSIVE = (
+    ("--load", "--push", "--output"),
+    # A bundle is of the engine on this machine, and has the packages of its day.
+    *(pair for other in ("--bundle", "--offline") for pair in (("--builder", other), ("--rebuild", other))),
+    ("--rebuild", "--stage"),
+    # Caches are of whole targets, and of the code that the lock names.
+    ("--cache-write", "--source"),
+    ("--cache-write", "--stage"),
+)
+"""Options of `build` of which only one can be given."""
+
 
 @options.example(
     "imagebuild build quickstart cuda=13.5 --platform local",
@@ -70,8 +81,12 @@ def build(
     from imagebuild.project.plan import check_repository, select_targets
 
     check_repository("--cache", cache)
-    if sum((load, push, output is not None)) > 1:
-        raise ConfigError("--load, --push and --output exclude each other; give one of them")
+    given = {
+        "--load": load, "--push": push, "--output": output is not None, "--builder": builder, "--source": source,
+        "--rebuild": rebuild, "--cache": cache, "--cache-write": cache_write, "--stage": stage,
+        "--bundle": bundle, "--offline": offline,
+    }  # fmt: skip
+    options.check_combination(given, {"--cache-write": ("--cache",)}, EXCLUSIVE)
     changes = edits.parse(registry)
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
