@@ -106,7 +106,7 @@ class BuildInputs:
     """Hold what BuildKit gets beside the Dockerfiles."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Image in `FROM`, or stage, → what replaces it in all targets: a folder, `oci-layout://…` or `docker-image://…`."""
+    """Image in `FROM`, or stage, → what replaces it everywhere: a folder, `oci-layout://…` or `docker-image://…`."""
     stages: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
     """Target → stage → folder with what the stage downloads, as `inputs.fetch_all` makes it; `images` wins."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
@@ -124,11 +124,8 @@ class BuildRun:
     inputs: BuildInputs = field(default_factory=BuildInputs)
     caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
     """Target → the compiling stages that it needs, which the caches may have."""
-    revision: str | None = None
-    """Commit of the project."""
-    origin: Mapping[str, str] = field(default_factory=dict)
-    """Repository, run and workflow, as far as they are known: fields of `BuildResult`."""
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `BuildResult` that are known at the start: time, commit, repository, run and workflow."""
 
     @property
     def context(self) -> Path:

@@ -65,15 +65,12 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         from imagebuild.build.change import ProjectState, cache_entries
 
         caches = cache_entries(ProjectState(renderer, request.targets, request.platforms, request.base))
-    run = BuildRun(
-        request,
-        project,
-        dockerfiles,
-        endpoint,
-        caches=caches,
-        revision=revision.current_revision(project.root),
-        origin=revision.origin_of_build(project.root, os.environ),
-    )
+    about = {
+        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "revision": revision.current_revision(project.root),
+        **revision.origin_of_build(project.root, os.environ),
+    }
+    run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, about=about)
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
     with progress, build_inputs(run, provide, progress) as provided:
         run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))

@@ -415,12 +415,10 @@ def export_images(
                 if step.stage in stages and stages_of.get(step.target, stages).get(step.stage) == stages[step.stage]
             ),
             replaced=bake.replaced_contexts(run.inputs.images),
-            revision=run.revision,
             rebuilt=run.request.rebuilt,
             dockerfile=hashlib.sha256(text.encode()).hexdigest(),
             builder=run.request.builder or run.engine.host,
-            started=f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            **run.origin,
+            **run.about,
             **more,
         )
         write_text(run.request.folder / target.id / "result.json", result.model_dump_json(indent=1) + "\n")

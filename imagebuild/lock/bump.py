@@ -176,8 +176,8 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
                 return {"": upstream.tags(url)}
             case WheelSet(component):
                 return {"": upstream.wheel_versions(component)}
-            case PackageSource(packages=names):
-                return upstream.index(listing, names).versions
+            case PackageSource():
+                return upstream.index(listing).versions
         raise AssertionError(listing)
 
     def settle(listing: Source, answer: Answer) -> tuple[str, bool]:

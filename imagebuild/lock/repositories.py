@@ -103,8 +103,8 @@ class SignedSuite(NamedTuple):
     key: bytes
 
 
-def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages: Iterable[str]) -> PackageIndex:
-    """Return the versions of packages in a repository's signed index; packages are `name` or `name=version`.
+def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> PackageIndex:
+    """Return all versions of the source's packages in a repository's signed index.
 
     Raises Unreachable or Absent if a part of it cannot be fetched, CommandError if a signature or a hash is wrong or
     the release has expired, ConfigError for a suite that is not flat, ResultError for an index that cannot be read.
@@ -130,7 +130,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
             key = web.read(source.key)
         release, fingerprints = signed_release(run, key, content, signature)
         index = _index(web, base, release)
-        return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, packages)))
+        return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, source.packages)))
     except ImagebuildError as error:
         named = source.url in str(error) or source.key in str(error)
         raise error if named else type(error)(f"{source.url}: {error}") from None

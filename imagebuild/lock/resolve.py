@@ -448,7 +448,7 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
 
     Raises ConfigError with all that differs.
     """
-    index = upstream.index(source, tuple(sorted({*map(repositories.name_of, source.packages)})))
+    index = upstream.index(source)
     locked = entry.packages if entry else {}
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]
     chosen, problems = repositories.choose(index.versions, wanted)

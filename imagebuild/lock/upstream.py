@@ -99,7 +99,7 @@ class Upstream:
                 return self.wheels(source)
             case PackageSource():
                 before = known if isinstance(known, LockedRepository) else None
-                return repositories.locked_repository(source, self.index(source, source.packages), before)
+                return repositories.locked_repository(source, self.index(source), before)
 
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
         """Return the hash of an archive, with facts if its component asks for them."""
@@ -121,9 +121,9 @@ class Upstream:
                 facts = tree_facts(self.run, top, source.tree)
             return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
-    def index(self, source: PackageSource, packages: tuple[str, ...]) -> repositories.PackageIndex:
-        """Return the versions of packages in a signed repository."""
-        return repositories.read_index(self.run, self.web, source, packages)
+    def index(self, source: PackageSource) -> repositories.PackageIndex:
+        """Return the versions of the source's packages in a signed repository."""
+        return repositories.read_index(self.run, self.web, source)
 
     def commit(self, address: str, tag: str) -> str:
         """Return the commit of a tag."""

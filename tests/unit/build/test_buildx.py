@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +146,8 @@ def run_of(renderer: Renderer, plan: Plan, folder: Path, *names: str, **asked: A
     dockerfiles = {t.id: renderer.dockerfile(t) for t in targets}
     request = BuildRequest(targets, folder=folder, **asked)
     project = renderer.project.changed(Changes(repository="registry.test/gpu"))
-    return BuildRun(request, project, dockerfiles, Endpoint("unix:///x", "private"), revision="a" * 40, started=NOW)
-
-
-NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
+    about = {"revision": "a" * 40, "started": "2026-11-21T10:45:00Z"}
+    return BuildRun(request, project, dockerfiles, Endpoint("unix:///x", "private"), about=about)
 
 
 @pytest.fixture
