@@ -224,48 +224,39 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
         buildx.execute_bake(run, content, progress, "bake-caches.json")
 
 
-Build = tuple[str, Platform]
-"""The build of a target for one platform."""
-
-
-def group_builds(builds: Sequence[Build], jobs: int) -> list[Sequence[Build]]:
-    """Divide builds into at most `jobs` groups of neighbours, each for one platform.
-
-    Raises ConfigError if there are more platforms than jobs.
-    """
-    if len(builds) <= jobs:
-        return [[build] for build in builds]
-    platforms = dict.fromkeys(platform for _, platform in builds)
-    if len(platforms) > jobs:
-        raise ConfigError(f"--github-jobs {jobs}: a job is for one platform, and there are {len(platforms)} platforms")
-    parts = [[build for build in builds if build[1] == platform] for platform in platforms]
-    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts) <= jobs)
-    return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
-
-
 def job_matrix(
-    groups: Sequence[Sequence[Build]], runners: Mapping[Platform, Sequence[str]]
+    builds: Sequence[tuple[str, Platform]], most: int, runners: Mapping[Platform, Sequence[str]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the `matrix` of a job. Raises ConfigError for a platform without a runner."""
-    if missing := {platform for group in groups for _, platform in group} - runners.keys():
+    """Return the `matrix` of a workflow: at most `most` jobs, each with neighbours among the builds for a platform.
+
+    Raises ConfigError if there are more platforms than jobs, or no runner for one of them.
+    """
+    parts: dict[Platform, list[str]] = {}
+    for target, platform in builds:
+        parts.setdefault(platform, []).append(target)
+    if len(parts) > most:
+        raise ConfigError(f"--github-jobs {most}: a job is for one platform, and there are {len(parts)} platforms")
+    if missing := parts.keys() - runners.keys():
         raise ConfigError(f"github-runners: no runner for {min(missing)}; add its label in the matrix")
-    entries = []
-    for number, group in enumerate(groups, 1):
-        first, platform = group[0]
-        arch, more = platform.removeprefix("linux/"), len(group) - 1
-        entries.append(
-            {
-                "name": f"{first} and {more} more {arch}" if more else f"{first} {arch}",
-                "id": f"group{number:03}-{arch}" if more else f"{first}-{arch}",
-                "targets": " ".join(target for target, _ in group),
-                "platform": platform,
-                "runner": list(runners[platform]),
-            }
-        )
-    return {"include": entries}
+    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= most)
+    jobs: list[dict[str, Any]] = []
+    for platform, targets in parts.items():
+        arch = platform.removeprefix("linux/")
+        for start in range(0, len(targets), size):
+            first, *more = group = targets[start : start + size]
+            jobs.append(
+                {
+                    "name": f"{first} and {len(more)} more {arch}" if more else f"{first} {arch}",
+                    "id": f"group{len(jobs) + 1:03}-{arch}" if more else f"{first}-{arch}",
+                    "targets": " ".join(group),
+                    "platform": platform,
+                    "runner": list(runners[platform]),
+                }
+            )
+    return {"include": jobs}
 
 
-def print_workflow_jobs(state: ProjectState, folder: Path, since: str | None, jobs: int) -> None:
+def print_workflow_jobs(state: ProjectState, folder: Path, since: str | None, most: int) -> None:
     """Print the matrix of a workflow as one line of JSON; with an earlier state, only of targets that differ from it.
 
     Raises ConfigError for an unknown revision, or if no target is for one of the platforms.
@@ -278,10 +269,10 @@ def print_workflow_jobs(state: ProjectState, folder: Path, since: str | None, jo
         err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
     # Publishing needs all platforms of a target that differs on one of them.
     builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
-    groups = group_builds(builds, jobs)
-    if len(groups) < len(builds):
-        err.print(f"{len(builds)} builds in {len(groups)} jobs of at most {max(map(len, groups))}", markup=False)
-    out.print(json.dumps(job_matrix(groups, state.renderer.project.matrix.model.github_runners)), markup=False)
+    matrix = job_matrix(builds, most, state.renderer.project.matrix.model.github_runners)
+    if len(matrix["include"]) < len(builds):
+        err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs", markup=False)
+    out.print(json.dumps(matrix), markup=False)
 
 
 def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Target]:
