@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from math import ceil
@@ -129,15 +129,9 @@ def compare_states(before: ProjectState | None, after: ProjectState, names: tupl
 
 
 def predict_cost(
-    folder: Path,
-    before: str | None,
-    after: str | None = None,
-    *,
-    changes: Changes,
-    select: Sequence[str] = (),
-    platforms: Sequence[str] = (),
-    base: str = "bootstrap",
-) -> Cost:
+    folder: Path, before: str, after: str | None, *, changes: Changes, select: Sequence[str],
+    platforms: Sequence[str], base: str,
+) -> Cost:  # fmt: skip
     """Return what building the selected targets of the later state executes if all targets of the earlier were built.
 
     A state is a git revision or a folder; `before` may be `nothing`, and without `after` that is the working tree, with
@@ -145,40 +139,30 @@ def predict_cost(
     """
     with ExitStack() as files:
 
-        def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:
-            there = files_at_revision(reference, folder) if reference else nullcontext(folder)
-            return read_state(files.enter_context(there), changes, select, platforms, base)
+        def at(reference: str | None) -> Path:
+            return files.enter_context(files_at_revision(reference, folder)) if reference else folder
 
-        built = None if before == NOTHING else state(before, Changes(), ())
-        wanted = state(after, changes, select)
+        built = None if before == NOTHING else read_state(at(before), Changes(), (), platforms, base)
+        wanted = read_state(at(after), changes, select, platforms, base)
         bake.check_platforms(wanted.targets, platforms)
-        names = (before or "", " ".join([after or "the working tree", *changes.options]))
-        return compare_states(built, wanted, names)
+        return compare_states(built, wanted, (before, " ".join([after or "the working tree", *changes.options])))
 
 
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
     """Print the stages that are executed again, for which targets; in Markdown, as a summary for GitHub Actions."""
-    targets = dict.fromkeys(target for stage in cost.stages for target in stage.targets)
-    of_targets = {target: ", ".join(s.stage for s in cost.stages if target in s.targets) for target in targets}
-    tables = (
-        (
-            ("stage", "component", "RUN steps", "targets"),
-            *((s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages),
-        ),
-        (("target", "stages executed"), *of_targets.items()),
-    )
+    stages = [(s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages]
+    names = dict.fromkeys(target for stage in cost.stages for target in stage.targets)
+    targets = [(name, ", ".join(s.stage for s in cost.stages if name in s.targets)) for name in names]
+    show = (lambda *table: out.print(console.markdown_table(*table), markup=False)) if markdown else console.print_table
+    if stages:
+        show(("stage", "component", "RUN steps", "targets"), stages)
+        out.print()
+        show(("target", "stages executed"), targets)
+        out.print()
     change = f"from {cost.before} to {cost.after}"
+    change = f"**{change}**" if markdown else change
     summary = f"{cost.run} of {cost.run_of} RUN steps are executed; one that targets or platforms share counts once"
-    if markdown:
-        out.print(f"**{change}**: {summary}", markup=False)
-    for columns, *rows in tables if targets else ():
-        if markdown:
-            out.print("\n" + console.markdown_table(columns, rows), markup=False)
-        else:
-            console.print_table(columns, rows)
-            out.print()
-    if not markdown:
-        out.print(f"{change}: {summary}", markup=False)
+    out.print(f"{change}: {summary}", markup=False)
 
 
 def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:

@@ -96,7 +96,7 @@ def plan(
             change.print_workflow_jobs(state, project.folder, since, github_jobs)
             return
         cost = change.predict_cost(
-            project.folder, before, after, changes=changes, select=select or (), platforms=platforms, base=base
+            project.folder, before or "", after, changes=changes, select=select or (), platforms=platforms, base=base
         )
         options.print_result(json_file, cost, lambda: change.show_cost(cost, markdown=markdown))
         return

@@ -101,7 +101,7 @@ def test_a_folder_with_a_copy(call: Call, tiny: Files) -> None:
         "from before to the working tree: 1 of 3 RUN steps are executed; one that targets or platforms share counts once",
     ]
     markdown = call(*arguments, "--markdown")[1].splitlines()
-    assert markdown[0].startswith("**from before to the working tree**: 1 of 3")
+    assert markdown[-1].startswith("**from before to the working tree**: 1 of 3")
     assert "| library | library | 1 | 1 |" in markdown
     assert "| tiny-cuda13.0-debian13-runtime | library, image |" in markdown
     assert "from . to the working tree --set library=2: 1 of 3" in call("plan", "--from", ".", "--set", "library=2")[1]
