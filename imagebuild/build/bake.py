@@ -12,7 +12,6 @@ from imagebuild import oci
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Changes
 
 if TYPE_CHECKING:
     from imagebuild.oci import Endpoint
@@ -71,20 +70,12 @@ class BuildRequest:
     folder: Path = Path("build")
     """Folder for Dockerfiles, the bake file and results."""
     verbose: bool = False
-    changes: Changes = field(default_factory=Changes)
-    project_options: tuple[str, ...] = ()
-    """Options that name the project's files."""
+    again: tuple[str, ...] = ()
+    """Options with which another command builds a stage of the same."""
     bundle: Path | None = None
     """Folder of a bundle to build from, without a network."""
     record: bool = False
     """Make the bundle instead: keep in it what the build fetches."""
-
-    @property
-    def repeat_options(self) -> tuple[str, ...]:
-        """Return the options with which another command builds a stage of the same."""
-        given = {"--platform": self.platforms, "--source": self.sources}
-        words = (word for option, values in given.items() for value in values for word in (option, value))
-        return (*self.project_options, *words, *self.changes.options)
 
 
 @dataclass(frozen=True)

@@ -341,7 +341,7 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
     users = [t for t in run.request.targets if vertex.stage in run.dockerfiles[t.id].stages]
     target, *_ = [*(t for t in run.request.targets if t.bake_name == vertex.parts["target"]), *users]
     component = component_of(vertex.stage, run.project.components)
-    options = shlex.join([*run.request.repeat_options, "--stage", vertex.stage])
+    options = shlex.join([*run.request.again, "--stage", vertex.stage])
     return "\n".join(
         [
             f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -113,14 +114,18 @@ def build(
         stage=stage,
         folder=folder,
         verbose=verbose,
-        changes=changes,
-        project_options=project.words,
+        again=(*project.words, *_repeated("--platform", platform), *_repeated("--source", source), *changes.options),
         bundle=bundle,
     )
     began = time.monotonic()
     results = build_targets(workspace.project, workspace.renderer, request)
     seconds = time.monotonic() - began
     options.print_result(json_file, results, lambda: print_builds(request, results, seconds))
+
+
+def _repeated(name: str, values: Sequence[str] | None) -> Iterator[str]:
+    """Yield an option that can be given several times, as words of a command line."""
+    return (word for value in values or () for word in (name, value))
 
 
 bundle = options.command_group("Keep all that builds fetch in one folder, for machines without a network.")
@@ -156,8 +161,7 @@ def create_bundle(
             no_cache=True,  # a step that is cached fetches nothing
             folder=Path(folder),
             verbose=verbose,
-            changes=changes,
-            project_options=project.words,
+            again=(*project.words, *_repeated("--platform", platform), *changes.options),
             bundle=directory,
             record=True,
         )

@@ -3,7 +3,6 @@ from .bump import bump_pins as bump_pins
 from .bump import edited as edited
 from .bump import inquiries as inquiries
 from .bump import newer as newer
-from .bump import versions_in as versions_in
 from .facts import image_facts as image_facts
 from .facts import tree_facts as tree_facts
 from .facts import unpack as unpack

@@ -74,12 +74,6 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
                 yield PackageSource(repository.url, repository.suite, repository.key, (package,)), template
 
 
-def versions_in(template: str, names: Iterable[str]) -> set[str]:
-    """Return the versions in names of tags or packages: with the template `v{version}-1`, `2.3` of `v2.3-1`."""
-    before, _, after = map(re.escape, template.partition(VERSION))
-    return {match[1] for name in names if (match := re.fullmatch(f"{before}(.+){after}", name))}
-
-
 def newer(current: str, versions: Iterable[str]) -> list[str]:
     """Return the stable releases above the current one, newest first. Raises InvalidVersion if that cannot be read."""
     least = Version(current)
@@ -146,8 +140,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
     for (name, i), questions in asked.items():
         current = pins[name][i].version
         try:
-            versions = [versions_in(template, _names(answers, listing)) for listing, template in questions]
-            candidates = newer(current, set.intersection(*versions))
+            candidates = newer(current, set.intersection(*(_versions(answers, *question) for question in questions)))
         except (ImagebuildError, InvalidVersion) as error:
             result.kept.append((name, current, f"cannot be compared: {str(error).splitlines()[0]}"))
             continue
@@ -188,12 +181,14 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
     return answers
 
 
-def _names(answers: Mapping[Key, Answer], listing: Source) -> Collection[str]:
-    """Return what a server lists. Raises its error."""
+def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> set[str]:
+    """Return the versions in what a server lists: by the template `v{version}-1`, `2.3` of `v2.3-1`. Raises its error."""
     answer = answers[key_of(listing)]
     if isinstance(answer, ImagebuildError):
         raise answer
-    return answer[listing.packages[0] if isinstance(listing, PackageSource) else ""]
+    names = answer[listing.packages[0] if isinstance(listing, PackageSource) else ""]
+    before, _, after = map(re.escape, template.partition(VERSION))
+    return {match[1] for name in names if (match := re.fullmatch(f"{before}(.+){after}", name))}
 
 
 def check_versions(project: Project, changes: Changes) -> None:

@@ -72,7 +72,7 @@ def test_a_build_takes_the_file_that_render_prints(
 
     def record(_: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
         built.append(renderer.dockerfile(request.targets[0]).text)
-        assert request.repeat_options == (*how, *arguments[1:])
+        assert request.again == (*how, *arguments[1:])
         return []
 
     monkeypatch.setattr(build, "build_targets", record)
