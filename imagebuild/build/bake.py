@@ -27,10 +27,7 @@ FINAL_STAGE = "image"
 
 
 def layer_attributes(compression: str, day: date | None) -> str:
-    """Return the attributes of BuildKit's exporter of layouts: compression, and the latest time of a file.
-
-    `day` is that of a rebuild or of the lock; without one, it is the release of the oldest base image.
-    """
+    """Return attributes for exporting layouts: compression, and the latest time of a file, `day` or a fixed one."""
     epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else oci.EPOCH
     # The epoch is given to the exporter alone: a build argument would be part of every step's cache key.
     return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"

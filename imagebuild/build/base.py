@@ -84,10 +84,7 @@ def rootfs_command(
 
 
 def signed_source(source: AptSource) -> AptSource:
-    """Return a source whose key exists in the image, too.
-
-    Raises ConfigError if its address holds a password, which would be published with the image.
-    """
+    """Return a source whose key exists in the image, too. Raises ConfigError if a password in it would be published."""
     if "@" in urlsplit(source.uri).netloc:
         raise ConfigError("an apt source of this machine has a password in its address; use an archive that needs none")
     key = source.signed_by or KEYRING

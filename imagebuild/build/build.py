@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 
 
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
-    """Build the targets and show progress.
-
-    Raises ConfigError, CommandError or ResultError; steps that ran until then stay cached.
-    """
+    """Build the targets, and show progress. Raises ConfigError, CommandError or ResultError; what ran stays cached."""
     request = replace(request, folder=request.folder.resolve())
     bake.check_platforms(request.targets, request.platforms)
     parts = [(target, p) for target in request.targets for p in bake.platforms_of(target, request.platforms)]
@@ -95,11 +92,7 @@ def check_request(request: BuildRequest, stages: Collection[str], locked: date |
 
 
 def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Provide | None:
-    """Return what provides the inputs that BuildKit does not fetch: a bundle, one to be made, mirrors, or nothing.
-
-    Raises ConfigError if there is no bundle, if a target cannot be built from it, or if the folder of a new one has
-    something in it.
-    """
+    """Return what provides inputs that BuildKit does not fetch, if any. Raises ConfigError for an unfit bundle."""
     if not request.bundle:
         if settings.load_settings(os.environ).mirrors == settings.Mirrors():
             return None
@@ -142,10 +135,7 @@ def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildP
 
 
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:
-    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it.
-
-    There is none with `--base registry`, and for an engine whose image store takes no such bases.
-    """
+    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it."""
     request, matrix = run.request, run.project.matrix.model
     if request.base == "registry":
         return {}

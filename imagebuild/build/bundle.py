@@ -93,10 +93,7 @@ class Bundle:
             yield contexts, stages, _proxy_secrets(proxy, recording=False)
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
-        """Say why a target cannot be built from the bundle; return an empty text if it can.
-
-        `keys` is stage → key. Stages with the same key fetch the same things.
-        """
+        """Say why a target with these keys of stages cannot be built from the bundle; an empty text if it can."""
         for stage, key in keys.items():
             if key not in self.manifest.stages:
                 return f"the stage {stage} differs from the one that the bundle was made for"
@@ -170,10 +167,7 @@ def finish_bundle(folder: Path, manifest: BundleManifest) -> None:
 def fetch_wheels(
     folder: Path, needs: Mapping[str, Needs], settings: Settings, ca: Path | None, note: Callable[[str], None]
 ) -> None:
-    """Fetch the wheels that a build needs with pip, from the index that it is configured for or a mirror of it.
-
-    Raises CommandError if pip cannot get one of them with the hash of the lock.
-    """
+    """Fetch the wheels that a build needs. Raises CommandError if one with the hash of the lock cannot be had."""
     index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
     environ = pip_environment(ca, settings.netrc_file)
     wanted = {(a, w) for need in needs.values() for a in ARCHS if f"linux/{a}" in need.platforms for w in need.wheels}

@@ -58,10 +58,7 @@ class ProjectState:
 def read_state(
     folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
-    """Read a project and select targets; of sources without a pin, the hashes need not be known.
-
-    Raises ConfigError with every mistake in the files, NothingSelected if no target is selected.
-    """
+    """Read a project and select targets. Raises ConfigError with every mistake in it, NothingSelected if none fits."""
     project = load.load_project(folder)
     targets = plan.select_targets(plan.make_plan(project, changes), select)
     renderer = Renderer(project, plan.versions_with(project, changes))
@@ -96,10 +93,7 @@ class Cost(Model):
 
 
 def compare_states(before: ProjectState | None, after: ProjectState, names: tuple[str, str]) -> Cost:
-    """Return what building `after` executes if all of `before` was built, or if nothing was built.
-
-    `names` has the names of the two states.
-    """
+    """Return what building `after` executes if all of `before` was built, or nothing; both have `names`."""
     built = before.builds() if before else ()
     known = {key for _, _, stages in built for stage in stages.values() for _, key in stage.steps}
     everything: set[str] = set()
@@ -176,11 +170,7 @@ def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
 
 
 def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
-    """Write the caches of what was compiled just now, and of what has none in the registry yet.
-
-    What this builds is in the builder's own cache. Raises CommandError if that fails; images that were exported before
-    stay so.
-    """
+    """Write, from the builder's own cache, the caches of what was compiled just now or has none in the registry."""
     location = parse_reference(run.request.cache or "")
     place = oci.connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
@@ -211,10 +201,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
 def job_matrix(
     builds: Sequence[tuple[str, Platform]], most: int, runners: Mapping[Platform, Sequence[str]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the `matrix` of a workflow: at most `most` jobs, each with neighbours among the builds for a platform.
-
-    Raises ConfigError if there are more platforms than jobs, or no runner for one of them.
-    """
+    """Return the `matrix` of a workflow: `most` jobs or fewer, each of neighbours for one platform."""
     parts: dict[Platform, list[str]] = {}
     for target, platform in builds:
         parts.setdefault(platform, []).append(target)

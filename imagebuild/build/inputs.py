@@ -126,10 +126,7 @@ class Git:
 
 
 def copy_commit(clone: Path, commit: str, folder: Path) -> None:
-    """Make of a clone what BuildKit's ADD makes of it, with modes that do not depend on this machine.
-
-    Every object of git is compared with its name. Raises ResultError for a clone that is damaged.
-    """
+    """Make of a clone what ADD makes of it, alike everywhere. Raises ResultError if an object of git is damaged."""
     git, check = Git(), "fsck --full --no-dangling --no-progress"
     try:
         # Git would run what the configuration names, and whoever made the clone may have written that.

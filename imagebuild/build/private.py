@@ -70,10 +70,7 @@ def _add_next_release(release: str, codename: str) -> None:
 
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
-    """Install `packages` without starting a service or removing a package.
-
-    Raises CommandError if the distribution is neither Debian nor Ubuntu, or apt fails.
-    """
+    """Install packages without starting a service or removing a package. Raises CommandError if that fails."""
     from imagebuild.core import debian
 
     here = debian.os_release()
@@ -303,10 +300,7 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
 
 
 def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program, *, purge: bool = False) -> None:
-    """Stop the private engine, if there is one, and remove its network; `purge` also deletes its images and caches.
-
-    Raises ConfigError if not root.
-    """
+    """Stop the private engine and remove its network; `purge` also deletes its data. Raises ConfigError if not root."""
     paths = EnginePaths.of(environ)
     if not paths.state.exists():
         return

@@ -182,7 +182,7 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
 
 
 def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> set[str]:
-    """Return the versions in what a server lists: by the template `v{version}-1`, `2.3` of `v2.3-1`. Raises its error."""
+    """Return the versions in a server's names: by the template `v{version}-1`, `2.3` of `v2.3-1`. Raises its error."""
     answer = answers[key_of(listing)]
     if isinstance(answer, ImagebuildError):
         raise answer

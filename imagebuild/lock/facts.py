@@ -147,10 +147,7 @@ def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[
 
 
 def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
-    """Return the command prefix that takes network and privileges from a program, as far as this machine allows.
-
-    The program can still read the folder.
-    """
+    """Return the prefix that takes network and privileges from a command that reads the folder, if possible here."""
     root = os.geteuid() == 0
     user = () if root else ("--user", "--map-current-user")
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if root else ()

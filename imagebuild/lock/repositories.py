@@ -137,10 +137,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Packag
 
 
 def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> PackageIndex:
-    """Return the versions of packages in `main` of a distribution's signed suite, for an architecture.
-
-    Raises as `read_index` does.
-    """
+    """Return the versions of packages in `main` of a distribution's signed suite. Raises as `read_index` does."""
     base = f"{suite.url.rstrip('/')}/dists/{suite.name}/"
     try:
         release, fingerprints = signed_release(run, suite.key, web.read(f"{base}InRelease"))

@@ -178,10 +178,7 @@ def ask_each(
 
 
 def network_upstream(ca: Path | None) -> Upstream:
-    """Return the upstream that asks over the network and the user's mirrors. Raises ConfigError for wrong settings.
-
-    `ca` is a bundle of certificates to trust; by default the machine's.
-    """
+    """Return the upstream of the settings; `ca` replaces the machine's certificates. Raises ConfigError."""
     configured = settings.load_settings(os.environ)
     return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
 
@@ -444,10 +441,7 @@ def probe(
 
 
 def packages_there(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
-    """Return the key that signs a repository, and the versions that it has of what is locked or else wanted.
-
-    Raises ConfigError with all that differs.
-    """
+    """Return the key and the versions that a repository has of what is locked, or else wanted. Raises ConfigError."""
     index = upstream.index(source)
     locked = entry.packages if entry else {}
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]

@@ -152,10 +152,7 @@ class Upstream:
         return commits
 
     def image(self, reference: str, *, facts: bool = False, digest: str = "") -> LockedImage:
-        """Return the digests and facts of the image that a tag names, or of the pinned digest.
-
-        Without `facts`, an image whose configuration sets nothing but PATH has none.
-        """
+        """Return digests and facts of a tag's image, or of the pinned one; a mere PATH counts only with `facts`."""
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where
         self._registries.append(connect_registry(where.host, patience=self.patience))
