@@ -374,8 +374,7 @@ def export_images(
     """Push what is to be pushed, and write the `result.json` of each target; return these results.
 
     An image is pushed to the staging repository of its target, with one tag that keeps it there. `seconds` is what
-    the build took. Raises CommandError if a registry refuses, ResultError if a layout cannot be read. Targets that were
-    exported until then have their `result.json`.
+    the build took. Raises CommandError if a registry refuses, ResultError if a layout cannot be read.
     """
     from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
 

@@ -237,9 +237,8 @@ def _clear(paths: EnginePaths, run: RunProgram) -> None:
 def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EnginePaths:
     """Start the private engine unless it answers, and return where it is; install the packages that it lacks first.
 
-    Packages come from the distribution's own archive, on Debian 12 also from the next release's. No engine that is
-    already there is stopped, configured or upgraded. Raises ConfigError if not root, CommandError if a step fails; what
-    was started is removed again.
+    No engine that is already there is stopped, configured or upgraded. Raises ConfigError if not root, CommandError if
+    a step fails; what was started is removed again.
     """
     paths = EnginePaths.of(environ)
     require_root("`imagebuild engine up`")
