@@ -30,12 +30,10 @@ from .bundle import fetch_wheels as fetch_wheels
 from .bundle import finish_bundle as finish_bundle
 from .bundle import gateway_address as gateway_address
 from .bundle import package_proxy as package_proxy
-from .change import Build as Build
 from .change import Cost as Cost
 from .change import ProjectState as ProjectState
 from .change import cache_entries as cache_entries
 from .change import compare_states as compare_states
-from .change import group_builds as group_builds
 from .change import job_matrix as job_matrix
 from .change import read_state as read_state
 from .doctor import DoctorFinding as DoctorFinding

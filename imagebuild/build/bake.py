@@ -12,7 +12,6 @@ from imagebuild import oci
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Changes
 
 if TYPE_CHECKING:
     from imagebuild.oci import Endpoint
@@ -28,10 +27,7 @@ FINAL_STAGE = "image"
 
 
 def layer_attributes(compression: str, day: date | None) -> str:
-    """Return the attributes of BuildKit's exporter of layouts: compression, and the latest time of a file.
-
-    `day` is that of a rebuild or of the lock; without one, it is the release of the oldest base image.
-    """
+    """Return attributes for exporting layouts: compression, and the latest time of a file, `day` or a fixed one."""
     epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else oci.EPOCH
     # The epoch is given to the exporter alone: a build argument would be part of every step's cache key.
     return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"
@@ -71,20 +67,12 @@ class BuildRequest:
     folder: Path = Path("build")
     """Folder for Dockerfiles, the bake file and results."""
     verbose: bool = False
-    changes: Changes = field(default_factory=Changes)
-    project_options: tuple[str, ...] = ()
-    """Options that name the project's files."""
+    again: tuple[str, ...] = ()
+    """Options with which another command builds a stage of the same."""
     bundle: Path | None = None
     """Folder of a bundle to build from, without a network."""
     record: bool = False
     """Make the bundle instead: keep in it what the build fetches."""
-
-    @property
-    def repeat_options(self) -> tuple[str, ...]:
-        """Return the options with which another command builds a stage of the same."""
-        given = {"--platform": self.platforms, "--source": self.sources}
-        words = (word for option, values in given.items() for value in values for word in (option, value))
-        return (*self.project_options, *words, *self.changes.options)
 
 
 @dataclass(frozen=True)
@@ -106,7 +94,7 @@ class BuildInputs:
     """Hold what BuildKit gets beside the Dockerfiles."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Image in `FROM`, or stage, → what replaces it in all targets: a folder, `oci-layout://…` or `docker-image://…`."""
+    """Image in `FROM`, or stage, → what replaces it everywhere: a folder, `oci-layout://…` or `docker-image://…`."""
     stages: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
     """Target → stage → folder with what the stage downloads, as `inputs.fetch_all` makes it; `images` wins."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
@@ -124,11 +112,8 @@ class BuildRun:
     inputs: BuildInputs = field(default_factory=BuildInputs)
     caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
     """Target → the compiling stages that it needs, which the caches may have."""
-    revision: str | None = None
-    """Commit of the project."""
-    origin: Mapping[str, str] = field(default_factory=dict)
-    """Repository, run and workflow, as far as they are known: fields of `BuildResult`."""
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `BuildResult` that are known at the start: time, commit, repository, run and workflow."""
 
     @property
     def context(self) -> Path:

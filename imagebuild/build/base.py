@@ -33,10 +33,8 @@ TAR_OPTIONS = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/a
 ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": TAR_OPTIONS, "LC_ALL": "C.UTF-8"}
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VERSION = "./etc/debian_version"
-DAY = 86400
-"""Seconds."""
-RENEW_DAYS = 7
-KEEP_DAYS = 30
+DAY, RENEW_DAYS, KEEP_DAYS = 86400, 7, 30
+"""Seconds of a day; how long a base is used, and how long it is kept for builds that began with it."""
 
 # As in official slim images: documentation is left out, licences stay.
 DPKG_OPTIONS = (
@@ -55,7 +53,7 @@ CUSTOMIZE_COMMANDS = (
     """echo 'Acquire::Languages "none";' > "$1"/etc/apt/apt.conf.d/docker-no-languages""",
     """echo 'APT::Keep-Downloaded-Packages "false";' > "$1"/etc/apt/apt.conf.d/docker-clean""",
 )
-DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+DIE_WITH_US: tuple[str, ...] = ("setpriv", "--pdeathsig", "KILL")
 
 
 def rootfs_command(
@@ -86,10 +84,7 @@ def rootfs_command(
 
 
 def signed_source(source: AptSource) -> AptSource:
-    """Return a source whose key exists in the image, too.
-
-    Raises ConfigError if its address holds a password, which would be published with the image.
-    """
+    """Return a source whose key exists in the image, too. Raises ConfigError if a password in it would be published."""
     if "@" in urlsplit(source.uri).netloc:
         raise ConfigError("an apt source of this machine has a password in its address; use an archive that needs none")
     key = source.signed_by or KEYRING
@@ -98,10 +93,7 @@ def signed_source(source: AptSource) -> AptSource:
 
 
 def ensure_mmdebstrap(log: Log) -> None:
-    """Install mmdebstrap and Debian's keys if they are missing.
-
-    Raises CommandError, which says what to install, if this user or distribution cannot install packages.
-    """
+    """Install mmdebstrap and Debian's keys if they are missing. Raises CommandError if this user cannot."""
     if shutil.which("mmdebstrap") and Path(KEYRING).exists():
         return
     if os.geteuid() != 0:
@@ -115,17 +107,16 @@ def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path
 
     Scratch space is taken beside `tar`, and apt's own user must be able to get there.
     """
-    root = os.geteuid() == 0
-    prefix: tuple[str, ...] = DIE_WITH_US
-    if root:
+    mode, prefix = "unshare", DIE_WITH_US
+    if os.geteuid() == 0:
+        mode = "root"
         with suppress(CommandError):  # a root that may not make namespaces may not mount either: nothing to contain
             run_program(*private.NAMESPACES, "true")
-            prefix = (*DIE_WITH_US, *private.NAMESPACES)
-    command = rootfs_command(release, arch, sources, "root" if root else "unshare", str(tar))
-    done = execute((*prefix, *command), each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
+            prefix += private.NAMESPACES
+    command = (*prefix, *rootfs_command(release, arch, sources, mode, str(tar)))
+    done = execute(command, each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
     if done.status != 0:
-        lines = done.output.splitlines()[-15:]
-        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.status}):", *lines]))
+        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.status}):", *done.output.splitlines()[-15:]]))
 
 
 def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
@@ -148,7 +139,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
             made = max(whole, key=lambda path: path.stat().st_mtime, default=None)
             if not made or made.stat().st_mtime < time.time() - RENEW_DAYS * DAY:
                 made = _make(place, archs, release, sources, log)
-        for path in cache.glob("*/*"):  # a build that began long ago may still read the one of last week
+        for path in cache.glob("*/*"):
             if path.stat().st_mtime < time.time() - KEEP_DAYS * DAY:
                 shutil.rmtree(path, ignore_errors=True)
     except OSError as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from functools import partial
@@ -30,20 +30,14 @@ if TYPE_CHECKING:
     from imagebuild.build.inputs import Provide
     from imagebuild.project.records import BuildResult
 
-MANY = 4
-"""From so many targets on, a command that people copy does not name them."""
-
 
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
-    """Build the targets and show progress.
-
-    Raises ConfigError, CommandError or ResultError; steps that ran until then stay cached.
-    """
+    """Build the targets, and show progress. Raises ConfigError, CommandError or ResultError; what ran stays cached."""
     request = replace(request, folder=request.folder.resolve())
     bake.check_platforms(request.targets, request.platforms)
     parts = [(target, p) for target in request.targets for p in bake.platforms_of(target, request.platforms)]
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
-    names = [target.id for target in request.targets] if len(request.targets) < MANY else []
+    names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # people copy the command
     command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
     check_pinned(project.lock, needed, command)
     # The text is for all platforms; of those that are not built, the lock may have nothing.
@@ -51,13 +45,13 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())
     for line in dict.fromkeys(adaptations):
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
-    check_request(request, dockerfiles, project.lock.date)
+    stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
+    check_request(request, stages, project.lock.date)
     provide = provider_of(request, dockerfiles)
     if request.output == "push":
         # A build can take an hour: whether its images can be stored is seen before.
         for target in {target.image: target for target in request.targets}.values():
             buildx.staging_repository(project, target).check_writable()
-    stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
     sources = buildx.replaced_sources(project, stages, request.sources)
     endpoint = engine.find_engine(os.environ)
     if not request.builder and endpoint.host.startswith("unix://"):
@@ -68,15 +62,12 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         from imagebuild.build.change import ProjectState, cache_entries
 
         caches = cache_entries(ProjectState(renderer, request.targets, request.platforms, request.base))
-    run = BuildRun(
-        request,
-        project,
-        dockerfiles,
-        endpoint,
-        caches=caches,
-        revision=revision.current_revision(project.root),
-        origin=revision.origin_of_build(project.root, os.environ),
-    )
+    about = {
+        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "revision": revision.current_revision(project.root),
+        **revision.origin_of_build(project.root, os.environ),
+    }
+    run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, about=about)
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
     with progress, build_inputs(run, provide, progress) as provided:
         run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
@@ -90,37 +81,18 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         return results
 
 
-def check_request(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile], locked: date | None) -> None:
-    """Raise ConfigError for options that exclude each other, for an unknown stage, or for a day that cannot be.
-
-    A rebuild is on the day of the lock or later, and not in the future.
-    """
+def check_request(request: BuildRequest, stages: Collection[str], locked: date | None) -> None:
+    """Raise ConfigError for an unknown stage, or a rebuild on a day before the lock's, or in the future."""
     day, today = request.rebuilt, datetime.now(UTC).date()
     if day and not (locked or day) <= day <= today:
         raise ConfigError(f"--rebuild {day}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
-    if request.cache_write and not request.cache:
-        raise ConfigError("--cache-write: needs --cache REPOSITORY, the repository to write to")
-    if request.cache_write and (request.sources or request.stage):
-        raise ConfigError(
-            "--cache-write: cannot be used with --source or --stage, which build only parts or other code"
-        )
-    if request.rebuilt and (request.bundle or request.stage):
-        raise ConfigError("--rebuild: cannot be used with --bundle or --stage: it installs today's packages")
-    if request.bundle and request.builder:
-        raise ConfigError("--builder: bundles are made and used with the engine on this machine; leave the option out")
-    if request.stage:
-        stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
-        if request.stage not in stages:
-            names = ", ".join(sorted(stages))
-            raise ConfigError(f"--stage {request.stage}: no selected target has such a stage; stages: {names}")
+    if request.stage and request.stage not in stages:
+        names = ", ".join(sorted(stages))
+        raise ConfigError(f"--stage {request.stage}: no selected target has such a stage; stages: {names}")
 
 
 def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Provide | None:
-    """Return what provides the inputs that BuildKit does not fetch: a bundle, one to be made, mirrors, or nothing.
-
-    Raises ConfigError if there is no bundle, if a target cannot be built from it, or if the folder of a new one has
-    something in it.
-    """
+    """Return what provides inputs that BuildKit does not fetch, if any. Raises ConfigError for an unfit bundle."""
     if not request.bundle:
         if settings.load_settings(os.environ).mirrors == settings.Mirrors():
             return None
@@ -132,10 +104,9 @@ def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) ->
     if request.record:
         return partial(record_bundle, new_bundle_folder(request.bundle))
     bundle = Bundle.read(request.bundle)
-    wanted = {target.id: bake.platforms_of(target, request.platforms) for target in request.targets}
-    problems = {name: bundle.problem(dockerfiles[name].stages, platforms) for name, platforms in wanted.items()}
-    if listed := "\n".join(f"  {name}: {problem}" for name, problem in problems.items() if problem):
-        raise ConfigError(f"{bundle.folder}: these targets cannot be built from it:\n{listed}")
+    for target in request.targets:
+        if problem := bundle.problem(dockerfiles[target.id].stages, bake.platforms_of(target, request.platforms)):
+            raise ConfigError(f"{bundle.folder}: {target.id} cannot be built from it: {problem}")
     return bundle.provide
 
 
@@ -151,23 +122,20 @@ def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildP
         raise ConfigError("bundles need an engine with the containerd image store; enable it there")
     offline = request.bundle and not request.record
     run = replace(run, inputs=BuildInputs({} if offline else bootstrapped_bases(run, progress)))
-    with ExitStack() as stack:
-        images, stages, more = stack.enter_context(provide(run, progress.note)) if provide else ({}, {}, {})
+    with (
+        provide(run, progress.note) if provide else nullcontext(({}, {}, {})) as (images, stages, more),
+        tempfile.TemporaryDirectory(prefix="imagebuild-") as folder,
+    ):
         index, ca = settings.configured_index(), settings.ca_bundle(request.ca, os.environ)
-        texts = {**({"pip.conf": settings.pip_conf_text(index)} if index else {}), **more}
         secrets = {"ca": ca} if ca else {}
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-")))
-        for name, text in texts.items():
-            secrets[name] = folder / name
+        for name, text in {**({"pip.conf": settings.pip_conf_text(index)} if index else {}), **more}.items():
+            secrets[name] = Path(folder, name)
             secrets[name].write_text(text)
         yield BuildInputs({**run.inputs.images, **images}, stages, secrets)
 
 
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:
-    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it.
-
-    There is none with `--base registry`, and for an engine whose image store takes no such bases.
-    """
+    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it."""
     request, matrix = run.request, run.project.matrix.model
     if request.base == "registry":
         return {}
@@ -176,11 +144,13 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
         return {}
     from imagebuild.build import base
 
-    systems = {(target.axes["os"], matrix.images[target.image].build_on) for target in request.targets}
-    oldest = (build_on or matrix.bases[name].build_on for name, build_on in systems)
+    names: set[str] = set()
+    for target in request.targets:
+        name = target.axes["os"]
+        names |= {name, matrix.images[target.image].build_on or matrix.bases[name].build_on or name}
     platforms = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
     contexts = {}
-    for name in sorted({*(name for name, _ in systems), *filter(None, oldest)}):
+    for name in sorted(names):
         entry = matrix.bases[name]
         if entry.release:
             progress.note(f"base {name}: {entry.release} from the distribution's archive, or from the cache")
@@ -192,16 +162,15 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
 
 def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds: float) -> None:
     """Print what was built, what it contains, and how long that took."""
-    rows = []
-    for result, target in zip(results, () if request.stage else request.targets, strict=not request.stage):
+    rows, pushed = [], [result for result in results if result.repository]
+    for result, target in zip(results, request.targets, strict=True):
         cached = sum(step.cached for step in result.steps)
         steps = f"{len(result.steps) - cached} run, {cached} cached"
         contains = ", ".join(f"{name} {version}" for name, version in target.components.items())
         name = result.repository or result.tags[0]
         rows.append((name, console.format_size(result.size_bytes), steps, (result.digest or "")[:19], contains))
-    if rows:
+    if not request.stage:
         console.print_table(("image", "compressed", "steps", "digest", "contains"), rows)
-    for result in results:
-        if result.repository:
-            out.print(f"pushed {result.repository}@{result.digest}", soft_wrap=True, markup=False)
+    for result in pushed:
+        out.print(f"pushed {result.repository}@{result.digest}", soft_wrap=True, markup=False)
     out.print(f"built in {console.format_duration(seconds)}")

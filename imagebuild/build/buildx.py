@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import re
@@ -68,27 +67,18 @@ class Vertex:
     """Start of a line of output whose end has not come yet."""
 
     @property
-    def parts(self) -> re.Match[str] | None:
-        """Return the parts of a step's name, or None for what is not a step of a Dockerfile."""
-        return STEP_NAME.match(self.name)
-
-    @property
-    def target(self) -> str:
-        """Return the bake name of the target that the step is reported for, or an empty text."""
-        return (self.parts["target"] or "") if self.parts else ""
+    def parts(self) -> dict[str, str]:
+        """Return the parts of a step's name; nothing for what is not a step of a Dockerfile."""
+        match = STEP_NAME.match(self.name)
+        return match.groupdict("") if match else {}
 
     @property
     def stage(self) -> str:
-        return self.parts["stage"] if self.parts else ""
+        return self.parts.get("stage", "")
 
     @property
     def seconds(self) -> float:
-        return max(0.0, (self.completed or 0) - (self.started or 0)) if self.completed and self.started else 0.0
-
-    @property
-    def is_source(self) -> bool:
-        """Return whether this is the source of an `ADD`, looked up in every build, and not the step that copies it."""
-        return not self.inputs and bool(self.parts) and self.name.partition("] ")[2].startswith("ADD ")
+        return max(0.0, (self.completed or 0) - (self.started or self.completed or 0))
 
     @property
     def cancelled(self) -> bool:
@@ -98,13 +88,14 @@ class Vertex:
     @property
     def title(self) -> str:
         """Return one line: the stage, its platform, and the start of the command."""
-        if not self.parts:
-            return self.name.splitlines()[0][:100] if self.name else self.digest
+        if not (parts := self.parts):
+            return self.name.partition("\n")[0][:100] or self.digest
         # Targets share all stages but the last, so only there the target's name matters.
-        target = self.target if self.stage == bake.FINAL_STAGE else ""
-        command = re.sub(r"--mount=\S+\s*", "", self.parts["text"].replace("\\\n", " "))
-        words = [target, self.stage, f"({self.parts['platform']})" if self.parts["platform"] else ""]
-        return f"{' '.join(filter(None, words))} {self.parts['n']}: {' '.join(command.split())[:80]}"
+        target = parts["target"] if self.stage == bake.FINAL_STAGE else ""
+        platform = parts["platform"] and f"({parts['platform']})"
+        command = re.sub(r"--mount=\S+\s*", "", parts["text"].replace("\\\n", " "))
+        where = " ".join(filter(None, (target, self.stage, platform, parts["n"])))
+        return f"{where}: {' '.join(command.split())[:80]}"
 
 
 class EventStream:
@@ -114,19 +105,18 @@ class EventStream:
         self.vertices: dict[str, Vertex] = {}
         self.messages: list[str] = []
         """Lines that are not events, such as buildx's own errors."""
-        self._begun: list[str] = []
-        """Lines of an indented event whose end has not come yet."""
+        self._begun = ""
+        """An indented event whose end has not come yet."""
 
     def feed(self, line: str) -> Iterator[tuple[str, Vertex, str]]:
         """Take one more line; yield (`started` | `completed` | `log`, vertex, line of log)."""
         if not self._begun and not line.startswith("{"):
             self.messages.append(line)
             return
-        self._begun.append(line)
+        self._begun += line
         if line == "{" or line.startswith(" "):
             return
-        text = "".join(self._begun)
-        self._begun.clear()
+        text, self._begun = self._begun, ""
         try:
             event = json.loads(text)
         except ValueError:  # the end of what was killed
@@ -139,35 +129,33 @@ class EventStream:
             yield from self._update(self._vertex(report["digest"]), report)
         for log in event.get("logs") or ():
             vertex = self._vertex(log["vertex"])
-            try:
-                output = base64.b64decode(log.get("data") or "").decode("utf-8", "replace")
-            except binascii.Error:
-                continue
+            output = base64.b64decode(log.get("data") or "").decode("utf-8", "replace")
             *lines, vertex.partial = (vertex.partial + output).split("\n")
             for whole in lines:
                 vertex.log.append(whole)
                 yield "log", vertex, whole
 
-    def steps(self, components: Mapping[str, str]) -> tuple[Step, ...]:
+    def steps(self, components: Container[str]) -> tuple[Step, ...]:
         """Return the steps that ran or were cached, each once, in the order in which they started.
 
-        `components` is stage → component. A step that was cancelled did not run: in a build that succeeds, BuildKit
-        cancels a step while it looks up its inputs, and takes what an equal step of another target makes.
+        A step that was cancelled did not run: in a build that succeeds, BuildKit cancels a step while it looks up its
+        inputs, and takes what an equal step of another target makes.
         """
         from imagebuild.project.records import Step  # noqa: PLC0415 - no build needs it before its end
 
-        done = [v for v in self.vertices.values() if v.parts and (v.completed or v.cached) and not v.is_source]
         return tuple(
             Step(
                 name=" ".join(v.name.split())[:200],
-                target=v.target,
+                target=v.parts["target"],
                 stage=v.stage,
-                component=components.get(v.stage),
+                component=component_of(v.stage, components),
                 cached=v.cached or v.cancelled,
                 seconds=round(v.seconds, 3),
                 error=None if v.cancelled else v.error or None,
             )
-            for v in sorted(done, key=lambda v: v.started or 0)
+            for v in sorted(self.vertices.values(), key=lambda v: v.started or 0)
+            # The source of an ADD is looked up in every build; the step that copies it is another vertex.
+            if v.parts and (v.completed or v.cached) and (v.inputs or not v.parts["text"].startswith("ADD "))
         )
 
     def failed(self) -> list[Vertex]:
@@ -178,11 +166,6 @@ class EventStream:
         """Return the errors outside steps, and the lines that are not events."""
         return [v.error for v in self.failed() if not v.parts] + [m for m in self.messages if m.strip()]
 
-    def forget_failures(self) -> None:
-        """Prepare for the same build's second attempt; what ran stays known as having run."""
-        self.vertices = {digest: v for digest, v in self.vertices.items() if not v.error}
-        self.messages.clear()
-
     def _vertex(self, digest: str) -> Vertex:
         return self.vertices.setdefault(digest, Vertex(digest))
 
@@ -191,7 +174,9 @@ class EventStream:
         vertex.inputs = tuple(report.get("inputs") or vertex.inputs)
         # Two targets that share a step each report it; it was cached only if it never ran.
         ran_before = vertex.completed is not None and not vertex.cached and not vertex.error
-        started, completed = _parse_time(report.get("started")), _parse_time(report.get("completed"))
+        # BuildKit writes a time in the year 1 for none.
+        times = (report.get(name) or "0001" for name in ("started", "completed"))
+        started, completed = (None if t.startswith("0001") else datetime.fromisoformat(t).timestamp() for t in times)
         if started and vertex.started is None:
             vertex.started = started
             yield "started", vertex, ""
@@ -207,41 +192,35 @@ class EventStream:
             yield "completed", vertex, ""
 
 
-def _parse_time(text: str | None) -> float | None:
-    """Return seconds since 1970; None for no time, which BuildKit writes as one in the year 1."""
-    return datetime.fromisoformat(text).timestamp() if text and not text.startswith("0001") else None
-
-
 class BuildProgress(Progress):
     def __init__(self, targets: Iterable[str] = (), *, verbose: bool = False) -> None:
         super().__init__(live=not verbose)
         self._targets = ", ".join(targets)
         self._verbose = verbose
-        self._done: dict[str, Vertex] = {}
+        self._cached: dict[str, bool] = {}
+        """Step that has ended → whether it was cached."""
 
     def update(self, kind: str, vertex: Vertex, line: str) -> None:
         """Show an event of `EventStream.feed`. Steps that were cached get no line on a terminal."""
-        if kind == "log" and self._verbose:
-            self.note(f"{vertex.stage or 'build'} | {line}")
-        elif kind == "log" and vertex.digest in self.running:
-            self.advance(vertex.digest, line)
-        if kind != "log" and vertex.digest not in self.running:
+        if kind == "log":
+            if self._verbose:
+                self.note(f"{vertex.stage or 'build'} | {line}")
+            elif vertex.digest in self.running:
+                self.advance(vertex.digest, line)
+            return
+        if vertex.digest not in self.running:
             self.begin(vertex.digest, vertex.title)
         if kind == "completed":
-            self.end(vertex.digest, self._result(vertex), good=not vertex.error)
-
-    def _result(self, vertex: Vertex) -> str:
-        """Return how a step ended; an empty text if it needs no line."""
-        if not vertex.parts:
-            return ""
-        self._done[vertex.digest] = vertex
-        cached = sum(v.cached for v in self._done.values())
-        self.headline = f"{len(self._done) - cached} steps run, {cached} cached  {self._targets}"
-        if vertex.error:
-            return "cancelled" if vertex.cancelled else "failed"
-        if vertex.cached:
-            return "" if self.live else "cached"
-        return format_duration(vertex.seconds)
+            result = format_duration(vertex.seconds)
+            if vertex.error:
+                result = "cancelled" if vertex.cancelled else "failed"
+            elif vertex.cached:
+                result = "" if self.live else "cached"
+            if vertex.parts:
+                self._cached[vertex.digest] = vertex.cached
+                cached = sum(self._cached.values())
+                self.headline = f"{len(self._cached) - cached} steps run, {cached} cached  {self._targets}"
+            self.end(vertex.digest, result if vertex.parts else "", good=not vertex.error)
 
 
 def replaced_sources(project: Project, stages: Container[str], given: Sequence[str]) -> dict[str, str]:
@@ -307,7 +286,9 @@ def execute_bake(
         status = _run_buildx(run, file, metadata_file, progress, stream)
         if status and any(EXPORT_FAULT.search(text) for text in stream.failure_messages()):
             progress.note("the engine failed to export what was built; trying once more")
-            stream.forget_failures()
+            # What ran stays known as having run.
+            stream.vertices = {digest: v for digest, v in stream.vertices.items() if not v.error}
+            stream.messages.clear()
             status = _run_buildx(run, file, metadata_file, progress, stream)
         if status:
             failure = explain_failure(run, stream, status)
@@ -357,10 +338,10 @@ def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:
 
 
 def _explain_step(run: BuildRun, vertex: Vertex) -> str:
-    target = next((t for t in run.request.targets if t.bake_name == vertex.target), None)
-    target = target or next(t for t in run.request.targets if vertex.stage in run.dockerfiles[t.id].stages)
+    users = [t for t in run.request.targets if vertex.stage in run.dockerfiles[t.id].stages]
+    target, *_ = [*(t for t in run.request.targets if t.bake_name == vertex.parts["target"]), *users]
     component = component_of(vertex.stage, run.project.components)
-    options = shlex.join([*run.request.repeat_options, "--stage", vertex.stage])
+    options = shlex.join([*run.request.again, "--stage", vertex.stage])
     return "\n".join(
         [
             f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",
@@ -393,14 +374,15 @@ def export_images(
     """Push what is to be pushed, and write the `result.json` of each target; return these results.
 
     An image is pushed to the staging repository of its target, with one tag that keeps it there. `seconds` is what
-    the build took. Raises CommandError if a registry refuses, ResultError if a layout cannot be read. Targets that were
-    exported until then have their `result.json`.
+    the build took. Raises CommandError if a registry refuses, ResultError if a layout cannot be read.
     """
     from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
 
-    exported = []
+    exported, steps = [], stream.steps(run.project.components)
+    stages_of = {target.bake_name: run.dockerfiles[target.id].stages for target in run.request.targets}
     for target in run.request.targets:
         text, platforms = run.dockerfiles[target.id].text, bake.platforms_of(target, run.request.platforms)
+        stages = stages_of[target.bake_name]
         digest = (metadata.get(target.bake_name) or {}).get("containerimage.digest")
         more: dict[str, Any] = {"size_bytes": None, "tags": (target.name,)}
         if layout := run.layout_folder(target):
@@ -425,28 +407,19 @@ def export_images(
             digest=digest,
             platforms=platforms,
             seconds=round(seconds, 3),
-            steps=_steps_of(run, target, stream),
+            # A step that targets share is reported under the name of one of them.
+            steps=tuple(
+                step
+                for step in steps
+                if step.stage in stages and stages_of.get(step.target, stages).get(step.stage) == stages[step.stage]
+            ),
             replaced=bake.replaced_contexts(run.inputs.images),
-            revision=run.revision,
             rebuilt=run.request.rebuilt,
             dockerfile=hashlib.sha256(text.encode()).hexdigest(),
             builder=run.request.builder or run.engine.host,
-            started=f"{run.started.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}",
-            **run.origin,
+            **run.about,
             **more,
         )
         write_text(run.request.folder / target.id / "result.json", result.model_dump_json(indent=1) + "\n")
         exported.append(result)
     return exported
-
-
-def _steps_of(run: BuildRun, target: Target, stream: EventStream) -> tuple[Step, ...]:
-    """Return the steps of a target's Dockerfile. One that targets share is reported under the name of one of them."""
-    stages = run.dockerfiles[target.id].stages
-    others = {other.bake_name: run.dockerfiles[other.id].stages for other in run.request.targets}
-    owners = {stage: name for stage in stages if (name := component_of(stage, run.project.components))}
-    return tuple(
-        step
-        for step in stream.steps(owners)
-        if step.stage in stages and others.get(step.target, stages).get(step.stage) == stages[step.stage]
-    )

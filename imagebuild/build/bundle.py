@@ -33,7 +33,7 @@ from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
 from imagebuild.core.fields import ARCHS, Digest, Model, Platform
 from imagebuild.core.files import file_sha256, write_text
-from imagebuild.core.run import run_program
+from imagebuild.core.run import os_errors_as_command_errors, run_program
 from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import Layout
@@ -93,39 +93,32 @@ class Bundle:
             yield contexts, stages, _proxy_secrets(proxy, recording=False)
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
-        """Say why a target cannot be built from the bundle; return an empty text if it can.
-
-        `keys` is stage → key. Stages with the same key fetch the same things.
-        """
+        """Say why a target with these keys of stages cannot be built from the bundle; an empty text if it can."""
         for stage, key in keys.items():
             if key not in self.manifest.stages:
                 return f"the stage {stage} differs from the one that the bundle was made for"
-            absent = set(platforms) - set(self.manifest.stages[key])
-            if absent:
+            if absent := set(platforms) - set(self.manifest.stages[key]):
                 return f"the bundle was made without {', '.join(sorted(absent))}"
         return ""
 
     def find_damage(self) -> list[str]:
         """List the files that are missing or have changed since the bundle was made."""
-        lines = (self.folder / SUMS).read_text(encoding="utf-8").splitlines()
-        sums = {name: sha256 for sha256, _, name in (line.partition("  ") for line in lines)}
-        found = {name: file_sha256(path) for name in sums if (path := self.folder / name).is_file()}
-        return [
-            f"{self.folder / name}: {'has changed' if name in found else 'is missing'}; make the bundle again"
-            for name, sha256 in sums.items()
-            if found.get(name) != sha256
-        ]
+        damage = []
+        for line in (self.folder / SUMS).read_text(encoding="utf-8").splitlines():
+            sha256, _, name = line.partition("  ")
+            path = self.folder / name
+            if not path.is_file() or file_sha256(path) != sha256:
+                damage.append(f"{path}: {'has changed' if path.exists() else 'is missing'}; make the bundle again")
+        return damage
 
 
 def new_bundle_folder(folder: Path) -> Path:
-    """Make the folder of a bundle. Raises ConfigError if it has something in it or cannot be written."""
+    """Make the folder of a bundle. Raises ConfigError if it has something in it, CommandError if it cannot be made."""
     folder = folder.absolute()
-    try:
+    with os_errors_as_command_errors():
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"{folder}: is not empty; remove it, or name another folder")
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     return folder
 
 
@@ -134,9 +127,8 @@ def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> I
     """Fetch all inputs, through mirrors where there are any, and keep them; finish the bundle after the build."""
     needs = needs_of_targets(run)
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
-    images: dict[str, str] = {}
     fetch_wheels(folder / "wheels", needs, configured, ca, note)
-    with DownloadStore.fetching(folder, ca) as store:
+    with DownloadStore.fetching(folder, configured, ca) as store:
         for item in dict.fromkeys(item for need in needs.values() for item in need.stages.values()):
             note(f"fetching {item.url}")
             if item.commit:
@@ -144,7 +136,7 @@ def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> I
             else:
                 store.get(item.url)
         stages = fetch_all(needs, store, note)
-        layout = Layout(folder / IMAGES)
+        images, layout = {}, Layout(folder / IMAGES)
         for image in missing_images(run, needs):
             note(f"pulling {image}")
             images[image] = pull_image(configured.mirrors.image(image), layout)
@@ -159,15 +151,9 @@ def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> I
     for target, need in needs.items():
         for key in run.dockerfiles[target].stages.values():
             keys[key].update(need.platforms)
-    finish_bundle(
-        folder,
-        BundleManifest(
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            targets=tuple(needs),
-            stages={key: tuple(sorted(platforms)) for key, platforms in sorted(keys.items())},
-            images=dict(sorted(images.items())),
-        ),
-    )
+    stages_of = {key: tuple(sorted(platforms)) for key, platforms in sorted(keys.items())}
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    finish_bundle(folder, BundleManifest(created=created, targets=tuple(needs), stages=stages_of, images=images))
 
 
 def finish_bundle(folder: Path, manifest: BundleManifest) -> None:
@@ -181,10 +167,7 @@ def finish_bundle(folder: Path, manifest: BundleManifest) -> None:
 def fetch_wheels(
     folder: Path, needs: Mapping[str, Needs], settings: Settings, ca: Path | None, note: Callable[[str], None]
 ) -> None:
-    """Fetch the wheels that a build needs with pip, from the index that it is configured for or a mirror of it.
-
-    Raises CommandError if pip cannot get one of them with the hash of the lock.
-    """
+    """Fetch the wheels that a build needs. Raises CommandError if one with the hash of the lock cannot be had."""
     index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
     environ = pip_environment(ca, settings.netrc_file)
     wanted = {(a, w) for need in needs.values() for a in ARCHS if f"linux/{a}" in need.platforms for w in need.wheels}
@@ -222,18 +205,15 @@ def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]
     try:
         server = ThreadingHTTPServer((address, 0), functools.partial(_Handler, store, log))
     except OSError as error:
-        raise CommandError(
-            f"{address}: this machine cannot serve at that address ({error.strerror}); is the engine local?"
-        ) from None
+        problem = f"this machine cannot serve at that address ({error.strerror}); is the engine local?"
+        raise CommandError(f"{address}: {problem}") from None
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, name="package proxy", daemon=True)
-    thread.start()
-    try:
-        yield f"http://{address}:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with server:
+        threading.Thread(target=server.serve_forever, name="package proxy", daemon=True).start()
+        try:
+            yield f"http://{address}:{server.server_address[1]}"
+        finally:
+            server.shutdown()
 
 
 def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from math import ceil
 from pathlib import Path
@@ -32,7 +31,6 @@ from imagebuild.render.stages import Stage, needed_stages, stages_of
 
 NOTHING = "nothing"
 """Argument of --from for an empty cache."""
-WORKING_TREE = "the working tree"
 
 
 @dataclass(frozen=True)
@@ -45,28 +43,22 @@ class ProjectState:
     """Empty: the platforms of each target."""
     base: str = "bootstrap"
 
-    @cached_property
-    def bases(self) -> dict[str, str]:
-        """Return official image → what is bootstrapped instead, which depends on the release only."""
-        project = self.renderer.project
-        bases = project.matrix.model.bases.values() if self.base == "bootstrap" else ()
-        return {digest_of(project.lock, b.image): f"bootstrapped {b.release}" for b in bases if b.release}
-
     def builds(self) -> Iterator[tuple[Target, Platform, dict[str, Stage]]]:
         """Yield each target for each of its platforms, with the stages that BuildKit executes, the image's last."""
+        project = self.renderer.project
+        bases = project.matrix.model.bases.values() if self.base == "bootstrap" else ()
+        # What is bootstrapped instead of an official image depends on the release only.
+        replaced = {digest_of(project.lock, b.image): f"bootstrapped {b.release}" for b in bases if b.release}
         for target in self.targets:
             text = self.renderer.dockerfile(target).text
             for platform in bake.platforms_of(target, self.platforms):
-                yield target, platform, needed_stages(stages_of(text, platform, self.bases))
+                yield target, platform, needed_stages(stages_of(text, platform, replaced))
 
 
 def read_state(
     folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
-    """Read a project and select targets; of sources without a pin, the hashes need not be known.
-
-    Raises ConfigError with every mistake in the files, NothingSelected if no target is selected.
-    """
+    """Read a project and select targets. Raises ConfigError with every mistake in it, NothingSelected if none fits."""
     project = load.load_project(folder)
     targets = plan.select_targets(plan.make_plan(project, changes), select)
     renderer = Renderer(project, plan.versions_with(project, changes))
@@ -101,49 +93,39 @@ class Cost(Model):
 
 
 def compare_states(before: ProjectState | None, after: ProjectState, names: tuple[str, str]) -> Cost:
-    """Return what building `after` executes if all of `before` was built, or if nothing was built.
-
-    `names` has the names of the two states.
-    """
-    built = (stage for _, _, stages in before.builds() for stage in stages.values()) if before else ()
-    known = {key for stage in built for _, key in stage.steps}
+    """Return what building `after` executes if all of `before` was built, or nothing; both have `names`."""
+    built = before.builds() if before else ()
+    known = {key for _, _, stages in built for stage in stages.values() for _, key in stage.steps}
     everything: set[str] = set()
-    runs: dict[str, set[str]] = {}
-    users: dict[str, dict[str, None]] = {}
+    executed: dict[str, dict[str, set[str]]] = {}  # stage → target → keys of its RUN steps
     for target, _, stages in after.builds():
         for name, stage in stages.items():
-            everything |= {key for word, key in stage.steps if word == "RUN"}
-            if not all(key in known for _, key in stage.steps):
-                users.setdefault(name, {})[target.id] = None
-                runs.setdefault(name, set()).update(key for word, key in stage.steps if word == "RUN")
-    executed = [
+            runs = {key for word, key in stage.steps if word == "RUN"}
+            everything |= runs
+            if any(key not in known for _, key in stage.steps):
+                executed.setdefault(name, {}).setdefault(target.id, set()).update(runs)
+    costs = [
         CostStage(
             stage=name,
             component=component_of(name, after.renderer.project.components),
-            run=len(runs[name] - known),
-            targets=tuple(targets),
+            run=len(set().union(*runs_of.values()) - known),
+            targets=tuple(runs_of),
         )
-        for name, targets in users.items()
+        for name, runs_of in executed.items()
     ]
     return Cost(
         before=names[0],
         after=names[1],
         run=len(everything - known),
         run_of=len(everything),
-        stages=tuple(sorted(executed, key=lambda stage: stage.component is None)),
+        stages=tuple(sorted(costs, key=lambda cost: cost.component is None)),
     )
 
 
 def predict_cost(
-    folder: Path,
-    before: str | None,
-    after: str | None = None,
-    *,
-    changes: Changes,
-    select: Sequence[str] = (),
-    platforms: Sequence[str] = (),
-    base: str = "bootstrap",
-) -> Cost:
+    folder: Path, before: str, after: str | None, *, changes: Changes, select: Sequence[str],
+    platforms: Sequence[str], base: str,
+) -> Cost:  # fmt: skip
     """Return what building the selected targets of the later state executes if all targets of the earlier were built.
 
     A state is a git revision or a folder; `before` may be `nothing`, and without `after` that is the working tree, with
@@ -151,127 +133,101 @@ def predict_cost(
     """
     with ExitStack() as files:
 
-        def state(reference: str | None, changes: Changes, select: Sequence[str]) -> ProjectState:
-            there = files_at_revision(reference, folder) if reference else nullcontext(folder)
-            return read_state(files.enter_context(there), changes, select, platforms, base)
+        def at(reference: str | None) -> Path:
+            return files.enter_context(files_at_revision(reference, folder)) if reference else folder
 
-        built = None if before == NOTHING else state(before, Changes(), ())
-        wanted = state(after, changes, select)
+        built = None if before == NOTHING else read_state(at(before), Changes(), (), platforms, base)
+        wanted = read_state(at(after), changes, select, platforms, base)
         bake.check_platforms(wanted.targets, platforms)
-        return compare_states(built, wanted, (before or "", " ".join([after or WORKING_TREE, *changes.options])))
+        return compare_states(built, wanted, (before, " ".join([after or "the working tree", *changes.options])))
 
 
 def show_cost(cost: Cost, *, markdown: bool = False) -> None:
     """Print the stages that are executed again, for which targets; in Markdown, as a summary for GitHub Actions."""
-    stage_rows = [(s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages]
-    targets: dict[str, list[str]] = {}
-    for stage in cost.stages:
-        for target in stage.targets:
-            targets.setdefault(target, []).append(stage.stage)
-    tables = (
-        (("stage", "component", "RUN steps", "targets"), stage_rows),
-        (("target", "stages executed"), [(target, ", ".join(stages)) for target, stages in targets.items()]),
-    )
+    stages = [(s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in cost.stages]
+    names = dict.fromkeys(target for stage in cost.stages for target in stage.targets)
+    targets = [(name, ", ".join(s.stage for s in cost.stages if name in s.targets)) for name in names]
+    show = (lambda *table: out.print(console.markdown_table(*table), markup=False)) if markdown else console.print_table
+    if stages:
+        show(("stage", "component", "RUN steps", "targets"), stages)
+        out.print()
+        show(("target", "stages executed"), targets)
+        out.print()
     change = f"from {cost.before} to {cost.after}"
+    change = f"**{change}**" if markdown else change
     summary = f"{cost.run} of {cost.run_of} RUN steps are executed; one that targets or platforms share counts once"
-    if markdown:
-        texts = [f"**{change}**: {summary}", *(console.markdown_table(*table) for table in tables if table[1])]
-        out.print("\n\n".join(texts), markup=False)
-        return
-    for columns, rows in tables:
-        if rows:
-            console.print_table(columns, rows)
-            out.print()
     out.print(f"{change}: {summary}", markup=False)
 
 
 def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
     """Return target → the caches of the compiling stages that it needs, on all of its platforms."""
     components = state.renderer.project.components
-    compiling = {name for name, component in components.items() if component.model.compiles}
     entries: dict[str, list[CacheEntry]] = {target.id: [] for target in state.targets}
     for target, platform, stages in state.builds():
-        found = (CacheEntry(name, platform, stage.key) for name, stage in stages.items() if name in compiling)
-        entries[target.id] += found
+        compiling = (name for name in stages if name in components and components[name].model.compiles)
+        entries[target.id] += [CacheEntry(name, platform, stages[name].key) for name in compiling]
     return entries
 
 
 def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
-    """Write the caches of what was compiled just now, and of what has none in the registry yet.
-
-    What this builds is in the builder's own cache. Raises CommandError if that fails; images that were exported before
-    stay so.
-    """
+    """Write, from the builder's own cache, the caches of what was compiled just now or has none in the registry."""
     location = parse_reference(run.request.cache or "")
     place = oci.connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
-    given = bake.bake_file(run)["target"]
-    # A manifest like that of images: not every registry takes BuildKit's own form, an index.
-    form = "mode=min,image-manifest=true,oci-mediatypes=true"
+    content = bake.bake_file(run)
     chosen: dict[str, Any] = {
         entry.tag: {
-            **given[target.bake_name],
+            **content["target"][target.bake_name],
             "target": entry.stage,
             "platforms": [entry.platform],
             "tags": [],
             "output": ["type=cacheonly"],
-            "cache-to": [f"type=registry,ref={location.name}:{entry.tag},{form}"],
+            # A manifest like that of images: not every registry takes BuildKit's own form, an index.
+            "cache-to": [
+                f"type=registry,ref={location.name}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"
+            ],
         }
         for entry, target in owners.items()
         if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
     }
-    if not chosen:
-        return
-    progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-    fetched = {name: entry for name, entry in given.items() if name.startswith(bake.FETCHED)}
-    content = {"group": {"default": {"targets": sorted(chosen)}}, "target": {**chosen, **fetched}}
-    buildx.execute_bake(run, content, progress, "bake-caches.json")
-
-
-Build = tuple[str, Platform]
-"""The build of a target for one platform."""
-
-
-def group_builds(builds: Sequence[Build], jobs: int) -> list[Sequence[Build]]:
-    """Divide builds into at most `jobs` groups of neighbours, each for one platform.
-
-    Raises ConfigError if there are more platforms than jobs.
-    """
-    if len(builds) <= jobs:
-        return [[build] for build in builds]
-    platforms = dict.fromkeys(platform for _, platform in builds)
-    if len(platforms) > jobs:
-        raise ConfigError(f"--github-jobs {jobs}: a job is for one platform, and there are {len(platforms)} platforms")
-    parts = [[build for build in builds if build[1] == platform] for platform in platforms]
-    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts) <= jobs)
-    return [part[start : start + size] for part in parts for start in range(0, len(part), size)]
+    if chosen:
+        progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
+        content["target"] |= chosen  # beside targets that are not built, and those that hold what was fetched
+        content["group"]["default"]["targets"] = sorted(chosen)
+        buildx.execute_bake(run, content, progress, "bake-caches.json")
 
 
 def job_matrix(
-    groups: Sequence[Sequence[Build]], runners: Mapping[Platform, Sequence[str]]
+    builds: Sequence[tuple[str, Platform]], most: int, runners: Mapping[Platform, Sequence[str]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the `matrix` of a job. Raises ConfigError for a platform without a runner."""
-    entries = []
-    for number, group in enumerate(groups, 1):
-        first, platform = group[0]
-        if platform not in runners:
-            raise ConfigError(f"github-runners: no runner for {platform}; add its label in the matrix")
-        arch, more = platform.removeprefix("linux/"), len(group) - 1
-        labels = list(runners[platform])
-        entries.append(
-            {
-                "name": f"{first} and {more} more {arch}" if more else f"{first} {arch}",
-                "id": f"group{number:03}-{arch}" if more else f"{first}-{arch}",
-                "targets": " ".join(target for target, _ in group),
-                "platform": platform,
-                "runner": labels[0] if len(labels) == 1 else labels,
-            }
-        )
-    return {"include": entries}
+    """Return the `matrix` of a workflow: `most` jobs or fewer, each of neighbours for one platform."""
+    parts: dict[Platform, list[str]] = {}
+    for target, platform in builds:
+        parts.setdefault(platform, []).append(target)
+    if len(parts) > most:
+        raise ConfigError(f"--github-jobs {most}: a job is for one platform, and there are {len(parts)} platforms")
+    if missing := parts.keys() - runners.keys():
+        raise ConfigError(f"github-runners: no runner for {min(missing)}; add its label in the matrix")
+    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= most)
+    jobs: list[dict[str, Any]] = []
+    for platform, targets in parts.items():
+        arch = platform.removeprefix("linux/")
+        for start in range(0, len(targets), size):
+            first, *more = group = targets[start : start + size]
+            jobs.append(
+                {
+                    "name": f"{first} and {len(more)} more {arch}" if more else f"{first} {arch}",
+                    "id": f"group{len(jobs) + 1:03}-{arch}" if more else f"{first}-{arch}",
+                    "targets": " ".join(group),
+                    "platform": platform,
+                    "runner": list(runners[platform]),
+                }
+            )
+    return {"include": jobs}
 
 
-def print_workflow_jobs(state: ProjectState, folder: Path, since: str | None, jobs: int) -> None:
+def print_workflow_jobs(state: ProjectState, folder: Path, since: str | None, most: int) -> None:
     """Print the matrix of a workflow as one line of JSON; with an earlier state, only of targets that differ from it.
 
     Raises ConfigError for an unknown revision, or if no target is for one of the platforms.
@@ -284,10 +240,10 @@ def print_workflow_jobs(state: ProjectState, folder: Path, since: str | None, jo
         err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
     # Publishing needs all platforms of a target that differs on one of them.
     builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
-    groups = group_builds(builds, jobs)
-    if len(groups) < len(builds):
-        err.print(f"{len(builds)} builds in {len(groups)} jobs of at most {max(map(len, groups))}", markup=False)
-    out.print(json.dumps(job_matrix(groups, state.renderer.project.matrix.model.github_runners)), markup=False)
+    matrix = job_matrix(builds, most, state.renderer.project.matrix.model.github_runners)
+    if len(matrix["include"]) < len(builds):
+        err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs", markup=False)
+    out.print(json.dumps(matrix), markup=False)
 
 
 def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Target]:
@@ -308,10 +264,11 @@ def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Tar
             return list(after.targets)
 
     def differs(target: Target) -> bool:
-        old, key = known.get(target.id, (None, ""))
-        if old is None or set(bake.platforms_of(target, after.platforms)) - set(old.platforms):
+        if target.id not in known:
             return True
-        more = {*target.tags, *target.aliases} - {*old.tags, *old.aliases}
-        return bool(more) or key != after.renderer.key(target)
+        old, key = known[target.id]
+        more_platforms = {*bake.platforms_of(target, after.platforms)} - {*old.platforms}
+        more_tags = {*target.tags, *target.aliases} - {*old.tags, *old.aliases}
+        return bool(more_platforms or more_tags) or key != after.renderer.key(target)
 
     return [target for target in after.targets if differs(target)]

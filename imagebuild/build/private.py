@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from ipaddress import IPv4Network
 from pathlib import Path
-from subprocess import Popen
 
 from imagebuild.core.errors import CommandError
 from imagebuild.core.fields import CPUS
@@ -62,23 +61,16 @@ def _add_next_release(release: str, codename: str) -> None:
         return  # the machine's owner added it, and decides on priorities
     wanted = debian.sources_for_release(known, codename, release)
     if not wanted:
-        raise CommandError(
-            f"no archive of {codename} is among apt's sources in {debian.ETC}; add the distribution's own"
-        )
-    pin = f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n"
-    for path, text in (
-        (debian.ETC / "preferences.d" / f"imagebuild-{release}", pin),
-        (listing, debian.as_oneline(wanted)),
-    ):
-        path.write_text(text)
+        raise CommandError(f"apt's sources in {debian.ETC} have no archive of {codename}; add the distribution's own")
+    preferences = debian.ETC / "preferences.d" / f"imagebuild-{release}"
+    preferences.write_text(f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n")
+    listing.write_text(debian.as_oneline(wanted))
+    for path in (preferences, listing):
         path.chmod(0o644)  # apt's tools also run for users, whatever root's umask is
 
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
-    """Install `packages` without starting a service or removing a package.
-
-    Raises CommandError if the distribution is neither Debian nor Ubuntu, or apt fails.
-    """
+    """Install packages without starting a service or removing a package. Raises CommandError if that fails."""
     from imagebuild.core import debian
 
     here = debian.os_release()
@@ -110,8 +102,8 @@ def missing_packages(run: RunProgram = run_program) -> list[str]:
     from imagebuild.core import debian
 
     packages = [package for program, package in PROGRAMS.items() if not which(program)]
-    if debian.os_release().get("ID") == "ubuntu":  # where docker.io has the client
-        packages = [package for package in packages if package != "docker-cli"]
+    if "docker-cli" in packages and debian.os_release().get("ID") == "ubuntu":  # where docker.io has the client
+        packages.remove("docker-cli")
     return packages if buildx_version(run) else [*packages, "docker-buildx"]
 
 
@@ -125,9 +117,9 @@ def choose_pool(taken: Iterable[IPv4Network]) -> IPv4Network:
     """Choose addresses for the private engine's networks that overlap no route. Raises CommandError if none is left."""
     # A VPN that routes everything in two halves does not count as taking these.
     routes = [network for network in taken if network.prefixlen >= 8]
-    pools = (pool for block in BLOCKS for pool in block.subnets(new_prefix=19))
-    if free := next((pool for pool in pools if not any(pool.overlaps(route) for route in routes)), None):
-        return free
+    for pool in (pool for block in BLOCKS for pool in block.subnets(new_prefix=19)):
+        if not any(map(pool.overlaps, routes)):
+            return pool
     tried = ", ".join(map(str, BLOCKS))
     raise CommandError(f"no addresses are left for a bridge: routes use all of {tried} (see `ip route`)")
 
@@ -186,7 +178,7 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
 
     The whole machine has one table of emulators. Raises ConfigError if root is needed, CommandError if a step fails.
     """
-    names = [f"qemu-{CPUS[arch]}{end}" for end in ("", "-static")]
+    names = [f"qemu-{CPUS[arch]}{end}" for end in ("", "-static")]  # not qemu-aarch64_be
 
     def registered() -> bool:
         return any((BINFMT / name).exists() for name in names)
@@ -217,32 +209,24 @@ exit
 """
 
 
+START_S = 60
+"""How long the engine may take until it answers."""
+
+
 def engine_processes(paths: EnginePaths) -> dict[int, str]:
     """Return the processes that run this engine: process id → program. All others that it has end with its shell."""
-    ours = {pid: argv for pid, (_, argv) in process_table().items() if str(paths.config) in argv}
-    programs = {pid: Path(argv[0]).name for pid, argv in ours.items()}
+    programs = {pid: Path(argv[0]).name for pid, (_, argv) in process_table().items() if str(paths.config) in argv}
     return {pid: program for pid, program in programs.items() if program in ("unshare", "sh", "dockerd")}
-
-
-def _await(process: Popen[bytes], paths: EnginePaths, run: RunProgram, seconds: float = 60) -> None:
-    """Wait until the engine answers. Raises CommandError with the end of its log if it ends or is too slow."""
-    deadline = time.monotonic() + seconds
-    while flaw := engine_flaw(Endpoint(paths.host, "private"), run):
-        ended = process.poll() is not None
-        if ended or time.monotonic() > deadline:
-            lines = "\n  ".join(paths.log.read_text(errors="replace").splitlines()[-10:])
-            problem = "ended" if ended else f"gave no usable answer in {seconds:.0f} s ({flaw})"
-            raise CommandError(f"the private engine {problem}; the end of {paths.log}:\n  {lines}")
-        time.sleep(0.2)
 
 
 def _clear(paths: EnginePaths, run: RunProgram) -> None:
     """End the engine, and remove all that it made except its data, also what a crash or a `kill -9` left."""
     # dockerd stops its containers first. With the shell all processes end, and `unshare` waits for the last one.
     for program, number, patience in (("dockerd", signal.SIGTERM, 20), ("sh", signal.SIGKILL, 10)):
-        for pid in [pid for pid, name in engine_processes(paths).items() if name == program]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        for pid, name in engine_processes(paths).items():
+            if name == program:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
         deadline = time.monotonic() + patience
         while engine_processes(paths) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -253,18 +237,15 @@ def _clear(paths: EnginePaths, run: RunProgram) -> None:
 def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EnginePaths:
     """Start the private engine unless it answers, and return where it is; install the packages that it lacks first.
 
-    Packages come from the distribution's own archive, on Debian 12 also from the next release's. No engine that is
-    already there is stopped, configured or upgraded. Raises ConfigError if not root, CommandError if a step fails; what
-    was started is removed again.
+    No engine that is already there is stopped, configured or upgraded. Raises ConfigError if not root, CommandError if
+    a step fails; what was started is removed again.
     """
     paths = EnginePaths.of(environ)
-    if engine_flaw(Endpoint(paths.host, "private"), run) is None:
-        return paths
     require_root("`imagebuild engine up`")
     with os_errors_as_command_errors():
         paths.data.mkdir(parents=True, exist_ok=True)
         with alone(paths.state):  # a second `up` or `down` would remove a half-made engine
-            if flaw := engine_flaw(Endpoint(paths.host, "private"), run):  # else another `up` was as fast
+            if flaw := engine_flaw(Endpoint(paths.host, "private"), run):
                 if engine_processes(paths):
                     raise CommandError(f"the private engine runs, but {flaw}; end it with `imagebuild engine down`")
                 if missing := missing_packages(run):
@@ -304,17 +285,21 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
             process = start_program(command, output=log.fileno())
         # It may end long before this process, which then has to take its status.
         threading.Thread(target=process.wait, daemon=True).start()
-        _await(process, paths, run)
+        deadline = time.monotonic() + START_S
+        while flaw := engine_flaw(Endpoint(paths.host, "private"), run):
+            ended = process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                lines = "\n  ".join(paths.log.read_text(errors="replace").splitlines()[-10:])
+                problem = "ended" if ended else f"gave no usable answer in {START_S} s ({flaw})"
+                raise CommandError(f"the private engine {problem}; the end of {paths.log}:\n  {lines}")
+            time.sleep(0.2)
     except BaseException:
         _clear(paths, run)
         raise
 
 
 def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program, *, purge: bool = False) -> None:
-    """Stop the private engine, if there is one, and remove its network; `purge` also deletes its images and caches.
-
-    Raises ConfigError if not root.
-    """
+    """Stop the private engine and remove its network; `purge` also deletes its data. Raises ConfigError if not root."""
     paths = EnginePaths.of(environ)
     if not paths.state.exists():
         return
@@ -323,5 +308,5 @@ def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
         _clear(paths, run)
         if purge and paths.data.exists():
             shutil.rmtree(paths.data)
-            for file in (paths.config, paths.log):
-                file.unlink(missing_ok=True)
+            paths.config.unlink(missing_ok=True)
+            paths.log.unlink(missing_ok=True)

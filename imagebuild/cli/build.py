@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +16,17 @@ from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
+
+EXCLUSIVE = (
+    ("--load", "--push", "--output"),
+    # A bundle is of the engine on this machine, and has the packages of its day.
+    *(pair for other in ("--bundle", "--offline") for pair in (("--builder", other), ("--rebuild", other))),
+    ("--rebuild", "--stage"),
+    # Caches are of whole targets, and of the code that the lock names.
+    ("--cache-write", "--source"),
+    ("--cache-write", "--stage"),
+)
+"""Options of `build` of which only one can be given."""
 
 
 @options.example(
@@ -70,8 +82,12 @@ def build(
     from imagebuild.project.plan import check_repository, select_targets
 
     check_repository("--cache", cache)
-    if sum((load, push, output is not None)) > 1:
-        raise ConfigError("--load, --push and --output exclude each other; give one of them")
+    given = {
+        "--load": load, "--push": push, "--output": output is not None, "--builder": builder, "--source": source,
+        "--rebuild": rebuild, "--cache": cache, "--cache-write": cache_write, "--stage": stage,
+        "--bundle": bundle, "--offline": offline,
+    }  # fmt: skip
+    options.check_combination(given, {"--cache-write": ("--cache",)}, EXCLUSIVE)
     changes = edits.parse(registry)
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
@@ -98,14 +114,18 @@ def build(
         stage=stage,
         folder=folder,
         verbose=verbose,
-        changes=changes,
-        project_options=project.words,
+        again=(*project.words, *_repeated("--platform", platform), *_repeated("--source", source), *changes.options),
         bundle=bundle,
     )
     began = time.monotonic()
     results = build_targets(workspace.project, workspace.renderer, request)
     seconds = time.monotonic() - began
     options.print_result(json_file, results, lambda: print_builds(request, results, seconds))
+
+
+def _repeated(name: str, values: Sequence[str] | None) -> Iterator[str]:
+    """Yield an option that can be given several times, as words of a command line."""
+    return (word for value in values or () for word in (name, value))
 
 
 bundle = options.command_group("Keep all that builds fetch in one folder, for machines without a network.")
@@ -141,8 +161,7 @@ def create_bundle(
             no_cache=True,  # a step that is cached fetches nothing
             folder=Path(folder),
             verbose=verbose,
-            changes=changes,
-            project_options=project.words,
+            again=(*project.words, *_repeated("--platform", platform), *changes.options),
             bundle=directory,
             record=True,
         )

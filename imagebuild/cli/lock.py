@@ -64,8 +64,7 @@ def lock(
     targets = select_targets(workspace.plan, select or ())
     file = LockFile(workspace.project, workspace.renderer, targets, platforms=options.parse_platforms(platform))
     if show:
-        for line in file.shown(show):
-            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        out.print(file.shown(show), markup=False, end="")
     elif date:
         file.write(file.lock.model_copy(update={"date": date.date()}))
         out.print(
@@ -87,7 +86,7 @@ def _show_failures(file: LockFile, failures: Failures) -> None:
     from imagebuild.lock.resolve import complaint
 
     unpinned, number = len(file.unpinned), len(file.sources)
-    state = f"{unpinned} of {number} sources have no pin" if unpinned else f"all {number} sources are pinned"
+    state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"
     out.print(f"{file.path}: {state}", markup=False)
     if text := complaint(failures):
         raise CommandError(text)

@@ -96,7 +96,7 @@ def plan(
             change.print_workflow_jobs(state, project.folder, since, github_jobs)
             return
         cost = change.predict_cost(
-            project.folder, before, after, changes=changes, select=select or (), platforms=platforms, base=base
+            project.folder, before or "", after, changes=changes, select=select or (), platforms=platforms, base=base
         )
         options.print_result(json_file, cost, lambda: change.show_cost(cost, markdown=markdown))
         return
@@ -119,7 +119,9 @@ def plan(
         # JSON has the keys of all stages, so that everything was rendered for it already.
         if unpinned := {} if json_file else workspace.renderer.check(targets):
             number = len({key for keys in unpinned.values() for key in keys})
-            err.print(f"{number} sources have no pin; `imagebuild lock {' '.join(unpinned)}` adds them", markup=False)
+            err.print(
+                f"sources without a pin: {number}; `imagebuild lock {' '.join(unpinned)}` adds them", markup=False
+            )
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:

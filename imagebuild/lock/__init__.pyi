@@ -3,7 +3,6 @@ from .bump import bump_pins as bump_pins
 from .bump import edited as edited
 from .bump import inquiries as inquiries
 from .bump import newer as newer
-from .bump import versions_in as versions_in
 from .facts import image_facts as image_facts
 from .facts import tree_facts as tree_facts
 from .facts import unpack as unpack
@@ -16,6 +15,5 @@ from .resolve import complaint as complaint
 from .resolve import keys_of as keys_of
 from .resolve import lock_text as lock_text
 from .resolve import merged_sources as merged_sources
-from .resolve import unused_entries as unused_entries
 from .resolve import without_unused as without_unused
 from .upstream import Upstream as Upstream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ Row = tuple[str, int]
 """A pin's name in the matrix, and the index of one of its rows."""
 Changes = Mapping[Row, str]
 """Row of a pin → its new version."""
-Question = tuple[GitRef | WheelSet | PackageSource, str]
+Question = tuple[Source, str]
 """A list that versions are read from: tags of a git repository, one wheel of the index, or one package of a repository;
 and the form of the names in it, with `{version}`."""
 
@@ -45,16 +46,14 @@ class BumpResult:
 
 def inquiries(recipes: Iterable[Recipe]) -> dict[Row, set[Question]]:
     """Return what to ask about every row of a pin that a target uses."""
-    result: dict[Row, set[Question]] = {}
+    result: defaultdict[Row, set[Question]] = defaultdict(set)
     for recipe in recipes:
         for name in dict.fromkeys((*recipe.target.components, *recipe.stages)):
-            pin = recipe.pin(name)
-            if recipe.component(name).version_axis or pin is None:
-                continue
-            pin_name = recipe.component(name).pin or name
-            # The command line can change pins; here they are those of the file.
-            row = (pin_name, recipe.project.matrix.model.versions[pin_name].index(pin))
-            result.setdefault(row, set()).update(() if pin.commit else _questions(recipe, name))
+            component, pin = recipe.component(name), recipe.pin(name)
+            if pin and not component.version_axis:
+                # The command line can change pins; here they are those of the file.
+                rows = recipe.project.matrix.model.versions[component.pin or name]
+                result[component.pin or name, rows.index(pin)].update(() if pin.commit else _questions(recipe, name))
     return result
 
 
@@ -67,23 +66,12 @@ def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
         if match := EXACT.match(text):
             yield WheelSet(match[1], "", ()), VERSION
     wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
-    for arch in recipe.archs:
-        repository = recipe.repository(name, arch)
-        if repository and name in recipe.target.components:
+    for arch in recipe.archs if name in recipe.target.components else ():
+        if repository := recipe.repository(name, arch):
             for text in wanted:
                 filled = recipe.fill(name, text, {**recipe.values(name, arch), "version": VERSION}, "packages")
                 package, _, template = filled.partition("=")
                 yield PackageSource(repository.url, repository.suite, repository.key, (package,)), template
-
-
-def versions_in(template: str, names: Iterable[str]) -> set[str]:
-    """Return the versions in names of tags or packages: with the template `v{version}-1`, `2.3` of `v2.3-1`."""
-    before, _, after = template.partition(VERSION)
-    return {
-        name[len(before) : len(name) - len(after)]
-        for name in names
-        if name.startswith(before) and name.endswith(after) and len(name) > len(before) + len(after)
-    }
 
 
 def newer(current: str, versions: Iterable[str]) -> list[str]:
@@ -104,13 +92,17 @@ def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
     Raises ConfigError where a version is not written as one word, for example because an anchor has it.
     """
     text = files.read_text(matrix.path)
-    pins = _children(_children(yaml.compose(text))["versions"])
     edits = []
     for (name, i), version in changes.items():
-        pin, old = pins.get(name), matrix.model.versions[name][i].version
-        row = pin.value[i] if pin and pin.id == "sequence" else pin
-        node = row and _children(row).get("version", row)
-        start, end = (node.start_mark.index, node.end_mark.index) if node else (0, 0)
+        node: Any = yaml.compose(text)
+        old = matrix.model.versions[name][i].version
+        # A pin is a version, or a mapping that has one, or a list of these.
+        for key in ("versions", name, i, "version"):
+            if isinstance(node, yaml.MappingNode):
+                node = next((value for name, value in node.value if name.value == key), node)
+            elif isinstance(node, yaml.SequenceNode):
+                node = node.value[i]
+        start, end = node.start_mark.index, node.end_mark.index
         quote = text[start] if text[start] in "\"'" else ""
         if text[start:end] != f"{quote}{old}{quote}":
             where = matrix.at("versions", name, i)
@@ -119,11 +111,6 @@ def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     return text
-
-
-def _children(node: Any) -> dict[str, Any]:
-    """Return key → node of a mapping; nothing of another node."""
-    return {key.value: value for key, value in node.value} if node.id == "mapping" else {}
 
 
 def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> BumpResult:
@@ -153,8 +140,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
     for (name, i), questions in asked.items():
         current = pins[name][i].version
         try:
-            versions = [versions_in(template, _names(answers, listing)) for listing, template in questions]
-            candidates = newer(current, set.intersection(*versions))
+            candidates = newer(current, set.intersection(*(_versions(answers, *question) for question in questions)))
         except (ImagebuildError, InvalidVersion) as error:
             result.kept.append((name, current, f"cannot be compared: {str(error).splitlines()[0]}"))
             continue
@@ -177,30 +163,32 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
     """Return the names in each list, or the error. A repository is read once."""
     answers: dict[Key, Answer] = {}
 
-    def ask(listing: Source, _: Advance) -> Answer:
+    def ask(listing: Source, _: Advance) -> Mapping[str, Collection[str]]:
         match listing:
             case GitRef(url):
                 return {"": upstream.tags(url)}
             case WheelSet(component):
                 return {"": upstream.wheel_versions(component)}
-            case PackageSource(packages=names):
-                return upstream.index(listing, names).versions
+            case PackageSource():
+                return upstream.index(listing).versions
         raise AssertionError(listing)
 
     def settle(listing: Source, answer: Answer) -> tuple[str, bool]:
         answers[key_of(listing)] = answer
         return ("could not be asked", False) if isinstance(answer, ImagebuildError) else ("asked", True)
 
-    ask_each(sorted(merged_sources(listings), key=source_title), source_title, ask, upstream, settle)
+    ask_each(sorted(merged_sources(listings), key=source_title), ask, upstream, settle)
     return answers
 
 
-def _names(answers: Mapping[Key, Answer], listing: Source) -> Collection[str]:
-    """Return what a server lists. Raises its error."""
+def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> set[str]:
+    """Return the versions in a server's names: by the template `v{version}-1`, `2.3` of `v2.3-1`. Raises its error."""
     answer = answers[key_of(listing)]
     if isinstance(answer, ImagebuildError):
         raise answer
-    return answer[listing.packages[0] if isinstance(listing, PackageSource) else ""]
+    names = answer[listing.packages[0] if isinstance(listing, PackageSource) else ""]
+    before, _, after = map(re.escape, template.partition(VERSION))
+    return {match[1] for name in names if (match := re.fullmatch(f"{before}(.+){after}", name))}
 
 
 def check_versions(project: Project, changes: Changes) -> None:

@@ -7,11 +7,12 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from string import Template
-from typing import Any, cast
+from typing import IO, Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
@@ -30,6 +31,7 @@ PATH = "/usr/bin:/bin"
 PLUGIN = "libnccl-net.so"
 VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.]*)(?:\s|$)", re.MULTILINE)
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
+LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
 """Folders of the building machine; URLs are matched without a group, because their paths look alike."""
 MEND = "take another version, or say in component.yaml under `unpacked` what this one has"
@@ -86,44 +88,36 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
         return [p.removeprefix(f"{wanted.prefix}/") for p in value.split(":") if p.startswith(f"{wanted.prefix}/")]
 
     named = sorted({path for value in environment.values() for path in inside(value)})
+    loader = dict.fromkeys(inside(environment.get("LD_LIBRARY_PATH", "")))
+    files = sorted(path for path in top.rglob("*") if not path.is_dir())
     needed: set[str] = set()
-    provided: set[str] = set()
-    built_in: set[str] = set()
+    provided = {path.name for path in files}
+    built_in: set[bytes] = set()
     listing = top / "VERSION"
     versions = dict(VERSION_LINE.findall(listing.read_text(errors="replace"))) if listing.is_file() else {}
-    licenses, sources = [], []
-    for path in _files(top):
-        name = str(path.relative_to(top))
-        if re.search("licen[sc]e|copying|eula", path.name, re.IGNORECASE):
-            licenses.append(name)
-        if name.startswith("sources/"):
-            sources.append(path.name)
-        provided.add(path.name)
-        if path.is_symlink():
-            continue
+    for path in (path for path in files if not path.is_symlink()):
         with path.open("rb") as file:
             if file.read(4) == b"\x7fELF":
-                names, soname = _dynamic(path)
+                names, soname = _dynamic(file)
                 needed.update(names)
                 provided.add(soname)
-            elif path.stat().st_size <= LARGEST_TEXT and not path.name.endswith(UNREAD):
-                file.seek(0)
-                content = file.read()
-                if b"\0" not in content:
-                    built_in.update(match.decode() for match in BUILT_IN.findall(content) if match)
-                    if path.suffix == ".pc" and (match := PC_VERSION.search(content.decode(errors="replace"))):
-                        versions.setdefault(path.stem, match[1])
-    loader = dict.fromkeys(inside(environment.get("LD_LIBRARY_PATH", "")))
+                continue
+        if path.stat().st_size <= LARGEST_TEXT and not path.name.endswith(UNREAD):
+            content = path.read_bytes()
+            if b"\0" not in content:
+                built_in.update(BUILT_IN.findall(content))
+                if path.suffix == ".pc" and (match := PC_VERSION.search(content.decode(errors="replace"))):
+                    versions.setdefault(path.stem, match[1])
     return TreeFacts(
         environment=environment,
         absent=tuple(name for name in named if not (top / name).exists()),
         folders=folders,
         versions=dict(sorted(versions.items())),
-        sources=tuple(sorted(sources)),
-        licenses=tuple(sorted(licenses)),
+        sources=tuple(sorted(path.name for path in files if path.is_relative_to(top / "sources"))),
+        licenses=tuple(sorted(str(path.relative_to(top)) for path in files if LICENSE.search(path.name))),
         plugins=tuple((folder, _plugin_name(top / folder)) for folder in loader if (top / folder / PLUGIN).exists()),
         unprovided=tuple(sorted(needed - provided)),
-        built_in=tuple(sorted(built_in)),
+        built_in=tuple(sorted(match.decode() for match in built_in if match)),
     )
 
 
@@ -153,21 +147,15 @@ def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[
 
 
 def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
-    """Return the command prefix that takes network and privileges from a program, as far as this machine allows.
-
-    The program can still read the folder.
-    """
+    """Return the prefix that takes network and privileges from a command that reads the folder, if possible here."""
     root = os.geteuid() == 0
     user = () if root else ("--user", "--map-current-user")
-    unshare = ("unshare", *user, "--net", "--pid", "--fork", "--kill-child")
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if root else ()
     chosen: tuple[str, ...] = ()
-    for more in (unshare, nobody):
-        try:
+    for more in (("unshare", *user, "--net", "--pid", "--fork", "--kill-child"), nobody):
+        with suppress(CommandError):
             run(*chosen, *more, "test", "-x", str(folder), timeout=10)
-        except CommandError:
-            continue
-        chosen += more
+            chosen += more
     return chosen
 
 
@@ -189,31 +177,18 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
     )
 
 
-def _files(top: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(top):
-        folders.sort()
-        yield from (Path(folder, name) for name in sorted(names))
-
-
 def _plugin_name(folder: Path) -> str:
     """Return what NCCL_NET_PLUGIN calls the plug-in in a folder, or the plug-in's folder if it has no such name."""
-    names = sorted(
-        path.name.removeprefix("libnccl-net-").removesuffix(".so") for path in folder.glob("libnccl-net-*.so")
-    )
+    names = sorted(path.stem.removeprefix("libnccl-net-") for path in folder.glob("libnccl-net-*.so"))
     return names[0] if names else folder.parent.name
 
 
-def _dynamic(path: Path) -> tuple[set[str], str]:
+def _dynamic(file: IO[bytes]) -> tuple[list[str], str]:
     """Return the libraries that an ELF file needs, and its own name; nothing of a file that is damaged."""
-    needed, soname = set(), ""
     try:
-        with path.open("rb") as file:
-            section = ELFFile(file).get_section_by_name(".dynamic")
-            for tag in cast(Any, section).iter_tags() if section else ():
-                if tag.entry.d_tag == "DT_NEEDED":
-                    needed.add(str(tag.needed))
-                elif tag.entry.d_tag == "DT_SONAME":
-                    soname = str(tag.soname)
+        section: Any = ELFFile(file).get_section_by_name(".dynamic")
+        needed = [tag.needed for tag in section.iter_tags("DT_NEEDED")] if section else []
+        own = [tag.soname for tag in section.iter_tags("DT_SONAME")] if section else []
     except (ELFError, AssertionError, ValueError, KeyError, TypeError, AttributeError):
-        return set(), ""
-    return needed, soname
+        return [], ""
+    return needed, own[0] if own else ""

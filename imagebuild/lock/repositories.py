@@ -9,9 +9,9 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from debian.arfile import ArError
 from debian.deb822 import Deb822, Release
@@ -36,70 +36,65 @@ NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
 """gpg's status words of a signature that is not good: it is of another text, it or the key has expired, or so."""
 
 
-def verify(run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None) -> tuple[str, tuple[str, ...]]:
-    """Return the text that is signed, and the fingerprints of the primary keys whose signatures are good.
+def signed_release(
+    run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None
+) -> tuple[Release, tuple[str, ...]]:
+    """Return a release, and the fingerprints of the primary keys whose signatures of it are good.
 
-    The text is `content` without its signature, or all of it if the signature is separate. `key` holds one or more
-    public keys, armoured or not. Raises CommandError if none of them made a good signature, or one is of another text.
+    It is `content` without its signature, or all of it if the signature is separate. `key` holds one or more public
+    keys, armoured or not. Raises CommandError if none of them made a good signature, if one is of another text, or if
+    the release is not valid any more.
     """
-    with tempfile.TemporaryDirectory(prefix="imagebuild-gpg-") as folder:
-        status, text = Path(folder) / "status", Path(folder) / "text"
-
-        def file(name: str, data: bytes) -> str:
-            path = Path(folder) / name
-            path.write_bytes(data)
-            return str(path)
-
-        def gpg(*words: str) -> str:
-            """Return the status lines that gpg writes for programs.
-
-            Its exit status says less: a second signature by an unknown key counts as a failure.
-            """
+    with tempfile.TemporaryDirectory(prefix="imagebuild-gpg-") as name:
+        folder = Path(name)
+        keys, signed, text, status = (folder / name for name in ("keys", "signed", "text", "status"))
+        keys.write_bytes(key)
+        signed.write_bytes(content if signature is None else signature)
+        check: tuple[str, ...] = ("--output", str(text), "--decrypt", str(signed))
+        if signature is not None:
+            text.write_bytes(content)
+            check = ("--verify", str(signed), str(text))
+        for words in (("--import", str(keys)), check):
             status.unlink(missing_ok=True)
             try:
-                run(*GPG, folder, "--status-file", str(status), *words, timeout=TIMEOUT_S)
+                run(*GPG, name, "--status-file", str(status), *words, timeout=TIMEOUT_S)
             except CommandError as error:
+                # Its exit status says less than these lines: a second signature by an unknown key counts as a failure.
                 if not status.exists():
                     raise CommandError(f"signatures want gpg (package gnupg): {error}") from None
-            return status.read_text(errors="replace")
-
-        gpg("--import", file("key", key))
-        if signature is None:
-            answer = gpg("--output", str(text), "--decrypt", file("content", content))
-        else:
-            answer = gpg("--verify", file("signature", signature), file("text", content))
-        good, others = _signatures(answer)
+        good, others = _signatures(status.read_text(errors="replace"))
         if not good or any(words.startswith("BADSIG") for words in others):
             found = f"gpg says {', '.join(others)}" if others else "there is none"
             raise CommandError(f"expected a good signature by the repository's key, but {found}; {AGAIN}, or {MEND}")
         # What gpg wrote: text around the signed part does not count.
-        return text.read_bytes().decode(errors="replace"), good
+        release = Release(text.read_bytes().decode(errors="replace"))
+    if until := debian.expired_since(release, datetime.now(UTC)):
+        raise CommandError(f"the release was valid until {until}, so this is an old copy; {AGAIN}")
+    return release, good
 
 
 def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
     """Return the fingerprints of the primary keys with good signatures, and word and key of the other signatures."""
     good, others = [], []
-    for part in re.split(r"^\[GNUPG:\] NEWSIG.*$", status, flags=re.MULTILINE)[1:]:
+    for part in status.split("[GNUPG:] NEWSIG")[1:]:
         lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
-        if kind := next((kind for kind in NOT_GOOD if kind in lines), None):
-            others.append(f"{kind} {lines[kind][0]}")
-        elif "GOODSIG" in lines and "VALIDSIG" in lines:
+        bad = [f"{kind} {lines[kind][0]}" for kind in NOT_GOOD if kind in lines]
+        others += bad[:1]
+        if not bad and "GOODSIG" in lines and "VALIDSIG" in lines:
             good.append(lines["VALIDSIG"][-1])  # the primary key, which may have signed by another key
     return tuple(dict.fromkeys(good)), others
 
 
-@dataclass(frozen=True)
-class PackageIndex:
+class PackageIndex(NamedTuple):
     """Hold the versions of some packages that a signed repository has."""
 
     fingerprints: tuple[str, ...]
-    """Fingerprints of the keys that signed it."""
+    """Of the keys that signed it."""
     versions: Mapping[str, list[str]]
     """Package → versions, oldest first."""
 
 
-@dataclass(frozen=True)
-class SignedSuite:
+class SignedSuite(NamedTuple):
     """Identify a suite of a distribution's archive, with the keys that may sign it."""
 
     url: str
@@ -108,8 +103,8 @@ class SignedSuite:
     key: bytes
 
 
-def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages: Iterable[str]) -> PackageIndex:
-    """Return the versions of packages in a repository's signed index; packages are `name` or `name=version`.
+def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> PackageIndex:
+    """Return all versions of the source's packages in a repository's signed index.
 
     Raises Unreachable or Absent if a part of it cannot be fetched, CommandError if a signature or a hash is wrong or
     the release has expired, ConfigError for a suite that is not flat, ResultError for an index that cannot be read.
@@ -133,37 +128,23 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource, packages:
             key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)
         else:
             key = web.read(source.key)
-        release, fingerprints = _signed_release(run, key, content, signature)
+        release, fingerprints = signed_release(run, key, content, signature)
         index = _index(web, base, release)
-        return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, packages)))
+        return PackageIndex(fingerprints, debian.versions_in_index(index, map(name_of, source.packages)))
     except ImagebuildError as error:
         named = source.url in str(error) or source.key in str(error)
         raise error if named else type(error)(f"{source.url}: {error}") from None
 
 
 def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> PackageIndex:
-    """Return the versions of packages in `main` of a distribution's signed suite, for an architecture.
-
-    Raises as `read_index` does.
-    """
+    """Return the versions of packages in `main` of a distribution's signed suite. Raises as `read_index` does."""
     base = f"{suite.url.rstrip('/')}/dists/{suite.name}/"
     try:
-        release, fingerprints = _signed_release(run, suite.key, web.read(f"{base}InRelease"))
+        release, fingerprints = signed_release(run, suite.key, web.read(f"{base}InRelease"))
         index = _index(web, base, release, f"main/binary-{arch}/")
     except ImagebuildError as error:
         raise error if suite.url in str(error) else type(error)(f"{base}: {error}") from None
     return PackageIndex(fingerprints, debian.versions_in_index(index, packages))
-
-
-def _signed_release(
-    run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None
-) -> tuple[Release, tuple[str, ...]]:
-    """Return a release that is signed and still valid, and the fingerprints of the keys that signed it."""
-    text, fingerprints = verify(run, key, content, signature)
-    release = Release(text)
-    if until := debian.expired_since(release, datetime.now(UTC)):
-        raise CommandError(f"the release was valid until {until}, so this is an old copy; {AGAIN}")
-    return release, fingerprints
 
 
 def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str:
@@ -205,11 +186,11 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     A package that it lacks has none. Raises ConfigError if another key than the known one signs the repository.
     """
     fingerprint = check_key(source.url, index, known)
-    packages = known.packages if known else {}
+    packages, candidates = (known.packages, known.candidates) if known else ({}, {})
     chosen, _ = choose(index.versions, [package for package in source.packages if package not in packages])
-    others = {n: versions for n, versions in (known.candidates if known else {}).items() if n not in index.versions}
-    now = {name: tuple(versions) for name, versions in index.versions.items() if versions}
-    return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=others | now)
+    candidates = candidates | {name: tuple(versions) for name, versions in index.versions.items()}
+    there = {name: versions for name, versions in candidates.items() if versions}
+    return LockedRepository(fingerprint=fingerprint, packages=packages | chosen, candidates=there)
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from textwrap import indent
 from typing import Literal, TypeVar
 
 import yaml
@@ -53,7 +53,6 @@ from imagebuild.project.plan import Project
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -86,28 +85,17 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
     return tuple(merged.values())
 
 
-def unused_entries(lock: Lock, sources: Iterable[Source]) -> Iterator[tuple[Key, str | None]]:
-    """Yield what no source uses: an entry as (key, None), a package of a repository as (key, package)."""
-    wanted = {key_of(source): source for source in sources}
-    for key, entry in lock.entries():
-        source = wanted.get(key)
-        if source is None:
-            yield key, None
-        elif isinstance(source, PackageSource) and isinstance(entry, LockedRepository):
-            yield from ((key, package) for package in entry.packages if package not in source.packages)
-
-
 def without_unused(lock: Lock, sources: Iterable[Source]) -> Lock:
-    """Return a copy of the lock without what no source uses."""
-    copy = lock.model_copy(update={kind: dict(getattr(lock, kind)) for kind in KINDS})
-    for (kind, name), package in unused_entries(lock, sources):
-        table = getattr(copy, kind)
-        if package is None:
-            del table[name]
-        else:
-            kept = {other: version for other, version in table[name].packages.items() if other != package}
-            table[name] = table[name].model_copy(update={"packages": kept})
-    return copy
+    """Return a copy of the lock without entries, and packages of repositories, that no source uses."""
+    tables: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+    for source in sources:
+        (kind, name), entry = key_of(source), lock.entry(key_of(source))
+        if isinstance(source, PackageSource) and isinstance(entry, LockedRepository):
+            used = {package: version for package, version in entry.packages.items() if package in source.packages}
+            entry = entry.model_copy(update={"packages": used})
+        if entry is not None:
+            tables[kind][name] = entry
+    return lock.model_copy(update=tables)
 
 
 def address_of(key: Key) -> str:
@@ -121,33 +109,30 @@ def keys_of(names: Iterable[str], recipes: Iterable[Recipe]) -> frozenset[Key]:
     An image's name means the image that it starts from, unless a component has the same name. Raises ConfigError for a
     name that means nothing.
     """
-    known: dict[str, set[Key]] = {}
+    known: defaultdict[str, set[Key]] = defaultdict(set)
     for recipe in recipes:
         components = recipe.project.components
         for owner, source in recipe.owned_sources():
             key = key_of(source)
-            pin = components[owner].model.pin if owner in components else None
-            is_other = isinstance(source, BaseImage) and owner in components
-            for name in (address_of(key), *(() if is_other else (owner, pin or owner))):
-                known.setdefault(name, set()).add(key)
-    result: set[Key] = set()
-    for name in names:
-        if not (keys := [key for other in known if fnmatchcase(other, name) for key in known[other]]):
+            known[address_of(key)].add(key)
+            if owner not in components:
+                known[owner].add(key)
+            elif not isinstance(source, BaseImage):
+                for name in (owner, components[owner].model.pin or owner):
+                    known[name].add(key)
+    found = {name: [key for other in known if fnmatchcase(other, name) for key in known[other]] for name in names}
+    for name, keys in found.items():
+        if not keys:
             near = suggestion(name, {other for other in known if ("/" in other) == ("/" in name)})
             raise ConfigError(f"{name}: no component, pin, base, image or address of a source{near}")
-        result.update(keys)
-    return frozenset(result)
+    return frozenset(chain.from_iterable(found.values()))
 
 
 def describe_entry(entry: Entry) -> str:
     """Return an entry in few words."""
     match entry:
-        case str():
-            return entry[:12]
-        case LockedImage(digest=digest):
-            return digest[:19]
-        case LockedArchive(sha256=sha256):
-            return sha256[:12]
+        case str(pin) | LockedImage(digest=pin) | LockedArchive(sha256=pin):
+            return pin.removeprefix("sha256:")[:12]
         case LockedRepository():
             return f"{len(entry.packages)} packages, key {entry.fingerprint[-16:]}"
         case wheels:
@@ -158,48 +143,42 @@ def describe_entry(entry: Entry) -> str:
 
 
 def ask_each(
-    items: Iterable[T],
-    title: Callable[[T], str],
-    ask: Callable[[T, Advance], R],
+    sources: Iterable[Source],
+    ask: Callable[[Source, Advance], R],
     upstream: Upstream,
-    settle: Callable[[T, R | ImagebuildError], tuple[str, bool]],
+    settle: Callable[[Source, R | ImagebuildError], tuple[str, bool]],
 ) -> None:
-    """Ask upstream about each item in a thread pool, and show the progress.
+    """Ask upstream about each source in a thread pool, and show the progress.
 
     `settle` is given one answer at a time, or the error instead of it. It returns what to show, and whether that is
     good. Ctrl-C, or another error, ends everything; what was settled until then stays.
     """
     turn = threading.Lock()
 
-    def work(item: T) -> None:
-        name = title(item)
-
-        def advance(done: int, total: int | None) -> None:
-            progress.advance(name, f"{format_size(done)} of {format_size(total)}")
-
+    def work(source: Source) -> None:
+        name = source_title(source)
         progress.begin(name, name)
         try:
             try:
-                answer: R | ImagebuildError = ask(item, advance)
+                answer: R | ImagebuildError = ask(
+                    source, lambda done, total: progress.advance(name, f"{format_size(done)} of {format_size(total)}")
+                )
             except ImagebuildError as error:
                 answer = error
             with turn:
                 if not upstream.stopped:
-                    text, good = settle(item, answer)
+                    text, good = settle(source, answer)
                     progress.end(name, text, good=good)
         except BaseException:
             upstream.stop()
             raise
 
     with Progress() as progress:
-        for_each(work, items, upstream)
+        for_each(work, sources, upstream)
 
 
 def network_upstream(ca: Path | None) -> Upstream:
-    """Return the upstream that asks over the network and the user's mirrors. Raises ConfigError for wrong settings.
-
-    `ca` is a bundle of certificates to trust; by default the machine's.
-    """
+    """Return the upstream of the settings; `ca` replaces the machine's certificates. Raises ConfigError."""
     configured = settings.load_settings(os.environ)
     return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
 
@@ -273,8 +252,8 @@ class LockFile:
         """Pin what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses."""
         failures = self.pin(self.unpinned, upstream)
         # After a failure, what was used before may be wanted again.
-        if whole and not failures and next(unused_entries(self.lock, self.sources), None):
-            self.write(without_unused(self.lock, self.sources))
+        if whole and not failures and (used := without_unused(self.lock, self.sources)) != self.lock:
+            self.write(used)
         return failures
 
     def update(self, upstream: Upstream, names: Collection[str]) -> Failures:
@@ -320,30 +299,17 @@ class LockFile:
                 self.write()
             return describe_entry(answer), not lacking
 
-        ask_each(sources, source_title, ask, upstream, settle)
+        ask_each(sources, ask, upstream, settle)
         return failures
 
-    def shown(self, names: Collection[str]) -> Iterator[str]:
-        """Yield lines with all that the lock knows of sources, named as for `update`.
-
-        Of an unpacked archive, they say what images adapt. Raises ConfigError for an unknown name.
-        """
-        chosen = keys_of(names, self.recipes)
+    def shown(self, names: Collection[str]) -> str:
+        """Return all that the lock knows of sources, named as for `update`. Raises ConfigError for an unknown name."""
         known = json.loads(lock_text(self.lock))
-        for kind, name in sorted(chosen):
-            entry = known[kind].get(name, "not in the lock")
-            yield describe_key((kind, name))
-            data = {"pin": entry} if isinstance(entry, str) else entry
-            yield from indent(yaml.safe_dump(data, width=1000, sort_keys=False), "  ").splitlines()
-        adapted = {
-            f"  {line}"
-            for recipe in self.recipes
-            if any(key_of(source) in chosen and getattr(source, "tree", None) for source in recipe.sources())
-            for line in recipe.adaptations()
+        entries = {
+            describe_key((kind, name)): known[kind].get(name, "not in the lock")
+            for kind, name in sorted(keys_of(names, self.recipes))
         }
-        if adapted:
-            yield "adapted in images"
-            yield from sorted(adapted)
+        return yaml.safe_dump(entries, width=1000, sort_keys=False)
 
 
 # Checking
@@ -357,10 +323,10 @@ class SourceReport(Model):
 
     source: str
     state: State
-    locked: str = ""
+    locked: str
     """What imagebuild.lock has of it, in few words; empty if it has nothing."""
-    found: str = ""
-    consequence: str = ""
+    found: str
+    consequence: str
     """What becomes of a build; empty if all is well."""
 
 
@@ -403,14 +369,14 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
     platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
     command = " ".join(["imagebuild lock", *(() if whole else names[:3])])
 
-    def add(state: State, key: Key, found: str, package: str | None = None) -> None:
+    def add(state: State, key: Key, *found: str) -> None:
         entry = lock.lock.entry(key)
         reports.append(
             SourceReport(
-                source=" ".join(filter(None, (describe_key(key), package))),
+                source=describe_key(key),
                 state=state,
                 locked=describe_entry(entry) if entry else "",
-                found=redacted_text(found),
+                found=redacted_text("; ".join(filter(None, found))),
                 consequence=CONSEQUENCES[state].format(address=address_of(key), command=command),
             )
         )
@@ -418,10 +384,9 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
     def settle(source: Source, answer: str | ImagebuildError) -> tuple[str, bool]:
         lacking = lacks(lock.lock, source)
         state: State = "not locked" if lacking else "as locked"
-        found = str(answer)
         if isinstance(answer, ImagebuildError):
-            state, found = failure(source, answer)
-        add(state, key_of(source), "; ".join(filter(None, (found, lacking))))
+            state, answer = failure(source, answer)
+        add(state, key_of(source), answer, lacking)
         return state, state == "as locked"
 
     def ask(source: Source, advance: Advance) -> str:
@@ -429,12 +394,16 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
         return probe(source, lock.lock.entry(key_of(source)), upstream, advance, platforms)
 
     if upstream:
-        ask_each(lock.sources, source_title, ask, upstream, settle)
+        ask_each(lock.sources, ask, upstream, settle)
     else:
         for source in lock.sources:
             settle(source, "")
-    for key, package in unused_entries(lock.project.own_lock, lock.sources) if whole else ():
-        add("not used", key, "", package)
+    own = lock.project.own_lock if whole else Lock()
+    used = without_unused(own, lock.sources)
+    for key, entry in own.entries():
+        if entry != (kept := used.entry(key)):
+            unused = set(getattr(entry, "packages", ())) - set(getattr(kept, "packages", ()))
+            add("not used", key, ", ".join(sorted(unused)))
     reports.sort(key=lambda row: ([*CONSEQUENCES].index(row.state), row.source))
     asked = datetime.now(UTC).replace(microsecond=0) if upstream else None
     return LockReport(imagebuild=__version__, asked=asked, targets=names, sources=tuple(reports))
@@ -455,10 +424,10 @@ def probe(
             return format_size(size) if size is not None else "there, of unknown size"
         case PackageSource(), _:
             return packages_there(source, entry if isinstance(entry, LockedRepository) else None, upstream)
-        case WheelSet(component=component, version=version), tuple():
+        case WheelSet(), tuple():
             pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
-            hashes = {wheel.name: wheel.sha256 for wheel in upstream.wheels(WheelSet(component, version, pinned))}
-            if changed := ", ".join(wheel.name for wheel in entry if hashes.get(wheel.name) != wheel.sha256):
+            there = upstream.wheels(replace(source, requirements=pinned))
+            if changed := ", ".join(wheel.name for wheel in entry if wheel not in there):
                 raise CommandError(f"the index has other files of {changed}")
             return describe_entry(entry)
     now = upstream.resolve(source, entry, advance)
@@ -472,11 +441,8 @@ def probe(
 
 
 def packages_there(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
-    """Return the key that signs a repository, and the versions that it has of what is locked or else wanted.
-
-    Raises ConfigError with all that differs.
-    """
-    index = upstream.index(source, tuple(sorted({*map(repositories.name_of, source.packages)})))
+    """Return the key and the versions that a repository has of what is locked, or else wanted. Raises ConfigError."""
+    index = upstream.index(source)
     locked = entry.packages if entry else {}
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]
     chosen, problems = repositories.choose(index.versions, wanted)
@@ -493,8 +459,8 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
 def show_report(report: LockReport, *, every: bool) -> None:
     """Print every source, or those that are not as locked, and what becomes of a build."""
     shown = [row for row in report.sources if every or row.state != "as locked"]
-    if shown:
-        rows = [(row.state, escape(row.source), escape(row.found)) for row in shown]
+    rows = [(row.state, escape(row.source), escape(row.found)) for row in shown]
+    if rows:
         print_table(("state", "source", "what is there"), rows)
     for (state, consequence), number in Counter((row.state, row.consequence) for row in report.sources).items():
         out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)

@@ -6,8 +6,6 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,13 +21,12 @@ from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.oci.image import image_of
 from imagebuild.oci.layout import Manifest, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
-from imagebuild.oci.registry import Registry, Repository, connect_registry
+from imagebuild.oci.registry import Registry, connect_registry
 from imagebuild.project.lockfile import (
     Archive,
     BaseImage,
     Entry,
     GitRef,
-    ImageFacts,
     LockedArchive,
     LockedImage,
     LockedRepository,
@@ -45,7 +42,7 @@ PIP_TIMEOUT_S = 300
 GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
 """Git and ssh ask for no password: nobody is there to type it."""
 PATIENCE = Patience(10)
-GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(\^\{\})?$")
+GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(?:\^\{\})?$")
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
     r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
@@ -94,7 +91,7 @@ class Upstream:
         match source:
             case Archive():
                 return self.archive(source, known, advance)
-            case GitRef(url, tag, _):
+            case GitRef(url, tag):
                 return self.commit(url, tag)
             case BaseImage(reference, facts):
                 return self.image(reference, facts=facts, digest=known.digest if isinstance(known, LockedImage) else "")
@@ -102,17 +99,15 @@ class Upstream:
                 return self.wheels(source)
             case PackageSource():
                 before = known if isinstance(known, LockedRepository) else None
-                return repositories.locked_repository(source, self.index(source, source.packages), before)
+                return repositories.locked_repository(source, self.index(source), before)
 
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
         """Return the hash of an archive, with facts if its component asks for them."""
         if source.tree is None:
             return self.web.download(source.url, None, advance)
         with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
-            folder = Path(name)
-            # Where the script runs as nobody, it must find its folder.
-            folder.chmod(0o755)
-            path = folder / "archive"
+            folder, path = Path(name), Path(name, "archive")
+            folder.chmod(0o755)  # where the script runs as nobody, it must find its folder
             sha256 = self.web.download(source.url, path, advance)
             before = known.sha256 if isinstance(known, LockedArchive) else known
             if before not in (None, sha256):
@@ -126,9 +121,9 @@ class Upstream:
                 facts = tree_facts(self.run, top, source.tree)
             return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
-    def index(self, source: PackageSource, packages: tuple[str, ...]) -> repositories.PackageIndex:
-        """Return the versions of packages in a signed repository."""
-        return repositories.read_index(self.run, self.web, source, packages)
+    def index(self, source: PackageSource) -> repositories.PackageIndex:
+        """Return the versions of the source's packages in a signed repository."""
+        return repositories.read_index(self.run, self.web, source)
 
     def commit(self, address: str, tag: str) -> str:
         """Return the commit of a tag."""
@@ -139,81 +134,67 @@ class Upstream:
 
     def tags(self, address: str, *patterns: str) -> dict[str, str]:
         """Return the tags of a git repository with their commits: all of them, or those of `patterns`."""
-        address, patterns = self.mirrors.download(address), patterns or ("refs/tags/*",)
-        command = ("git", "ls-remote", "--", address, *patterns)
+        address = self.mirrors.download(address)
+        command = ("git", "ls-remote", "--", address, *(patterns or ["refs/tags/*"]))
         try:
             with git_environment(self.ca, self.netrc) as environ:
                 text = self.run(*command, env={**GIT_ENVIRONMENT, **environ}, timeout=GIT_TIMEOUT_S)
         except CommandError as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            problems = [line for line in lines if "fatal:" in line or "error:" in line]
-            raise Unreachable(f"{address}: {(problems or lines)[0].rpartition('fatal: ')[2]}") from None
-        commits: dict[str, str] = {}
+            problem = re.search(r"^.*(?:fatal|error):.*$", str(error), re.MULTILINE)
+            raise Unreachable(
+                f"{address}: {(problem[0] if problem else str(error)).rpartition('fatal: ')[2]}"
+            ) from None
+        commits = {}
         for line in text.splitlines():
-            match = GIT_REFERENCE.match(line)
-            if not match:
+            if not (match := GIT_REFERENCE.match(line)):
                 raise ResultError(f"{address}: expected tags from git, found {line!r}; is it git that answers?")
-            commit, tag, peeled = match.groups()
-            if peeled or tag not in commits:  # the commit of an annotated tag comes as tag^{}
-                commits[tag] = commit
+            commits[match[2]] = match[1]  # an annotated tag comes first, and then as tag^{} with its commit
         return commits
 
     def image(self, reference: str, *, facts: bool = False, digest: str = "") -> LockedImage:
-        """Return the digests and facts of the image that a tag names, or of the pinned digest.
-
-        Without `facts`, an image whose configuration sets nothing but PATH has none.
-        """
+        """Return digests and facts of a tag's image, or of the pinned one; a mere PATH counts only with `facts`."""
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where
         self._registries.append(connect_registry(where.host, patience=self.patience))
         place = self._registries[-1].at(where.repository)
-        top = self._manifest(place, where)
+
+        def manifest(image: ImageReference) -> Manifest:
+            if (found := place.find(image.wanted)) is None:
+                raise Absent(f"{image}: the registry does not have it")
+            return found
+
         try:
+            top = manifest(where)
             single = "config" in top.document
             # Attestations have the platform unknown/unknown.
             named = {item.platform: item.digest for item in manifests_of(top.document)}
+            platforms = {p: named[p] for p in get_args(Platform) if p in named}
+            manifests = [top] if single else [manifest(where.at(child)) for child in platforms.values()]
+            images = [image_of(place, each) for each in manifests]
+        except Absent:
+            raise
+        except CommandError as error:  # a registry that wants a login, too: elsewhere, or later, there may be one
+            raise Unreachable(f"{where}: {error}") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ResultError(f"{where}: expected a manifest, found {error!r}; is it a registry?") from None
         if digest and single and facts:
             raise CommandError(f"{where}: the pinned digest is for one platform; `imagebuild lock --update` takes all")
-        platforms = {p: named[p] for p in get_args(Platform) if p in named}
-        of_platforms: dict[Platform, ImageFacts] = {}
-        for manifest in [top] if single else [self._manifest(place, where.at(child)) for child in platforms.values()]:
-            with self._answering(where):
-                image = image_of(place, manifest)
-            found = image_facts(image.config)
-            # The image of a distribution sets nothing but PATH: it needs no facts.
-            if facts or found.held or found.environment.keys() - {"PATH"}:
-                of_platforms[cast(Platform, image.platform)] = found
-        return LockedImage(digest=top.digest, platforms=platforms, facts=of_platforms or None)
-
-    def _manifest(self, place: Repository, where: ImageReference) -> Manifest:
-        with self._answering(where):
-            manifest = place.find(where.wanted)
-        if manifest is None:
-            raise Absent(f"{where}: the registry does not have it")
-        return manifest
-
-    @contextmanager
-    def _answering(self, where: ImageReference) -> Iterator[None]:
-        """Raise Unreachable if a registry fails, or wants a login: elsewhere, or later, there may be one."""
-        try:
-            yield
-        except CommandError as error:
-            raise Unreachable(f"{where}: {error}") from None
+        found = {cast(Platform, image.platform): image_facts(image.config) for image in images}
+        # The image of a distribution sets nothing but PATH: it needs no facts.
+        kept = {p: said for p, said in found.items() if facts or said.held or said.environment.keys() - {"PATH"}}
+        return LockedImage(digest=top.digest, platforms=platforms, facts=kept or None)
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that fit, each in one version for all architectures."""
         answers = {arch: self._fitting_wheels(wanted.requirements, arch) for arch in ARCHS}
         wheels = []
-        for name in sorted({name for found in answers.values() for name in found}):
-            of_archs = {arch: found.get(name, ("missing", "")) for arch, found in answers.items()}
-            if len({version for version, _ in of_archs.values()}) > 1:
-                each = " but ".join(f"{version} for {arch}" for arch, (version, _) in of_archs.items())
+        for name in sorted(set().union(*answers.values())):
+            versions, hashes = zip(*(found.get(name, ("missing", "")) for found in answers.values()), strict=True)
+            if len(set(versions)) > 1:
+                each = " but ".join(f"{version} for {arch}" for version, arch in zip(versions, ARCHS, strict=True))
                 problem = f"{name} is {each}; pin a version that all have"
                 raise ConfigError(f"{wanted.component} {wanted.version}: {problem}")
-            digests = {arch: sha256 for arch, (_, sha256) in of_archs.items()}
-            wheels.append(Wheel(name=name, version=of_archs[ARCHS[0]][0], sha256=digests))
+            wheels.append(Wheel(name=name, version=versions[0], sha256=dict(zip(ARCHS, hashes, strict=True))))
         return tuple(wheels)
 
     def _fitting_wheels(self, requirements: tuple[str, ...], arch: Arch) -> dict[str, tuple[str, str]]:

@@ -7,9 +7,9 @@ import hashlib
 import json
 import re
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,16 +38,16 @@ OTHER = RUN.replace("13_0", "13_5")
 ADD = "[ucx-source 1/1] ADD https://example.org/a.tar /"
 
 
-def vertex(digest: str, name: str, *, start: str | None = T0, end: str | None = None, **more: Any) -> dict[str, Any]:
+def vertex(digest: str = "a", name: str = RUN, *, start: str | None = T0, end: str | None = None, **more: Any) -> Any:
     return {"vertexes": [{"digest": digest, "name": name, "started": start, "completed": end, **more}]}
 
 
-def log(digest: str, text: str) -> dict[str, Any]:
-    return {"logs": [{"vertex": digest, "stream": 2, "data": base64.b64encode(text.encode()).decode()}]}
+def log(text: str) -> dict[str, Any]:
+    return {"logs": [{"vertex": "a", "stream": 2, "data": base64.b64encode(text.encode()).decode()}]}
 
 
-def layer(digest: str, bar: str) -> dict[str, Any]:
-    return {"statuses": [{"vertex": digest, "id": f"{bar}sha256:{'0' * 64}", "total": 180}]}
+def layer(bar: str) -> dict[str, Any]:
+    return {"statuses": [{"vertex": "a", "id": f"{bar}sha256:{'0' * 64}", "total": 180}]}
 
 
 def read(*events: Any, indent: int | None = None) -> EventStream:
@@ -59,8 +59,7 @@ def read(*events: Any, indent: int | None = None) -> EventStream:
 
 
 def test_one_object_a_line_and_indented_objects_are_read_alike() -> None:
-    events = [vertex("a", RUN), vertex("a", RUN, end=T2)]
-    (step,), again = (read(*events, indent=i).steps({"ucx": "ucx"}) for i in (None, 2))
+    (step,), again = (read(vertex(), vertex(end=T2), indent=i).steps({"ucx"}) for i in (None, 2))
     assert again == (step,)
     assert (step.target, step.stage, step.component, step.cached, step.seconds) == (
         "open-cuda13_0", "ucx", "ucx", False, 2.0,
@@ -68,54 +67,33 @@ def test_one_object_a_line_and_indented_objects_are_read_alike() -> None:
 
 
 CANCELLED = "context canceled: context canceled"
+STEPS: dict[str, tuple[list[Any], list[tuple[bool, float]]]] = {
+    "two targets share a step, which ran once": (
+        [vertex(end=T1), vertex("a", OTHER, start=T2, end=T2, cached=True)], [(False, 1.0)]),
+    "it was in the cache for one target, and ran for another": (
+        [vertex(end=T0, cached=True), vertex(end=T2)], [(False, 2.0)]),
+    "it failed at once": ([vertex(end=T0, error="no such file")], [(False, 0.0)]),
+    "layers came after it": ([vertex(end=T0, cached=True), layer(""), vertex(), vertex(end=T2)], [(True, 2.0)]),
+    "layers came first": ([layer(""), vertex(), vertex(end=T2)], [(True, 2.0)]),
+    "layers were extracted": ([layer("extracting "), vertex(), vertex(end=T2)], [(True, 2.0)]),
+    "it was cancelled, and then run": (
+        [vertex(end=T0, error=CANCELLED), vertex(start=T1, end=T2)], [(False, 1.0)]),
+    "it was cancelled while its inputs were looked up, for an equal one": (
+        [vertex(end=T0, error=f"failed to calculate checksum of ref a::b: {CANCELLED}"), vertex("b", OTHER, end=T1)],
+        [(True, 0.0), (False, 1.0)]),
+    "internal steps, halves of COPY --link, and what was fetched are none": (
+        [vertex("a", "[internal] load build definition", end=T1), vertex("c", "exporting to image", end=T1),
+         vertex("b", "[image 3/9] LINK COPY --link --from=a / /", end=T1),
+         vertex("d", "[fetched-0a1b 1/1] COPY . /", end=T1)], []),
+    "the source of an ADD, which every build identifies": ([vertex("a", ADD, end=T0)], []),
+    "an ADD that was in the cache": (
+        [vertex("a", ADD, end=T0), vertex("b", ADD, inputs=["a"], end=T0, cached=True)], [(True, 0.0)]),
+    "what starts from nothing is a step": (
+        [vertex("c", "[x 1/2] FROM docker.io/x", start=None, end=T0)], [(False, 0.0)]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("events", "steps"),
-    [
-        pytest.param(
-            [vertex("a", RUN, end=T1), vertex("a", OTHER, start=T2, end=T2, cached=True)], [(False, 1.0)],
-            id="two targets share a step, which ran once",
-        ),
-        pytest.param(
-            [vertex("a", RUN, end=T0, cached=True), vertex("a", RUN, end=T2)], [(False, 2.0)],
-            id="it was in the cache for one target, and ran for another",
-        ),
-        pytest.param(
-            [vertex("a", RUN, end=T0, error="no such file")], [(False, 0.0)], id="it failed at once",
-        ),
-        *(
-            pytest.param([*pulled, vertex("a", RUN), vertex("a", RUN, end=T2)], [(True, 2.0)], id=f"layers came {i}")
-            for i, pulled in enumerate((
-                [vertex("a", RUN, end=T0, cached=True), layer("a", "")], [layer("a", "")], [layer("a", "extracting ")],
-            ))
-        ),
-        pytest.param(
-            [vertex("a", RUN, end=T0, error=CANCELLED), vertex("a", RUN, start=T1, end=T2)], [(False, 1.0)],
-            id="it was cancelled, and then run",
-        ),
-        pytest.param(
-            [vertex("a", RUN, end=T0, error=f"failed to calculate checksum of ref a::b: {CANCELLED}"),
-             vertex("b", OTHER, end=T1)], [(True, 0.0), (False, 1.0)],
-            id="it was cancelled while its inputs were looked up, for an equal one",
-        ),
-        pytest.param(
-            [vertex("a", "[internal] load build definition", end=T1), vertex("c", "exporting to image", end=T1),
-             vertex("b", "[image 3/9] LINK COPY --link --from=a / /", end=T1),
-             vertex("d", "[fetched-0a1b 1/1] COPY . /", end=T1)], [],
-            id="internal steps, halves of COPY --link, and what was fetched are none",
-        ),
-        pytest.param([vertex("a", ADD, end=T0)], [], id="the source of an ADD, which every build identifies"),
-        pytest.param(
-            [vertex("a", ADD, end=T0), vertex("b", ADD, inputs=["a"], end=T0, cached=True)], [(True, 0.0)],
-            id="an ADD that was in the cache",
-        ),
-        pytest.param(
-            [vertex("c", "[x 1/2] FROM docker.io/x", start=None, end=T0)], [(False, 0.0)],
-            id="what starts from nothing is a step",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("events", "steps"), STEPS.values(), ids=STEPS)
 def test_which_steps_ran_and_for_how_long(events: list[Any], steps: list[tuple[bool, float]]) -> None:
     assert [(step.cached, step.seconds) for step in read(*events).steps({})] == steps
 
@@ -123,23 +101,22 @@ def test_which_steps_ran_and_for_how_long(events: list[Any], steps: list[tuple[b
 @pytest.mark.parametrize(
     ("events", "errors"),
     [
-        ([vertex("a", RUN, end=T1), vertex("a", RUN, start=T1, end=T2, error="failed to fetch")], ["failed to fetch"]),
-        ([vertex("a", RUN, end=T0, error=CANCELLED), vertex("a", RUN, start=T1, end=T2)], []),
-        ([vertex("a", RUN, end=T1, error="exit code: 2"), vertex("b", RUN, end=T1, error="context canceled: stopped")],
-         ["exit code: 2"]),  # others it took down
+        ([vertex(end=T1), vertex(start=T1, end=T2, error="failed to fetch")], ["failed to fetch"]),
+        ([vertex(end=T0, error=CANCELLED), vertex(start=T1, end=T2)], []),
+        ([vertex(end=T1, error="exit code: 2"), vertex("b", end=T1, error="context canceled: stopped")], ["exit code: 2"]),
     ],
+    ids=["a source that is identified first", "cancelled for one target", "others that it took down"],
 )  # fmt: skip
 def test_what_failed_by_itself(events: list[Any], errors: list[str]) -> None:
     assert [v.error for v in read(*events).failed()] == errors
 
 
 def test_logs_are_joined_to_lines_and_what_is_no_event_is_a_message() -> None:
-    stream = read(
-        "WARNING: something", vertex("a", RUN), log("a", "first\nsec"), log("a", "ond\nthird"),
-        vertex("a", RUN, end=T1), "ERROR: failed to solve", "and why", '{"vertexes": [{"dig',
-    )  # fmt: skip
+    events = [vertex(), log("first\nsec"), log("ond\nthird"), vertex(end=T1)]
+    messages = ["WARNING: something", "ERROR: failed to solve", "and why", '{"vertexes": [{"dig']
+    stream = read(messages[0], *events, *messages[1:])
     assert list(stream.vertices["a"].log) == ["first", "second", "third"]
-    assert stream.messages == ["WARNING: something", "ERROR: failed to solve", "and why", '{"vertexes": [{"dig']
+    assert stream.messages == messages
 
 
 def run_of(renderer: Renderer, plan: Plan, folder: Path, *names: str, **asked: Any) -> BuildRun:
@@ -147,32 +124,20 @@ def run_of(renderer: Renderer, plan: Plan, folder: Path, *names: str, **asked: A
     dockerfiles = {t.id: renderer.dockerfile(t) for t in targets}
     request = BuildRequest(targets, folder=folder, **asked)
     project = renderer.project.changed(Changes(repository="registry.test/gpu"))
-    return BuildRun(request, project, dockerfiles, Endpoint("unix:///x", "private"), revision="a" * 40, started=NOW)
-
-
-NOW = datetime(2026, 11, 21, 10, 45, tzinfo=UTC)
-
-
-@pytest.fixture
-def open_run(full_plan: Plan, renderer: Renderer) -> BuildRun:
-    names = (f"open-cuda13.5-debian13-{variant}" for variant in ("runtime", "devel"))
-    return run_of(renderer, full_plan, Path("/build"), *names)
-
-
-def failed(stage: str) -> EventStream:
-    name = f"[open-cuda13_5-debian13-devel {stage} 2/3] RUN make"
-    return read(
-        vertex("a", name),
-        log("a", "".join(f"line {n}\n" for n in range(60)) + "cc: error: no such file\n"),
-        vertex("a", name, end=T1, error="process did not complete: exit code: 2"),
-    )
+    about = {"revision": "a" * 40, "started": "2026-11-21T10:45:00Z"}
+    return BuildRun(request, project, dockerfiles, Endpoint("unix:///x", "private"), about=about)
 
 
 @pytest.mark.parametrize("stage", ["ucx", "ucx-source", "ucx-source-arm64"])
 def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again(
-    open_run: BuildRun, stage: str
+    full_plan: Plan, renderer: Renderer, stage: str
 ) -> None:
-    text = explain_failure(open_run, failed(stage), 1)
+    names = (f"open-cuda13.5-debian13-{variant}" for variant in ("runtime", "devel"))
+    open_run = run_of(renderer, full_plan, Path("/build"), *names)
+    step = f"[open-cuda13_5-debian13-devel {stage} 2/3] RUN make"
+    output = "".join(f"line {n}\n" for n in range(60)) + "cc: error: no such file\n"
+    error = "process did not complete: exit code: 2"
+    text = explain_failure(open_run, read(vertex("a", step), log(output), vertex("a", step, end=T1, error=error)), 1)
     assert text.startswith("open-cuda13.5-debian13-devel: component ucx: a step failed\n")
     assert "exit code: 2" in text
     assert text.count("line ") == 24
@@ -223,14 +188,12 @@ def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Pa
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_a_log_has_a_line_for_each_step_that_ended(capsys: pytest.CaptureFixture[str], verbose: bool) -> None:
+    make = "[ucx 2/3] RUN make"
     events = [
-        vertex("a", "[ucx 2/3] RUN make"),
-        log("a", "working\n"),
-        vertex("a", "[ucx 2/3] RUN make", end=T1),
-        vertex("b", "[image 1/9] COPY a b", end=T0, cached=True),
-        vertex("d", "exporting to image", end=T1),
+        vertex("a", make), log("working\n"), vertex("a", make, end=T1),
+        vertex("b", "[image 1/9] COPY a b", end=T0, cached=True), vertex("d", "exporting to image", end=T1),
         vertex("e", "[ucx 3/3] RUN false", end=T1, error="exit code: 1"),
-    ]
+    ]  # fmt: skip
     stream, progress = EventStream(), BuildProgress(verbose=verbose)
     for line in map(json.dumps, events):
         for event in stream.feed(line):
@@ -287,11 +250,7 @@ def test_a_push_leaves_the_index_and_one_tag_in_the_staging_repository(run: Buil
 
 def test_a_push_that_was_interrupted_leaves_no_result(run: BuildRun, registry: FakeRegistry) -> None:
     folder, digest = layout(run)
-
-    def fail(what: str, repository: str, name: str) -> None:
-        raise CommandError(f"{repository}: {what} {name}: connection lost")
-
-    registry.before = fail
+    registry.before = Mock(side_effect=CommandError("connection lost"))
     with pytest.raises(CommandError, match="connection lost"):
         export(run, digest)
     assert not (run.request.folder / run.request.targets[0].id / "result.json").exists()

@@ -9,12 +9,10 @@ from typing import get_args
 import pytest
 
 from imagebuild.build import (
-    Build,
     Cost,
     ProjectState,
     cache_entries,
     compare_states,
-    group_builds,
     job_matrix,
     read_state,
 )
@@ -103,7 +101,7 @@ def test_a_folder_with_a_copy(call: Call, tiny: Files) -> None:
         "from before to the working tree: 1 of 3 RUN steps are executed; one that targets or platforms share counts once",
     ]
     markdown = call(*arguments, "--markdown")[1].splitlines()
-    assert markdown[0].startswith("**from before to the working tree**: 1 of 3")
+    assert markdown[-1].startswith("**from before to the working tree**: 1 of 3")
     assert "| library | library | 1 | 1 |" in markdown
     assert "| tiny-cuda13.0-debian13-runtime | library, image |" in markdown
     assert "from . to the working tree --set library=2: 1 of 3" in call("plan", "--from", ".", "--set", "library=2")[1]
@@ -179,7 +177,7 @@ def test_a_platform_more_makes_a_target_differ_on_all(call: Call, tiny: Files) -
     tiny.replace("matrix.yaml", "linux/amd64: here", "linux/amd64: here, linux/arm64: [self-hosted, arm]")
     found, complaint = jobs(call)
     # Publishing makes an index of all platforms, so all are built.
-    assert found == [target for target in ALL for _ in range(2)]
+    assert found == [*ALL, *ALL]
     assert complaint.startswith("3 of 3 targets differ")
     assert jobs(call, "--platform", "linux/amd64")[0] == []
 
@@ -193,26 +191,26 @@ def test_a_state_that_this_version_cannot_read_counts_as_nothing(call: Call, tin
     assert "repositry: unknown key" in complaint
 
 
+RUNNERS: dict[Platform, tuple[str, ...]] = {"linux/amd64": ("here",), "linux/arm64": ("self-hosted", "arm")}
+
+
 def test_jobs_have_a_runner_that_the_matrix_names() -> None:
-    (entry,) = job_matrix([[("a", "linux/arm64")]], {"linux/arm64": ("self-hosted", "arm")})["include"]
-    assert entry == {
+    assert job_matrix([("a", "linux/arm64")], 1, RUNNERS)["include"] == [{
         "name": "a arm64", "id": "a-arm64", "targets": "a", "platform": "linux/arm64", "runner": ["self-hosted", "arm"],
-    }  # fmt: skip
+    }]  # fmt: skip
     with pytest.raises(ConfigError, match="no runner for linux/arm64; add its label"):
-        job_matrix([[("a", "linux/arm64")]], {"linux/amd64": ("here",)})
-
-
-BUILDS: list[Build] = [(f"t{i:03}", platform) for i in range(500) for platform in get_args(Platform)]
+        job_matrix([("a", "linux/arm64")], 1, {"linux/amd64": ("here",)})
 
 
 @pytest.mark.parametrize("most", [2, 7, 256, 999, 1000])
-def test_groups_hold_every_build_once_and_neighbours_of_one_platform_each(most: int) -> None:
-    groups = group_builds(BUILDS, most)
-    assert len(groups) <= most
-    assert sorted(build for group in groups for build in group) == sorted(BUILDS)
-    assert all(len({platform for _, platform in group}) == 1 for group in groups)
+def test_jobs_hold_every_build_once(most: int) -> None:
+    builds = [(f"t{i:03}", platform) for i in range(500) for platform in get_args(Platform)]
+    jobs = job_matrix(builds, most, RUNNERS)["include"]
+    assert len(jobs) <= most
+    assert sorted((target, job["platform"]) for job in jobs for target in job["targets"].split()) == builds
+    assert len({job["id"] for job in jobs}) == len(jobs)
     with pytest.raises(ConfigError, match="there are 2"):
-        group_builds(BUILDS, 1)
+        job_matrix(builds, 1, RUNNERS)
 
 
 def tags(renderer: Renderer, full_plan: Plan, select: str, base: str = "bootstrap") -> set[str]:

@@ -72,7 +72,7 @@ def test_a_build_takes_the_file_that_render_prints(
 
     def record(_: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
         built.append(renderer.dockerfile(request.targets[0]).text)
-        assert request.repeat_options == (*how, *arguments[1:])
+        assert request.again == (*how, *arguments[1:])
         return []
 
     monkeypatch.setattr(build, "build_targets", record)
@@ -140,4 +140,4 @@ def test_a_plan_says_how_many_sources_have_no_pin(call: Call, tiny: Files) -> No
     tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
     status, printed, shown = call("plan")
     assert (status, "tiny-cuda13.0-debian13-runtime" in printed) == (0, True)
-    assert shown == "1 sources have no pin; `imagebuild lock tiny` adds them\n"
+    assert shown == "sources without a pin: 1; `imagebuild lock tiny` adds them\n"

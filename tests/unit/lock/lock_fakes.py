@@ -56,8 +56,8 @@ class Fake(Upstream):
             return known
         return self._answer(key_of(source))
 
-    def index(self, source: PackageSource, packages: tuple[str, ...]) -> PackageIndex:
-        self.asked.append(("index", source.url, *packages))
+    def index(self, source: PackageSource) -> PackageIndex:
+        self.asked.append(("index", source.url, *source.packages))
         if source.url not in self.indexes:
             raise Unreachable(f"{source.url}: down")
         return self.indexes[source.url]

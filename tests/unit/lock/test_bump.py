@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.lock import BumpResult, LockFile, PackageIndex, bump_pins, edited, inquiries, newer, versions_in
+from imagebuild.lock import BumpResult, LockFile, PackageIndex, bump_pins, edited, inquiries, newer
 from imagebuild.project import GitRef, PackageSource, Plan, Project, WheelSet, make_plan
 from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, Files
@@ -14,20 +14,6 @@ from tests.unit.lock.lock_fakes import KEY, Fake
 GIT = "https://example.org/tool.git"
 URL = "https://example.org/repository/"
 REPOSITORY = f"repository: {{name: r, url: '{URL}', key: k}}\n"
-
-
-@pytest.mark.parametrize(
-    ("template", "names", "versions"),
-    [
-        ("v{version}", ["v1.2", "v1.3-rc1", "1.4", "v"], {"1.2", "1.3-rc1"}),
-        ("v{version}-1", ["v2.3-1", "v2.3-2", "v2.3"], {"2.3"}),
-        ("{version}", ["26.04.17", "v4.5"], {"26.04.17", "v4.5"}),
-        ("{version}-1+cuda13.4", ["2.32.3-1+cuda13.4", "2.32.3-1+cuda12.9"], {"2.32.3"}),
-        ("1:{version}-1", ["1:4.6.1-1", "4.6.1-1"], {"4.6.1"}),
-    ],
-)
-def test_versions_in_names(template: str, names: list[str], versions: set[str]) -> None:
-    assert versions_in(template, names) == versions
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,8 @@ def test_what_is_known_of_a_source_is_shown(tiny: Files) -> None:
     tiny.component("library", f"{LIBRARY}archive: {url}\n{unpacked}\n", build="FROM x AS library\n")
     archive = LockedArchive(sha256=A, facts=TreeFacts(environment={"OLD_PATH": "/bin", "PATH": "/opt/x/bin"}))
     assert job(tiny).complete(Fake(answers={("archives", url): archive}), whole=True) == []
-    lines = list(job(tiny).shown(["library"]))
-    assert lines[:2] == [f"archive {url}", "  facts:"]
-    assert lines[-2:] == ["adapted in images", "  library: OLD_PATH: no image has these"]
-    assert list(job(tiny).shown(["tool"])) == ["git https://example.org/tool.git 3.4", f"  pin: {'b' * 40}"]
+    assert "    environment:\n      OLD_PATH: /bin\n" in job(tiny).shown(["library"])
+    assert job(tiny).shown(["tool"]) == f"git https://example.org/tool.git 3.4: {'b' * 40}\n"
 
 
 def test_a_platform_limits_what_is_locked(tiny: Files) -> None:
@@ -178,14 +176,14 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
     "as locked": [
         (ARCHIVE, {}, "0.0 MB"),
         (REPO, {}, f"signed by {KEY}; aa 1, bb 2"),
-        (CUDA, {"now": Absent("its tag is gone"), "digests": {NOW.digest}}, f"sha256:{A[:12]}"),
+        (CUDA, {"now": Absent("its tag is gone"), "digests": {NOW.digest}}, A[:12]),
         (TAG, {}, "111111111111"),
         (WHEELS, {}, "w 13.0.88"),
     ],
     "not locked": [
         (ARCHIVE, {"locked": None}, "0.0 MB; not in the lock"),
         (REPO, {"locked": None}, f"signed by {KEY}; aa 3, bb 2; not in the lock"),
-        (CUDA, {"locked": None}, f"sha256:{A[:12]}; not in the lock"),
+        (CUDA, {"locked": None}, f"{A[:12]}; not in the lock"),
     ],
     "wrong": [
         (ARCHIVE, {"length": 12}, "has 12 bytes, but the lock says 10"),

@@ -106,7 +106,7 @@ def test_only_what_is_signed_counts(server: Server) -> None:
 
 def test_a_suite_that_is_not_flat() -> None:
     with pytest.raises(ConfigError, match="the suite 'stable' is not flat"):
-        Upstream().index(PackageSource("https://example.org/", "stable", "k", ()), ())
+        Upstream().index(PackageSource("https://example.org/", "stable", "k", ()))
 
 
 @pytest.fixture
