@@ -76,7 +76,7 @@ def signed_release(
 def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
     """Return the fingerprints of the primary keys with good signatures, and word and key of the other signatures."""
     good, others = [], []
-    for part in status.split("[GNUPG:] NEWSIG")[1:]:
+    for part in re.split(r"^\[GNUPG:\] NEWSIG", status, flags=re.MULTILINE)[1:]:
         lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
         bad = [f"{kind} {lines[kind][0]}" for kind in NOT_GOOD if kind in lines]
         others += bad[:1]
