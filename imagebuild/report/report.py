@@ -15,10 +15,9 @@ from imagebuild.core import console, files
 from imagebuild.core.console import err
 from imagebuild.core.errors import ConfigError
 from imagebuild.report import page, text
-from imagebuild.report.document import Report, ReportOrigin, gather_files
+from imagebuild.report.document import Report, gather_files
 
 STDOUT = Path("-")
-"""As the name of a file: the standard output."""
 
 
 def make_report(
@@ -43,31 +42,31 @@ def make_report(
         raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
     if html:
         page.plotly_js()  # raises before anything is read or written
-    before = gather_files([baseline]).report if baseline else None
+    before = gather_files([baseline])[0] if baseline else None
     if before and before.overall == "nothing-read":
         problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
         raise ConfigError(f"--baseline {baseline}: {problem}")
-    gathered = gather_files(named)
-    check_outputs({"--json": json_file, "--junit": junit, "--html": html}, gathered.read)
-    report = gathered.report
-    about = report.about.model_dump()
-    about["allowed"] = tuple(dict.fromkeys((*about["allowed"], *allowed)))
+    report, logs, read = gather_files(named)
+    check_outputs({"--json": json_file, "--junit": junit, "--html": html}, read)
+    about: dict[str, object] = {"allowed": tuple(dict.fromkeys((*report.about.allowed, *allowed)))}
+    claims: dict[str, object] = {}
     if profile is not None or expected not in (None, Expected()):
         name = about["profile"] = profile if profile is not None else report.about.profile
         if name is None and expected and expected.algorithms:
             raise ConfigError("--algorithm: has no effect without a profile; name a profile with --profile")
         known = None if name is None else find_profile(load_profiles(*profiles), name).model
-        report = report.model_copy(update={"judgements": judge_results(report, known, expected)})
+        claims["judgements"] = judge_results(report, known, expected)
     if before is not None:
         about["baseline"] = str(baseline)
-        report = report.model_copy(update={"comparisons": compare_with_baseline(report, before)})
-    report = report.model_copy(update={"about": ReportOrigin(**about)})
-    report = report.model_copy(update={"about": ReportOrigin(**about | {"verdict": report.overall})})
+        claims["comparisons"] = compare_with_baseline(report, before)
+    report = report.model_copy(update=claims | {"about": report.about.model_copy(update=about)})
+    about["verdict"] = report.overall
+    report = report.model_copy(update={"about": report.about.model_copy(update=about)})
     if junit:
         _write(junit, text.report_junit(report))
     if html:
         failed = {failure.source for failure in report.problems}
-        logs = sorted(gathered.logs, key=lambda log: str(log) not in failed)
+        logs = sorted(logs, key=lambda log: str(log) not in failed)
         _write(html, page.report_html(report, page.read_logs(logs), len(logs)))
     return report
 
