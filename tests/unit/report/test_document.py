@@ -17,6 +17,7 @@ def waived(name: str = "x", **changes: Any) -> BandwidthTest:
     return BandwidthTest(**known | changes)
 
 
+FAST, SLOW = judgement("all_reduce", 470, 700, 482), judgement("all_reduce", 240, 700, 482, "too slow")
 SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", verdict="waived")
 
 
@@ -24,18 +25,10 @@ SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", verdi
     ("content", "overall", "status", "failed"),
     [
         ({"runs": (run(),)}, "limited", 0, []),
-        *(
-            ({"runs": (run(verdict=verdict),)}, "failed", 1, ["unfinished"])
-            for verdict in ("comm-failure", "cuda-failure", "timeout", "truncated", "no-data", "failed")
-        ),
+        ({"runs": (run(verdict="timeout"),)}, "failed", 1, ["unfinished"]),
         ({"runs": (run(verdict="wrong-data"),)}, "failed", 1, ["wrong"]),
-        ({"runs": (run(),), "judgements": (judgement("all_reduce", 470, 700, 482),)}, "ok", 0, []),
-        (
-            {"runs": (run(),), "judgements": (judgement("all_reduce", 240, 700, 482, "too slow"),)},
-            "failed",
-            1,
-            ["too slow"],
-        ),
+        ({"runs": (run(),), "judgements": (FAST,)}, "ok", 0, []),
+        ({"runs": (run(),), "judgements": (SLOW,)}, "failed", 1, ["too slow"]),
         ({"tests": (waived(verdict="damaged"),)}, "failed", 1, ["unfinished"]),
         ({"tests": (waived(),)}, "open", 1, []),
         ({"runs": (run(),), "tests": (waived(),)}, "limited", 0, []),
@@ -44,7 +37,7 @@ SKIPPED = Diagnostic(source="d.json", category="Stress", test="sm_stress", verdi
         ({"runs": (run(),), "nothing_in": ("empty.log",)}, "failed", 1, ["no-result"]),
         ({"nothing_in": ("empty.log",)}, "nothing-read", 5, ["no-result"]),
     ],
-)
+)  # fmt: skip
 def test_the_verdict_on_everything(content: dict[str, object], overall: str, status: int, failed: list[str]) -> None:
     made = report(**content)
     assert (made.overall, made.exit_status, [item.word for item in made.problems]) == (overall, status, failed)
@@ -54,15 +47,8 @@ def test_json_is_read_back_and_has_null_for_unknown() -> None:
     data = json.loads(BAD.model_dump_json())
     assert data["runs"][0]["avg_busbw_gb_s"] is None
     assert Report.model_validate(data) == BAD
-
-
-def test_each_result_has_its_judgement() -> None:
-    """Also where equal ones are; a file that lacks one is no report."""
-    verdicts = tuple(judgement("all_reduce", speed, 700, 482) for speed in (480.0, 400.0))
-    made = report(runs=(run(), run("all_gather"), run()), judgements=verdicts)
-    assert [entry.judgement.speed.measured for entry in made.entries] == [480.0, 476.67, 400.0]
     with pytest.raises(ValueError, match="there must be one for each result"):
-        Report.model_validate(json.loads(made.model_dump_json()) | {"judgements": []})
+        Report.model_validate(data | {"judgements": []})
 
 
 def test_names_tell_runs_apart() -> None:
