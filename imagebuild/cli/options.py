@@ -88,9 +88,9 @@ PlatformsOption = Annotated[
 ]
 PlatformOption = Annotated[str | None, option("--platform OS/ARCH", "Platform of an image that is for several.")]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
-Base = Literal["bootstrap", "registry"]
 BaseOption = Annotated[
-    Base, option("--base bootstrap|registry", "Make base images from the distribution's archive, or pull them.")
+    Literal["bootstrap", "registry"],
+    option("--base bootstrap|registry", "Make base images from the distribution's archive, or pull them."),
 ]
 CaOption = Annotated[Path | None, option("--ca FILE", "Bundle of CA certificates for downloads.")]
 OfflineOption = Annotated[bool, option("--offline", "Use no network.")]
@@ -122,7 +122,8 @@ class StrictCommand(TyperCommand):
         super().__init__(*names, **settings)
         for parameter in self.params:
             if parameter.param_type_name == "argument":
-                vars(parameter)["display_type_rich"] = lambda **_: ""  # the metavar says more than Python's type
+                # The metavar says more than Python's name of the type.
+                vars(parameter)["display_type_rich"] = lambda **_: ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. Raises ConfigError for an option that is there twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -73,13 +74,9 @@ def plan(
     if before or github:
         from imagebuild.build import change
 
-        if unpublished:
-            select = _unpublished(project.open(changes), select or ())
-            if not select:
-                from imagebuild.core.console import out
-
-                out.print('{"include": []}', markup=False)
-                return
+        if unpublished and not (select := _unpublished(project.open(changes), select or ())):
+            sys.stdout.write('{"include": []}\n')
+            return
         if github:
             state = change.read_state(project.folder, changes, select or (), platforms)
             change.print_workflow_jobs(state, project.folder, since, github_jobs)
@@ -96,7 +93,6 @@ def plan(
     targets = select_targets(workspace.plan, select or ())
     excluded = select_excluded(workspace.plan, select or ())
     restricted = restricted_components(workspace.plan, targets)
-
     whole = None
     if json_file is not None:
         full = [t.model_copy(update={"stages": workspace.renderer.dockerfile(t).stages}) for t in targets]
@@ -164,9 +160,7 @@ def render(
             raise ConfigError(f"{error}\n  or print the Dockerfile with --unresolved, to read it only") from None
         warning = f"# This cannot be built yet. {str(error).splitlines()[0].rstrip(':')}.\n"
     text = workspace.renderer.dockerfile(chosen, words).text
-    if purpose:
-        text = STANDALONE.sub("", text)
-    options.print_or_write(warning + text, output)
+    options.print_or_write(warning + (STANDALONE.sub("", text) if purpose else text), output)
 
 
 STANDALONE = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
