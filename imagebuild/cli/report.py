@@ -41,8 +41,8 @@ def report(
         "--allow unvalidated|partial|unjudged", "Accept uncompared data, missing GPUs, or unjudged speed.", None
     ),
     json_file: options.JsonOption = None,
-    junit: Path | None = option("--junit FILE|-", "Write JUnit XML, which CI systems show.", None),
-    html: Path | None = option("--html FILE|-", "Write a page with charts.", None),
+    junit: Path | None = option("--junit FILE|-", "Write JUnit XML, which CI systems show.", None, dir_okay=False),
+    html: Path | None = option("--html FILE|-", "Write a page with charts.", None, dir_okay=False),
     markdown: options.MarkdownOption = False,
 ) -> None:
     """Say what benchmarks and checks measured, and whether it is right and fast enough.
@@ -59,13 +59,13 @@ def report(
     if profiles and profile is None:
         raise ConfigError(f"--profiles {profiles}: name a profile with --profile")
     folders = options.data_folders(profiles, "profiles")
-    outputs = Path(json_file) if json_file is not None else None, junit, html
-    printed = Path(options.STDOUT) in outputs
+    outputs = {"--json": Path(json_file) if json_file is not None else None, "--junit": junit, "--html": html}
+    printed = Path(options.STDOUT) in outputs.values()
     if markdown and printed:
         raise ConfigError("--markdown: --json, --junit or --html has the standard output; name a file there")
     result = make_report(
         files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow or (),
-        json_file=outputs[0], junit=junit, html=html,
+        outputs=outputs,
     )  # fmt: skip
 
     def show() -> None:

@@ -34,7 +34,7 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.project.records import SPEED, VerifyResult
-from imagebuild.report.sweeps import Sweep, find_sweeps, host_label
+from imagebuild.report.sweeps import Sweep, find_sweeps
 
 ClaimKind = Literal["data", "participation", "speed"]
 Kind = Literal["sweep", "data", "participation", "speed", "check", "reading"]
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
     result: Measurement
     judgement: Judgement
     name: str
-    """The subject, with file (in a sweep: hosts) and number where several results of a kind have the same."""
+    """The subject, with file and number where several results of a kind have the same."""
     sweep: Sweep | None
 
 
@@ -135,11 +135,8 @@ class Report(Results):
     def entries(self) -> tuple[Entry, ...]:
         """Return everything that was measured: collectives, matrices, tables."""
         sweeps = [next((s for s in self.sweeps if s.holds(result)), None) for result in self.measured]
-        places = [
-            (result.subject, host_label(result.hosts) if sweep and isinstance(result, Run) else result.source)
-            for result, sweep in zip(self.measured, sweeps, strict=True)
-        ]
-        return tuple(map(Entry, self.measured, self.judgements, unique_names(places), sweeps))
+        names = unique_names([(result.subject, result.source) for result in self.measured])
+        return tuple(map(Entry, self.measured, self.judgements, names, sweeps))
 
     @property
     def assertions(self) -> tuple[Assertion, ...]:
@@ -314,9 +311,6 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 
 # What files contain
 
-HEAD_BYTES = 4096
-"""Bytes at the beginning of a file that show whether imagebuild may have written it; only then is all of it read."""
-
 
 def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
     """Read files, and all files of folders whose names do not begin with a dot.
@@ -422,10 +416,8 @@ def _files_in(path: Path) -> list[Path]:
         inner = (file for file in sorted(path.rglob("*")) if file.is_file())
         files = [file for file in inner if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     for file in files:
-        try:
-            str(file).encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it") from None
+        if re.search("[\ud800-\udfff]", str(file)):  # what Python makes of other bytes
+            raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it")
     return files
 
 
@@ -433,8 +425,8 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
     """Return what imagebuild wrote into a file, None for a file of others. Raises ResultError if it is invalid."""
     try:
         with open_log(file) as opened:
-            head = opened.read(HEAD_BYTES)
-            # Files of imagebuild begin with one of these keys; files of benchmarks are not read twice.
+            head = opened.read(4096)
+            # Files of imagebuild begin with one of these keys; files of benchmarks, which may be large, are read once.
             if not head.lstrip().startswith(b"{") or not (b'"image"' in head or b'"runs"' in head):
                 return None
             opened.seek(0)
@@ -495,12 +487,8 @@ def best_value(result: Measurement) -> str:
 
 def format_bytes(size: int) -> str:
     """Return a size in binary units with up to two decimals: `512 B`, `1 GiB`, `1.5 MiB`."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+    power = min(max(0, size.bit_length() - 1) // 10, 4)
+    return f"{round(size / 1024**power, 2):g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def format_number(value: float | None) -> str:

@@ -116,7 +116,7 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         (("a.log", "--profiles", ROOT / "profiles"), "name a profile with --profile"),
         (("a.log", "--allow", "all"), "--allow all: unknown kind; use one of unvalidated, partial, unjudged"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
-        (("a.log", "--html", "."), "--html .: is a folder; name a file"),
+        (("a.log", "--html", "."), "'--html': file '.' is a directory"),
         (("a.log", "--json", "./a.log"), "--json a.log: would replace a file that is read"),
         ((".", "--junit", "a.log"), "--junit a.log: would replace a file that is read"),
         (("a.log", "--json", "o", "--junit", "o"), "--junit o: --json writes this file, too"),
