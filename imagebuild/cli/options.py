@@ -72,8 +72,10 @@ def names_beginning(kind: str, incomplete: str) -> list[str]:
 
 
 # The project, and what the command line changes about it
+Repeated = list[str] | None
+"""Of what can be given several times."""
 SelectArgument = Annotated[
-    list[str] | None,
+    Repeated,
     argument("TARGET", "Globs of target ids, names of images, or AXIS=VALUE; by default all.", completes="targets"),
 ]
 RegistryOption = Annotated[
@@ -83,8 +85,7 @@ RegistryOption = Annotated[
 # Images, and where they are
 ImageArgument = Annotated[str, argument("IMAGE", "A target, tag, digest, OCI layout or archive.", completes="targets")]
 PlatformsOption = Annotated[
-    list[str] | None,
-    option("--platform OS/ARCH", "Only this platform; `local`: this machine's. Repeat it for several."),
+    Repeated, option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several.")
 ]
 PlatformOption = Annotated[str | None, option("--platform OS/ARCH", "Platform of an image that is for several.")]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
@@ -212,8 +213,7 @@ class ProjectFiles:
     """Hold the option that says where the project is."""
 
     root: Annotated[
-        Path | None,
-        option("--project DIR", "Folder of the project; by default the current one.", envvar=PROJECT_VARIABLE),
+        Path | None, option("--project DIR", "Folder of the project; by default this one.", envvar=PROJECT_VARIABLE)
     ] = None
 
     @property
@@ -265,13 +265,11 @@ class PlanChanges:
     """Hold the options that change the project without editing its files."""
 
     settings: Annotated[
-        list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
+        Repeated, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
     ] = None
-    with_: Annotated[
-        list[str] | None, option("--with COMPONENT", "Add a component to every image.", completes="components")
-    ] = None
+    with_: Annotated[Repeated, option("--with COMPONENT", "Add it to every image.", completes="components")] = None
     without: Annotated[
-        list[str] | None, option("--without COMPONENT", "Leave a component out of every image.", completes="components")
+        Repeated, option("--without COMPONENT", "Leave it out of every image.", completes="components")
     ] = None
 
     def parse(self, registry: str | None = None) -> Changes:
@@ -288,9 +286,7 @@ class PlanChanges:
 class ImageChanges(PlanChanges):
     """Hold the options that change the project and the Dockerfiles of its images."""
 
-    base_image: Annotated[
-        str | None, option("--base-image IMAGE", "Start from this image instead of the targets' own base.")
-    ] = None
+    base_image: Annotated[str | None, option("--base-image IMAGE", "Start from this image, not the own base.")] = None
     append: Annotated[
         Path | None, option("--append FILE|-", "Add this file's instructions at the end; their CMD, ENV and LABEL win.")
     ] = None
@@ -332,10 +328,7 @@ class TrustOptions:
     identity: Annotated[
         str | None, option("--certificate-identity ID", "Identity that signs, or must have signed, without a key.")
     ] = None
-    issuer: Annotated[
-        str | None,
-        option("--certificate-oidc-issuer URL", "OIDC issuer that vouches, or must vouch, for that identity."),
-    ] = None
+    issuer: Annotated[str | None, option("--certificate-oidc-issuer URL", "OIDC issuer of that identity.")] = None
     no_tlog: Annotated[bool, option("--no-tlog", "Do without the public transparency log of signatures.")] = False
 
     def trusted(self) -> Signer | None:

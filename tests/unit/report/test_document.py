@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from imagebuild.bench import BandwidthTest, Diagnostic
+from imagebuild.bench import BandwidthTest, Diagnostic, TableRow
 from imagebuild.report import Report, format_bytes, format_number, one_line, rows_of, visible
 from tests.report_samples import BAD, GIB, report, row, run
 
@@ -49,9 +49,12 @@ def test_names_tell_runs_apart() -> None:
     ]
 
 
-def test_the_best_value_is_of_either_placement() -> None:
+def test_the_best_value_is_of_either_placement_or_the_least_time() -> None:
     runs = (run("a", rows=(row(GIB, 300.0, 301.25), row(2 * GIB, 300.5))), run("b", rows=(row(GIB, None),)))
     assert [row.best for row in rows_of(report(runs=runs))] == ["301.2 GB/s at 1 GiB", "–"]
+    times = [TableRow(size_bytes=size, latency_us={"min": 1.0, "average": 3.9}) for size in (2, None)]
+    (timed,) = rows_of(report(tables=(BAD.tables[1].model_copy(update={"rows": times}),)))
+    assert timed.best == "3.9 µs at 2 B"
 
 
 def test_numbers() -> None:
