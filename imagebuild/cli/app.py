@@ -7,122 +7,81 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.main import get_command as typer_command
 
-from imagebuild.core.errors import ConfigError, ImagebuildError, nearest
+from imagebuild.core.errors import ImagebuildError, nearest
 
-
-class Listed(NamedTuple):
-    """Name the module of this package that has a command's function or group, and its line in the help."""
-
-    module: str
-    summary: str
-
-
-COMMANDS: Mapping[str, Mapping[str, Listed]] = {
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Build": {
-        "init": Listed("plan", "Write a project of your own, on top of what comes with imagebuild."),
-        "plan": Listed("plan", "List the targets of a build, or the steps that a change makes a build execute again."),
-        "render": Listed("plan", "Print the self-contained Dockerfile of a target."),
-        "build": Listed("build", "Build targets with BuildKit."),
-        "lock": Listed("lock", "Pin every source by content: add what the lock lacks, remove what nothing uses."),
-        "bump": Listed("lock", "Propose newer versions of the matrix's pins, as a diff."),
-        "bundle": Listed("build", "Keep all that builds fetch in one folder, for machines without a network."),
+        "init": ("plan", "Write a project of your own, on top of what comes with imagebuild."),
+        "plan": ("plan", "List the targets of a build, or the steps that a change makes a build execute again."),
+        "render": ("plan", "Print the self-contained Dockerfile of a target."),
+        "build": ("build", "Build targets with BuildKit."),
+        "lock": ("lock", "Pin every source by content: add what the lock lacks, remove what nothing uses."),
+        "bump": ("lock", "Propose newer versions of the matrix's pins, as a diff."),
+        "bundle": ("build", "Keep all that builds fetch in one folder, for machines without a network."),
     },
     "Check and measure": {
-        "verify": Listed("verify", "Run the checks of an image, and say of each whether it passed."),
-        "job": Listed("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
-        "report": Listed("report", "Say what benchmarks and checks measured, and whether it is right and fast enough."),
-        "limits": Listed("report", "Show what hardware can do at best, and what was measured on it."),
+        "verify": ("verify", "Run the checks of an image, and say of each whether it passed."),
+        "job": ("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
+        "report": ("report", "Say what benchmarks and checks measured, and whether it is right and fast enough."),
+        "limits": ("report", "Show what hardware can do at best, and what was measured on it."),
     },
     "Publish": {
-        "publish": Listed("publish", "Give tags to images whose checks passed, and to nothing else."),
-        "each": Listed("publish", "Run a command for every image that was pushed, by its digest."),
-        "sbom": Listed("evidence", "List what is installed in an image, as SPDX."),
-        "scan": Listed("evidence", "Judge by a policy what a scanner found in an image."),
-        "freshness": Listed("evidence", "Say which packages have a security update."),
-        "attest": Listed("evidence", "Verify and add attestations of a published image."),
-        "diff": Listed("evidence", "Say what differs between two images."),
-        "catalog": Listed("evidence", "Make a page of all published images, and the table in the README."),
-        "prune": Listed("publish", "List what builds pushed and is not needed any more; delete it with --yes."),
+        "publish": ("publish", "Give tags to images whose checks passed, and to nothing else."),
+        "each": ("publish", "Run a command for every image that was pushed, by its digest."),
+        "sbom": ("evidence", "List what is installed in an image, as SPDX."),
+        "scan": ("evidence", "Judge by a policy what a scanner found in an image."),
+        "freshness": ("evidence", "Say which packages have a security update."),
+        "attest": ("evidence", "Verify and add attestations of a published image."),
+        "diff": ("evidence", "Say what differs between two images."),
+        "catalog": ("evidence", "Make a page of all published images, and the table in the README."),
+        "prune": ("publish", "List what builds pushed and is not needed any more; delete it with --yes."),
     },
     "This machine": {
-        "doctor": Listed("build", "Say what this machine has for building and checking, and how to get what it lacks."),
-        "engine": Listed("build", "Start and stop a private Docker Engine, for machines that have none."),
+        "doctor": ("build", "Say what this machine has for building and checking, and how to get what it lacks."),
+        "engine": ("build", "Start and stop a private Docker Engine, for machines that have none."),
     },
 }
-"""Commands by the section of the help that lists them."""
+"""Section of the help → command → the module of this package that has it, and its line in the help."""
+MODULES = {name: module for section in COMMANDS.values() for name, (module, _) in section.items()}
 
 
 class LazyCommands(TyperGroup):
     """Import each command of `imagebuild` when it is called; the help needs none of them."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.entries = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
-
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.entries)
+        return list(MODULES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command, or end with a message that names the nearest one."""
-        if cmd_name not in self.entries:
-            if near := nearest(cmd_name, self.entries):
-                ctx.fail(f"No such command {cmd_name!r}. Did you mean {near!r}?")
-            return None
-        if cmd_name not in self.commands:
-            self.add_command(load_command(cmd_name, self.entries[cmd_name]), cmd_name)
-        return self.commands[cmd_name]
+        if cmd_name in MODULES:
+            return load_command(cmd_name)
+        if near := nearest(cmd_name, MODULES):
+            ctx.fail(f"No such command {cmd_name!r}. Did you mean {near!r}?")
+        return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, entries in COMMANDS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, entry.summary) for name, entry in entries.items()])
+                formatter.write_dl([(name, summary) for name, (_, summary) in entries.items()])
+
+
+@cache
+def load_command(name: str) -> Any:
+    """Import the module of a command, and make the command or the group of commands that has its name."""
+    return typer_command(getattr(import_module(f"imagebuild.cli.{MODULES[name]}"), name))
 
 
 USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
 """What typer raises for unknown options, missing arguments and the like."""
-
-
-class StrictCommand(TyperCommand):
-    """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises ConfigError for an option that is there twice."""
-        if not ctx.resilient_parsing:
-            _, _, given = cast(Any, self.make_parser(ctx)).parse_args(list(args))
-            for parameter in given:
-                single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
-                if single and given.count(parameter) > 1:
-                    raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
-        return super().parse_args(ctx, args)
-
-
-def load_command(name: str, entry: Listed) -> Any:
-    """Import the module of a command, and make the command of the function or group that has its name."""
-    from imagebuild.cli.options import expand_groups
-
-    attribute = getattr(import_module(f"imagebuild.cli.{entry.module}"), name)
-    if isinstance(attribute, typer.Typer):
-        group = attribute
-    else:
-        group = typer.Typer(add_completion=False, rich_markup_mode=None)
-        group.command(name, epilog=vars(attribute).get("epilog"))(expand_groups(attribute))
-    for registered in group.registered_commands:
-        registered.cls = StrictCommand
-    command: Any = typer_command(group)
-    for subcommand in getattr(command, "commands", {name: command}).values():
-        for parameter in subcommand.params:
-            if parameter.param_type_name == "argument":
-                # The metavar says more than Python's name of the type.
-                parameter.display_type_rich = lambda *_, **__: ""
-    return command
 
 
 EXAMPLES = """Examples:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from imagebuild.cli import options
-from imagebuild.cli.options import argument, option
+from imagebuild.cli.options import DAY, argument, option
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
@@ -39,39 +39,24 @@ def build(
     edits: options.ImageChanges,
     select: options.SelectArgument = None,
     platform: options.PlatformsOption = None,
-    load: Annotated[bool, option("--load", "Load images into the engine's store; the default.")] = False,
-    push: Annotated[bool, option("--push", "Push images by digest to the staging repositories, without tags.")] = False,
-    output: Annotated[Path | None, option("-o, --output DIR", "Write images as OCI layouts into a folder.")] = None,
+    load: bool = option("--load", "Load images into the engine's store; the default.", False),
+    push: bool = option("--push", "Push images by digest to the staging repositories, without tags.", False),
+    output: Path | None = option("-o, --output DIR", "Write images as OCI layouts into a folder.", None),
     registry: options.RegistryOption = None,
-    compression: Annotated[
-        Literal["gzip", "zstd"], option("--compression gzip|zstd", "Compression of layers that leave the engine.")
-    ] = "gzip",
-    builder: Annotated[str | None, option("--builder NAME", "Builder of docker buildx to build with.")] = None,
-    source: Annotated[
-        list[str] | None, option("--source NAME=DIR", "Take the source of a component from a folder.")
-    ] = None,
+    compression: Literal["gzip", "zstd"] = option("--compression gzip|zstd", "Compression of exported layers.", "gzip"),
+    builder: str | None = option("--builder NAME", "Builder of docker buildx to build with.", None),
+    source: list[str] | None = option("--source NAME=DIR", "Take the source of a component from a folder.", None),
     base: options.BaseOption = "bootstrap",
     ca: options.CaOption = None,
-    no_cache: Annotated[bool, option("--no-cache", "Run every step again.")] = False,
-    rebuild: Annotated[
-        datetime | None,
-        option(
-            "--rebuild YYYY-MM-DD",
-            "Install the distribution's packages again; tags name this day.",
-            formats=["%Y-%m-%d"],
-        ),
-    ] = None,
-    cache: Annotated[
-        str | None, option("--cache REPOSITORY", "Take compiled artefacts from this repository's caches.")
-    ] = None,
-    cache_write: Annotated[
-        bool, option("--cache-write", "With --cache: write the caches too, as CI does on the main branch.")
-    ] = False,
-    stage: Annotated[str | None, option("--stage NAME", "Build only this stage of the targets.")] = None,
-    bundle: Annotated[Path | None, option("--bundle DIR", "Build from this bundle, without a network.")] = None,
-    offline: Annotated[
-        bool, option("--offline", "Use no network: build from the bundle of `imagebuild bundle use`.")
-    ] = False,
+    no_cache: bool = option("--no-cache", "Run every step again.", False),
+    rebuild: datetime | None = option(
+        "--rebuild YYYY-MM-DD", "Install the distribution's packages again; tags name this day.", None, formats=DAY
+    ),
+    cache: str | None = option("--cache REPOSITORY", "Take compiled artefacts from this repository's caches.", None),
+    cache_write: bool = option("--cache-write", "With --cache: write the caches too, as CI does.", False),
+    stage: str | None = option("--stage NAME", "Build only this stage of the targets.", None),
+    bundle: Path | None = option("--bundle DIR", "Build from this bundle, without a network.", None),
+    offline: bool = option("--offline", "Use no network: build from the bundle of `imagebuild bundle use`.", False),
     folder: options.FolderOption = options.BUILDS,
     json_file: options.JsonOption = None,
     verbose: options.VerboseOption = False,
@@ -179,13 +164,9 @@ def verify_bundle(directory: BundleArgument, json_file: options.JsonOption = Non
     if damage := bundle.find_damage():
         raise ResultError("\n".join(damage))
     made = bundle.manifest
-
-    def show() -> None:
-        for target in made.targets:
-            out.print(target, markup=False)
-        out.print(f"{directory}: undamaged; made {made.created} for these targets", markup=False)
-
-    options.print_result(json_file, {"created": made.created, "targets": made.targets}, show)
+    text = "\n".join([*made.targets, f"{directory}: undamaged; made {made.created} for these targets"])
+    content = {"created": made.created, "targets": made.targets}
+    options.print_result(json_file, content, lambda: out.print(text, markup=False))
 
 
 @options.subcommand(bundle, "use", "imagebuild bundle use /media/usb/bundle && imagebuild build --offline")
@@ -223,7 +204,7 @@ def start() -> None:
 
 @options.subcommand(engine, "down", "sudo imagebuild engine down --purge")
 def stop(
-    purge: Annotated[bool, option("--purge", "Delete the engine's images and build cache, too.")] = False,
+    purge: bool = option("--purge", "Delete the engine's images and build cache, too.", False),
 ) -> None:
     """Stop the private engine."""
     from imagebuild.build.private import stop_engine
@@ -241,9 +222,7 @@ def doctor(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
     select: options.SelectArgument = None,
-    upstream: Annotated[
-        bool, option("--upstream", "Examine servers instead: whether they still have every source of the targets.")
-    ] = False,
+    upstream: bool = option("--upstream", "Ask servers instead whether they have every source of the targets.", False),
     platform: options.PlatformsOption = None,
     json_file: options.JsonOption = None,
     ca: options.CaOption = None,
@@ -269,9 +248,7 @@ def doctor(
         options.print_result(json_file, report, lambda: show_report(report, every=True))
         raise typer.Exit(report.exit_status)
     if select or edits or platform:
-        raise ConfigError(
-            "targets, platforms and changes of the plan: need --upstream; without it doctor looks only at this machine"
-        )
+        raise ConfigError("targets, platforms and changes of the plan: need --upstream; add it, or leave these out")
     findings = examine_machine()
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
 

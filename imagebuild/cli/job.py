@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
@@ -20,64 +20,47 @@ if TYPE_CHECKING:
 )
 def job(
     project: options.ProjectFiles,
-    scheduler: Annotated[str, argument("mpijob|jobset|slurm", "What runs the job.")],
-    profile: Annotated[
-        str, option("--profile NAME", "Hardware that the job runs on, a file of profiles/.", completes="profiles")
-    ],
-    fabric: Annotated[
-        str | None,
-        option("--fabric NAME", "Network, of jobs/fabrics/; by default the profile's.", completes="jobs/fabrics"),
-    ] = None,
-    cluster: Annotated[
-        str, option("--cluster NAME", "Cluster, a file of jobs/clusters/.", completes="jobs/clusters")
-    ] = "generic",
-    nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
-    racks: Annotated[int | None, option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.")] = None,
-    feature: Annotated[
-        list[str] | None, option("--feature NAME,…", "Features, files of jobs/features/.", completes="jobs/features")
-    ] = None,
-    with_: Annotated[
-        list[str] | None, option("--with COMPONENT", "A component that was added to the image, such as a plug-in.")
-    ] = None,
-    container: Annotated[
-        str | None, option("--container pyxis|none", "With Slurm: run the image by pyxis (default), or no image.")
-    ] = None,
-    image: Annotated[str | None, option("--image IMAGE", "Image to run; by default the newest that fits.")] = None,
+    scheduler: Literal["mpijob", "jobset", "slurm"] = argument("mpijob|jobset|slurm", "What runs the job."),
+    profile: str = option("--profile NAME", "Hardware to run on, a file of profiles/.", completes="profiles"),
+    fabric: str | None = option(
+        "--fabric NAME", "Network, of jobs/fabrics/; by default the profile's.", None, completes="jobs/fabrics"
+    ),
+    cluster: str = option("--cluster NAME", "Cluster, a file of jobs/clusters/.", "generic", completes="jobs/clusters"),
+    nodes: int | None = option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.", None),
+    racks: int | None = option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.", None),
+    feature: list[str] | None = option(
+        "--feature NAME,…", "Features, files of jobs/features/.", None, completes="jobs/features"
+    ),
+    with_: list[str] | None = option("--with COMPONENT", "A component that was added to the image.", None),
+    container: str | None = option("--container pyxis|none", "With Slurm: run the image by pyxis, or none.", None),
+    image: str | None = option("--image IMAGE", "Image to run; by default the newest that fits.", None),
     registry: options.RegistryOption = None,
-    catalog: Annotated[
-        Path | None, option("--catalog FILE", "Choose from the published images of this images.json.")
-    ] = None,
-    nccl: Annotated[str | None, option("--nccl VERSION", "NCCL's version, for an image that does not say it.")] = None,
-    test: Annotated[
-        str, option("--test NAME", "What to measure, a file of jobs/tests/.", completes="jobs/tests")
-    ] = "all-reduce",
-    settings: Annotated[
-        list[str] | None, option("--param NAME=VALUE", "A parameter of the job, or a variable of all ranks.")
-    ] = None,
-    collect: Annotated[bool, option("--collect", "Say in the header how to run the job and get its result.")] = False,
+    catalog: Path | None = option("--catalog FILE", "Choose from the published images of this images.json.", None),
+    nccl: str | None = option("--nccl VERSION", "NCCL's version, for an image that does not say it.", None),
+    test: str = option("--test NAME", "What to measure, a file of jobs/tests/.", "all-reduce", completes="jobs/tests"),
+    settings: list[str] | None = option("--param NAME=VALUE", "A parameter, or a variable of all ranks.", None),
+    collect: bool = option("--collect", "Say in the header how to run the job and get its result.", False),
     output: options.OutputOption = None,
-    facts: Annotated[Path | None, option("--facts DIR", "Read the facts about jobs from this folder alone.")] = None,
+    facts: Path | None = option(
+        "--facts DIR", "Read the facts about jobs from this folder alone.", None, exists=True, file_okay=False
+    ),
     profiles: options.ProfilesOption = None,
 ) -> None:
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.core.errors import ResultError, suggestion
+    from imagebuild.core.errors import ResultError
     from imagebuild.jobs.choose import published_offer
-    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, find_facts, load_facts
+    from imagebuild.jobs.facts import JobRequest, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
 
-    if scheduler not in get_args(Scheduler):
-        raise ConfigError(f"{scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
-    if facts and not facts.is_dir():
-        raise ConfigError(f"--facts {facts}: no such folder; name one that has what jobs/ has")
     folders = options.data_folders(profiles, "profiles", project.root)
     hardware = find_profile(load_profiles(*folders), profile).model
     known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
     request = JobRequest(
         words=tuple(sys.argv[1:]),
-        scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
+        scheduler=scheduler,
         profile=profile,
         fabric=fabric or default_fabric(hardware, known.fabrics),
         cluster=cluster,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from imagebuild.cli import options
-from imagebuild.cli.options import argument, option
+from imagebuild.cli.options import DAY, argument, option
 from imagebuild.core.errors import CommandError
-
-if TYPE_CHECKING:
-    from imagebuild.lock.resolve import Failures, LockFile
 
 
 @options.example(
@@ -27,32 +23,20 @@ def lock(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
     select: options.SelectArgument = None,
-    update: Annotated[
-        list[str] | None, option("--update NAME", "Pin a component, pin, base or address again. Repeat for several.")
-    ] = None,
-    show: Annotated[
-        list[str] | None,
-        option(
-            "--show NAME", "Only print what the lock knows of a component, pin, base or address. Repeat for several."
-        ),
-    ] = None,
+    update: list[str] | None = option("--update NAME", "Pin a component, pin, base or address again.", None),
+    show: list[str] | None = option("--show NAME", "Only print what the lock knows of such a name.", None),
     platform: options.PlatformsOption = None,
     check: options.CheckOption = False,
     offline: options.OfflineOption = False,
-    date: Annotated[
-        datetime | None,
-        option(
-            "--date YYYY-MM-DD",
-            "Only set the date of the lock: no file of an image gets a later one.",
-            formats=["%Y-%m-%d"],
-        ),
-    ] = None,
+    date: datetime | None = option(
+        "--date YYYY-MM-DD", "Only set the date of the lock: no file of an image gets a later one.", None, formats=DAY
+    ),
     json_file: options.JsonOption = None,
     ca: options.CaOption = None,
 ) -> None:
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
     from imagebuild.core.console import out
-    from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
+    from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
     from imagebuild.project.plan import select_targets
 
     given = {"--check": check, "--update": update, "--date": date, "--show": show, "--offline": offline,
@@ -74,22 +58,14 @@ def lock(
         report = check_lock(file, None if offline else network_upstream(ca), whole=whole)
         options.print_result(json_file, report, lambda: show_report(report, every=False))
         raise typer.Exit(report.exit_status)
-    elif update:
-        _show_failures(file, file.update(network_upstream(ca), update))
     else:
-        _show_failures(file, file.complete(network_upstream(ca), whole=whole))
-
-
-def _show_failures(file: LockFile, failures: Failures) -> None:
-    """Print how many sources are pinned. Raises CommandError that lists those that could not be."""
-    from imagebuild.core.console import out
-    from imagebuild.lock.resolve import complaint
-
-    unpinned, number = len(file.unpinned), len(file.sources)
-    state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"
-    out.print(f"{file.path}: {state}", markup=False)
-    if text := complaint(failures):
-        raise CommandError(text)
+        upstream = network_upstream(ca)
+        failures = file.update(upstream, update) if update else file.complete(upstream, whole=whole)
+        unpinned, number = len(file.unpinned), len(file.sources)
+        state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"
+        out.print(f"{file.path}: {state}", markup=False)
+        if text := complaint(failures):
+            raise CommandError(text)
 
 
 @options.example(
@@ -98,8 +74,8 @@ def _show_failures(file: LockFile, failures: Failures) -> None:
 )
 def bump(
     project: options.ProjectFiles,
-    names: Annotated[list[str] | None, argument("PIN", "Pins to look for newer versions of; by default all.")] = None,
-    write: Annotated[bool, option("--write", "Change the matrix instead of printing a diff.")] = False,
+    names: list[str] | None = argument("PIN", "Pins to look for newer versions of; by default all.", None),
+    write: bool = option("--write", "Change the matrix instead of printing a diff.", False),
     ca: options.CaOption = None,
 ) -> None:
     """Propose newer versions of the matrix's pins, as a diff."""

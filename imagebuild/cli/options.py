@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand
 
 from imagebuild.core.errors import ConfigError, ImagebuildError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
     from imagebuild.project.matrix import Plan, Target
-    from imagebuild.project.plan import Changes, Pins, Project
+    from imagebuild.project.plan import Changes, Project
     from imagebuild.publish.signatures import Signer
     from imagebuild.render.renderer import Renderer
 
@@ -29,24 +29,27 @@ BUILDS = Path("build")
 """Folder in which builds leave Dockerfiles, layouts and results, unless `--folder` names another one."""
 MATRIX = Path("matrix.yaml")
 PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
+DAY = ["%Y-%m-%d"]
+"""The `formats` of an option that is a day."""
 
 
-def option(usage: str, text: str, *, completes: str = "", **more: Any) -> Any:
+def option(usage: str, text: str, default: Any = ..., *, completes: str = "", **more: Any) -> Any:
     """Return an option as the help shows it: `--push`, or `-o, --output FILE`. `more` is typer's.
 
+    It is the default of a command's parameter, or in a type that several have: then the default is the parameter's.
     `completes` is the kind of names that a shell completes: `targets`, `components`, or a folder as `jobs/clusters`.
     """
     words = usage.replace(", ", " ").split(" ")
     names = [word for word in words if word.startswith("-")]
-    complete = (lambda incomplete: names_beginning(completes, incomplete)) if completes else None
     metavar = " ".join(words[len(names) :]) or None
-    return typer.Option(*names, metavar=metavar, help=text, autocompletion=complete, **more)
-
-
-def argument(metavar: str, text: str, *, completes: str = "") -> Any:
-    """Return an argument as the help shows it; `completes` as of `option`."""
     complete = (lambda incomplete: names_beginning(completes, incomplete)) if completes else None
-    return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
+    return typer.Option(default, *names, metavar=metavar, help=text, autocompletion=complete, **more)
+
+
+def argument(metavar: str, text: str, default: Any = ..., *, completes: str = "") -> Any:
+    """Return an argument as the help shows it; `default` and `completes` as of `option`."""
+    complete = (lambda incomplete: names_beginning(completes, incomplete)) if completes else None
+    return typer.Argument(default, metavar=metavar, help=text, autocompletion=complete)
 
 
 def names_beginning(kind: str, incomplete: str) -> list[str]:
@@ -55,22 +58,24 @@ def names_beginning(kind: str, incomplete: str) -> list[str]:
 
     root = os.environ.get(PROJECT_VARIABLE)
     project = ProjectFiles(Path(root) if root else None if MATRIX.exists() else shipped_folder())
+    folder, _, inner = kind.partition("/")
     try:
         if kind == "targets":
             known = [name for target in project.open().plan.targets for name in (target.image, target.id)]
         elif kind == "components":
             known = sorted(project.open().project.components)
         else:
-            top, _, inner = kind.partition("/")
-            known = sorted(path.stem for folder in data_folders(None, top) for path in (folder / inner).glob("*.yaml"))
+            known = sorted(file.stem for top in data_folders(None, folder) for file in (top / inner).glob("*.yaml"))
     except ImagebuildError:
         return []  # the command itself will say what is wrong
     return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
 
 
 # The project, and what the command line changes about it
+Repeated = list[str] | None
+"""Of what can be given several times."""
 SelectArgument = Annotated[
-    list[str] | None,
+    Repeated,
     argument("TARGET", "Globs of target ids, names of images, or AXIS=VALUE; by default all.", completes="targets"),
 ]
 RegistryOption = Annotated[
@@ -78,28 +83,15 @@ RegistryOption = Annotated[
 ]
 
 # Images, and where they are
-ImageArgument = Annotated[
-    str,
-    argument(
-        "IMAGE",
-        "A target's id, a tag or digest in the engine or a registry, an OCI layout or archive.",
-        completes="targets",
-    ),
-]
+ImageArgument = Annotated[str, argument("IMAGE", "A target, tag, digest, OCI layout or archive.", completes="targets")]
 PlatformsOption = Annotated[
-    list[str] | None,
-    option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several."),
+    Repeated, option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several.")
 ]
-PlatformOption = Annotated[
-    str | None, option("--platform OS/ARCH", "Platform to take from an image for several platforms.")
-]
+PlatformOption = Annotated[str | None, option("--platform OS/ARCH", "Platform of an image that is for several.")]
 FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
 BaseOption = Annotated[
     Literal["bootstrap", "registry"],
-    option(
-        "--base bootstrap|registry",
-        "Make base images from the distribution's archive, or pull them from their registry.",
-    ),
+    option("--base bootstrap|registry", "Make base images from the distribution's archive, or pull them."),
 ]
 CaOption = Annotated[Path | None, option("--ca FILE", "Bundle of CA certificates for downloads.")]
 OfflineOption = Annotated[bool, option("--offline", "Use no network.")]
@@ -124,34 +116,63 @@ MarkdownOption = Annotated[bool, option("--markdown", "Print Markdown, for a pul
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
-def examples(*lines: str) -> str:
-    """Return the end of a command's help: lines that are each a command line with a comment."""
-    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+class StrictCommand(TyperCommand):
+    """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
+
+    def __init__(self, *names: Any, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                # The metavar says more than Python's name of the type.
+                vars(parameter)["display_type_rich"] = lambda **_: ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments. Raises ConfigError for an option that is there twice."""
+        if not ctx.resilient_parsing:
+            _, _, given = cast(Any, self.make_parser(ctx)).parse_args(list(args))
+            for parameter in given:
+                single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
+                if single and given.count(parameter) > 1:
+                    raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
+        return super().parse_args(ctx, args)
 
 
-def example(*lines: str) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command `examples` for its help."""
+def command_group(summary: str | None = None) -> typer.Typer:
+    return typer.Typer(no_args_is_help=bool(summary), add_completion=False, rich_markup_mode=None, help=summary)
+
+
+def subcommand(group: typer.Typer, name: str, *examples: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds a command to a group; its help ends with command lines as examples."""
 
     def add(command: Command) -> Command:
-        vars(command)["epilog"] = examples(*lines)
+        summary = (command.__doc__ or "").split("\n")[0]  # typer would cut it
+        epilog = "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in examples)
+        group.command(name, cls=StrictCommand, short_help=summary, epilog=epilog)(expand_groups(command))
         return command
 
     return add
 
 
-def subcommand(group: typer.Typer, name: str, *lines: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds a command with `examples` to a group of commands."""
-    return lambda command: group.command(name, epilog=examples(*lines))(expand_groups(command))
+def example(*lines: str) -> Callable[[Callable[..., object]], typer.Typer]:
+    """Return a decorator that makes a function the only command of a group, with these examples in its help."""
+
+    def make(command: Callable[..., object]) -> typer.Typer:
+        group = command_group()
+        subcommand(group, command.__name__, *lines)(command)
+        return group
+
+    return make
 
 
 def expand_groups(command: Command) -> Command:
-    """Return a command with an option for each field of its parameters that are dataclasses, as `ProjectFiles` is."""
+    """Return a command with an option for each field of its parameters that are dataclasses, as `ProjectFiles`."""
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    if not groups:
-        return command
-    parameters = [p for name, p in signature(command).parameters.items() if name not in groups]
-    parameters = [p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[p.name]) for p in parameters]
+    parameters = [
+        parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in signature(command).parameters.items()
+        if name not in groups
+    ]
     for kind in groups.values():
         types = get_type_hints(kind, include_extras=True)
         for field in fields(kind):
@@ -170,36 +191,21 @@ def expand_groups(command: Command) -> Command:
     return cast(Command, call)
 
 
-class CommandGroup(TyperGroup):
-    """Show the whole first line of each command's help, where typer would cut it."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(n, (c.help or "").split("\n")[0]) for n, c in self.commands.items()])
-
-
-def command_group(summary: str) -> typer.Typer:
-    return typer.Typer(
-        cls=CommandGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=summary
-    )
-
-
 @dataclass(frozen=True)
 class Workspace:
-    """Hold a project that was read, its plan, and the pins that the plan was made with."""
+    """Hold a project that was read, and its plan."""
 
     project: Project
-    versions: Pins
     plan: Plan
-    options: tuple[str, ...] = ()
-    """Options of the command line that changed the project."""
+    changes: Changes
+    """What the command line changed."""
 
     @cached_property
     def renderer(self) -> Renderer:
-        """Return what renders this project's targets."""
+        from imagebuild.project.plan import versions_with
         from imagebuild.render.renderer import Renderer
 
-        return Renderer(self.project, self.versions, self.options)
+        return Renderer(self.project, versions_with(self.project, self.changes), self.changes.options)
 
 
 @dataclass(frozen=True)
@@ -207,8 +213,7 @@ class ProjectFiles:
     """Hold the option that says where the project is."""
 
     root: Annotated[
-        Path | None,
-        option("--project DIR", "Folder of the project; by default the current one.", envvar=PROJECT_VARIABLE),
+        Path | None, option("--project DIR", "Folder of the project; by default this one.", envvar=PROJECT_VARIABLE)
     ] = None
 
     @property
@@ -226,30 +231,28 @@ class ProjectFiles:
         """Return the project's folder. Say so if it is the one that comes with imagebuild."""
         from imagebuild.core.files import shipped_folder
 
-        if not self.is_shipped:
-            return self.root or Path()
-        sys.stderr.write(
-            f"{Path.cwd()} has no {MATRIX}, so these are the images that come with imagebuild; "
-            f"--project DIR or {PROJECT_VARIABLE} names your project\n"
-        )
-        return shipped_folder()
+        if self.is_shipped:
+            sys.stderr.write(
+                f"{Path.cwd()} has no {MATRIX}, so these are the images that come with imagebuild; "
+                f"--project DIR or {PROJECT_VARIABLE} names your project\n"
+            )
+            return shipped_folder()
+        return self.root or Path()
 
     def open(self, changes: Changes | None = None) -> Workspace:
         """Read the project and make its plan. Raises ConfigError with every mistake."""
         from imagebuild.project.load import load_project
-        from imagebuild.project.plan import Changes, make_plan, versions_with
+        from imagebuild.project.plan import Changes, make_plan
 
         changes = changes or Changes()
         project = load_project(self.folder).changed(changes)
-        return Workspace(project, versions_with(project, changes), make_plan(project, changes), changes.options)
+        return Workspace(project, make_plan(project, changes), changes)
 
     def open_own(self, changes: Changes | None = None) -> Workspace:
         """Read a project whose files the command changes. Raises ConfigError if there is none here."""
         if self.is_shipped:
-            raise ConfigError(
-                f"{MATRIX}: cannot be read: no such file here; "
-                f"`imagebuild init` makes a project, --project names its folder"
-            )
+            how = "`imagebuild init` makes a project, --project names its folder"
+            raise ConfigError(f"{MATRIX}: cannot be read: no such file here; {how}")
         return self.open(changes)
 
 
@@ -258,13 +261,11 @@ class PlanChanges:
     """Hold the options that change the project without editing its files."""
 
     settings: Annotated[
-        list[str] | None, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
+        Repeated, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
     ] = None
-    with_: Annotated[
-        list[str] | None, option("--with COMPONENT", "Add a component to every image.", completes="components")
-    ] = None
+    with_: Annotated[Repeated, option("--with COMPONENT", "Add it to every image.", completes="components")] = None
     without: Annotated[
-        list[str] | None, option("--without COMPONENT", "Leave a component out of every image.", completes="components")
+        Repeated, option("--without COMPONENT", "Leave it out of every image.", completes="components")
     ] = None
 
     def parse(self, registry: str | None = None) -> Changes:
@@ -281,9 +282,7 @@ class PlanChanges:
 class ImageChanges(PlanChanges):
     """Hold the options that change the project and the Dockerfiles of its images."""
 
-    base_image: Annotated[
-        str | None, option("--base-image IMAGE", "Start from this image instead of the targets' own base.")
-    ] = None
+    base_image: Annotated[str | None, option("--base-image IMAGE", "Start from this image, not the own base.")] = None
     append: Annotated[
         Path | None, option("--append FILE|-", "Add this file's instructions at the end; their CMD, ENV and LABEL win.")
     ] = None
@@ -325,10 +324,7 @@ class TrustOptions:
     identity: Annotated[
         str | None, option("--certificate-identity ID", "Identity that signs, or must have signed, without a key.")
     ] = None
-    issuer: Annotated[
-        str | None,
-        option("--certificate-oidc-issuer URL", "OIDC issuer that vouches, or must vouch, for that identity."),
-    ] = None
+    issuer: Annotated[str | None, option("--certificate-oidc-issuer URL", "OIDC issuer of that identity.")] = None
     no_tlog: Annotated[bool, option("--no-tlog", "Do without the public transparency log of signatures.")] = False
 
     def trusted(self) -> Signer | None:
@@ -367,16 +363,13 @@ class SignOptions(TrustOptions):
 
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
-    """Return the folders of profiles or facts to read; of files with the same name, that of the last folder counts.
+    """Return the folder of an option; else those of imagebuild, of what the project extends, and of the project.
 
-    That is the folder of an option; else those of imagebuild, of what the project extends, and of the project.
+    Of files with the same name, that of the last folder counts.
     """
     from imagebuild.project.load import layers
 
-    if given:
-        return (given,)
-    environment = os.environ.get(PROJECT_VARIABLE)
-    return layers(project or Path(environment or ""), kind)
+    return (given,) if given else layers(project or Path(os.environ.get(PROJECT_VARIABLE, "")), kind)
 
 
 def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
@@ -384,12 +377,10 @@ def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
     from imagebuild.core.fields import Platform
     from imagebuild.core.run import native_platform
 
-    platforms = [native_platform() if name == "local" else name for name in names or ()]
-    known = get_args(Platform)
-    for name in platforms:
-        if name not in known:
-            raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(known)} or local")
-    return cast(tuple[Platform, ...], tuple(platforms))
+    platforms = tuple(native_platform() if name == "local" else name for name in names or ())
+    for name in set(platforms) - set(get_args(Platform)):
+        raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(get_args(Platform))} or local")
+    return cast(tuple[Platform, ...], platforms)
 
 
 def check_combination(
@@ -412,24 +403,18 @@ def print_or_write(text: str, output: str | None) -> None:
     """Print a text as it is, or write it to the file of --output. Raises ConfigError if it cannot be written."""
     from imagebuild.core.files import write_text
 
-    if output == "":
-        raise ConfigError("the name of the file to write is empty; name a file, or leave the option out")
-    if output in (None, STDOUT):
+    if output is None or output == STDOUT:
         sys.stdout.write(text)
     else:
-        write_text(Path(str(output)), text)
+        write_text(Path(output), text)
 
 
 def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:
-    """Write a result to the file of --json, and show it to people unless the JSON is on the standard output.
-
-    `result` is anything that pydantic can turn into JSON, or a function that returns that, or JSON as text.
-    """
+    """Write a result as JSON to the file of --json, and show it to people unless the standard output has the JSON."""
     if json_file is not None:
         from pydantic_core import to_json
 
-        data = result() if callable(result) else result
-        text = data if isinstance(data, str) else to_json(data, indent=1, by_alias=False, inf_nan_mode="null").decode()
+        text = to_json(result, indent=1, by_alias=False, inf_nan_mode="null").decode()
         print_or_write(text + "\n", json_file)
     if json_file != STDOUT:
         show()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from imagebuild.cli.options import Workspace
-    from imagebuild.project.matrix import Plan
 
 MOST_JOBS = 256
 """Jobs that a matrix of GitHub may have."""
@@ -47,27 +47,17 @@ def plan(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
     select: options.SelectArgument = None,
-    why: Annotated[bool, option("--why", "Also list what is not built, with the reason.")] = False,
-    before: Annotated[
-        str | None,
-        option(
-            "--from REVISION",
-            "Say what a build executes if this git revision or folder was built before; `nothing`: all of it.",
-        ),
-    ] = None,
-    after: Annotated[str | None, option("--to REVISION", "With --from: the new state, not the working tree.")] = None,
+    why: bool = option("--why", "Also list what is not built, with the reason.", False),
+    before: str | None = option(
+        "--from REVISION", "What a build executes if this revision or folder was built before, or `nothing` was.", None
+    ),
+    after: str | None = option("--to REVISION", "With --from: the new state, not the working tree.", None),
     markdown: options.MarkdownOption = False,
-    github: Annotated[bool, option("--github", "Print the matrix of a GitHub Actions workflow.")] = False,
-    since: Annotated[
-        str | None, option("--changed-since REVISION", "With --github: only targets that differ from this revision.")
-    ] = None,
-    unpublished: Annotated[
-        bool, option("--unpublished", "With --github: only targets that are not published as they are now.")
-    ] = False,
+    github: bool = option("--github", "Print the matrix of a GitHub Actions workflow.", False),
+    since: str | None = option("--changed-since REVISION", "With --github: only targets that differ from it.", None),
+    unpublished: bool = option("--unpublished", "With --github: only targets not published as they are.", False),
     registry: options.RegistryOption = None,
-    github_jobs: Annotated[
-        int, option("--github-jobs NUMBER", "With --github: at most this many jobs.", min=1)
-    ] = MOST_JOBS,
+    github_jobs: int = option("--github-jobs NUMBER", "With --github: at most this many jobs.", MOST_JOBS, min=1),
     platform: options.PlatformsOption = None,
     base: options.BaseOption = "bootstrap",
     json_file: options.JsonOption = None,
@@ -84,13 +74,9 @@ def plan(
     if before or github:
         from imagebuild.build import change
 
-        if unpublished:
-            select = _unpublished(project.open(changes), select or ())
-            if not select:
-                from imagebuild.core.console import out
-
-                out.print('{"include": []}', markup=False)
-                return
+        if unpublished and not (select := _unpublished(project.open(changes), select or ())):
+            sys.stdout.write('{"include": []}\n')
+            return
         if github:
             state = change.read_state(project.folder, changes, select or (), platforms)
             change.print_workflow_jobs(state, project.folder, since, github_jobs)
@@ -100,24 +86,23 @@ def plan(
         )
         options.print_result(json_file, cost, lambda: change.show_cost(cost, markdown=markdown))
         return
+    from imagebuild.project.matrix import Plan
     from imagebuild.project.plan import restricted_components, select_excluded, select_targets
 
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
     excluded = select_excluded(workspace.plan, select or ())
     restricted = restricted_components(workspace.plan, targets)
-
-    def whole_plan() -> Plan:
-        from imagebuild.project.matrix import Plan
-
+    whole = None
+    if json_file is not None:
         full = [t.model_copy(update={"stages": workspace.renderer.dockerfile(t).stages}) for t in targets]
-        return Plan(targets=tuple(full), excluded=excluded, restricted=restricted)
+        whole = Plan(targets=tuple(full), excluded=excluded, restricted=restricted)
 
     def show() -> None:
         from imagebuild.core.console import err, out, print_table
 
-        # JSON has the keys of all stages, so that everything was rendered for it already.
-        if unpinned := {} if json_file else workspace.renderer.check(targets):
+        # For JSON, everything was rendered already.
+        if unpinned := {} if whole else workspace.renderer.check(targets):
             number = len({key for keys in unpinned.values() for key in keys})
             err.print(
                 f"sources without a pin: {number}; `imagebuild lock {' '.join(unpinned)}` adds them", markup=False
@@ -131,7 +116,7 @@ def plan(
             out.print()
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
 
-    options.print_result(json_file, whole_plan, show)
+    options.print_result(json_file, whole, show)
 
 
 def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
@@ -154,19 +139,11 @@ def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
 def render(
     project: options.ProjectFiles,
     edits: options.ImageChanges,
-    target: Annotated[
-        str,
-        argument("TARGET", "A target's id, or a glob that fits only one.", completes="targets"),
-    ] = "*",
-    unresolved: Annotated[
-        bool, option("--unresolved", "Print the Dockerfile even if sources have no pin; it cannot be built then.")
-    ] = False,
-    purpose: Annotated[
-        Literal["standalone"] | None,
-        option(
-            "--for standalone", "Leave out the mounts that only `imagebuild build` fills, to keep the file elsewhere."
-        ),
-    ] = None,
+    target: str = argument("TARGET", "A target's id, or a glob that fits only one.", "*", completes="targets"),
+    unresolved: bool = option("--unresolved", "Print it even if sources have no pin; it cannot be built then.", False),
+    purpose: Literal["standalone"] | None = option(
+        "--for standalone", "Leave out what only `imagebuild build` fills.", None
+    ),
     output: options.OutputOption = None,
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
@@ -185,9 +162,7 @@ def render(
             raise ConfigError(f"{error}\n  or print the Dockerfile with --unresolved, to read it only") from None
         warning = f"# This cannot be built yet. {str(error).splitlines()[0].rstrip(':')}.\n"
     text = workspace.renderer.dockerfile(chosen, words).text
-    if purpose:
-        text = STANDALONE.sub("", text)
-    options.print_or_write(warning + text, output)
+    options.print_or_write(warning + (STANDALONE.sub("", text) if purpose else text), output)
 
 
 STANDALONE = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
@@ -199,18 +174,12 @@ STANDALONE = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
     "imagebuild init images --repository ghcr.io/acme --workflow acme/imagebuild@v0.1.0",
 )
 def init(
-    folder: Annotated[Path, argument("FOLDER", "Folder to write to; by default the current one.")] = Path(),
-    repository: Annotated[
-        str, option("--repository HOST/PATH", "Registry and folder of your images, such as ghcr.io/acme.")
-    ] = "example",
-    image: Annotated[str, option("--name NAME", "Name of the first image.")] = "train",
-    workflow: Annotated[
-        str | None,
-        option(
-            "--workflow OWNER/NAME@REVISION",
-            "Also write a workflow that calls the one in this GitHub repository of imagebuild.",
-        ),
-    ] = None,
+    folder: Path = argument("FOLDER", "Folder to write to; by default the current one.", Path()),
+    repository: str = option("--repository HOST/PATH", "Where your images go, such as ghcr.io/acme.", "example"),
+    image: str = option("--name NAME", "Name of the first image.", "train"),
+    workflow: str | None = option(
+        "--workflow OWNER/NAME@REVISION", "Also write a workflow that calls the one in this repository on GitHub.", None
+    ),
 ) -> None:
     """Write a project of your own, on top of what comes with imagebuild."""
     from importlib.resources import files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,30 +25,24 @@ MOST = 1_000_000
     "imagebuild report verify.json logs/ --html report.html",
 )
 def report(
-    files: Annotated[
-        list[Path],
-        argument("FILE", "Logs or JSON of benchmarks, results of verify, reports, folders, gzip; `-` is stdin."),
-    ],
+    files: list[Path] = argument(
+        "FILE", "Logs or JSON of benchmarks, results of verify, reports, folders, gzip; `-` is stdin."
+    ),
     profile: options.ProfileOption = None,
     profiles: options.ProfilesOption = None,
-    baseline: Annotated[
-        Path | None, option("--baseline FILE", "Earlier report as JSON; what became slower since then fails.")
-    ] = None,
-    ranks: Annotated[int | None, option("--ranks NUMBER", "Ranks that every run should have.", min=1, max=MOST)] = None,
-    nodes: Annotated[int | None, option("--nodes NUMBER", "Hosts that every run should have.", min=1, max=MOST)] = None,
-    least: Annotated[
-        float | None, option("--min-bw GB/S", "Bus bandwidth that the best size of 1 GiB or more must reach.", min=0)
-    ] = None,
-    algorithm: Annotated[
-        str | None, option("--algorithm NAME", "Class of algorithms that NCCL was made to use, such as ring.")
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        option("--allow unvalidated|partial|unjudged", "Accept uncompared data, missing GPUs, or unjudged speed."),
-    ] = None,
+    baseline: Path | None = option("--baseline FILE", "Earlier report; what became slower since then fails.", None),
+    ranks: int | None = option("--ranks NUMBER", "Ranks that every run should have.", None, min=1, max=MOST),
+    nodes: int | None = option("--nodes NUMBER", "Hosts that every run should have.", None, min=1, max=MOST),
+    least: float | None = option(
+        "--min-bw GB/S", "Bus bandwidth that the best size of 1 GiB or more must reach.", None, min=0
+    ),
+    algorithm: str | None = option("--algorithm NAME", "Algorithms that NCCL was made to use, such as ring.", None),
+    allow: list[str] | None = option(
+        "--allow unvalidated|partial|unjudged", "Accept uncompared data, missing GPUs, or unjudged speed.", None
+    ),
     json_file: options.JsonOption = None,
-    junit: Annotated[Path | None, option("--junit FILE|-", "Write JUnit XML, which CI systems show.")] = None,
-    html: Annotated[Path | None, option("--html FILE|-", "Write a page with charts.")] = None,
+    junit: Path | None = option("--junit FILE|-", "Write JUnit XML, which CI systems show.", None, dir_okay=False),
+    html: Path | None = option("--html FILE|-", "Write a page with charts.", None, dir_okay=False),
     markdown: options.MarkdownOption = False,
 ) -> None:
     """Say what benchmarks and checks measured, and whether it is right and fast enough.
@@ -65,13 +59,13 @@ def report(
     if profiles and profile is None:
         raise ConfigError(f"--profiles {profiles}: name a profile with --profile")
     folders = options.data_folders(profiles, "profiles")
-    outputs = Path(json_file) if json_file is not None else None, junit, html
-    printed = Path(options.STDOUT) in outputs
+    outputs = {"--json": Path(json_file) if json_file is not None else None, "--junit": junit, "--html": html}
+    printed = Path(options.STDOUT) in outputs.values()
     if markdown and printed:
         raise ConfigError("--markdown: --json, --junit or --html has the standard output; name a file there")
     result = make_report(
         files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow or (),
-        json_file=outputs[0], junit=junit, html=html,
+        outputs=outputs,
     )  # fmt: skip
 
     def show() -> None:
@@ -91,17 +85,10 @@ def report(
     "imagebuild limits --check      # for CI: is every reference below its ceiling?",
 )
 def limits(
-    profile: Annotated[
-        str | None,
-        argument(
-            "PROFILE",
-            "Hardware, a file of profiles/; without a name, all profiles are listed.",
-            completes="profiles",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None, option("--nodes NUMBER", "Hosts; by default those of one NVLink domain.", min=1, max=MOST)
-    ] = None,
+    profile: str | None = argument(
+        "PROFILE", "Hardware, a file of profiles/; without a name, all profiles are listed.", None, completes="profiles"
+    ),
+    nodes: int | None = option("--nodes NUMBER", "Hosts; by default of one NVLink domain.", None, min=1, max=MOST),
     check: options.CheckOption = False,
     profiles: options.ProfilesOption = None,
     json_file: options.JsonOption = None,

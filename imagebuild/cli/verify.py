@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,31 +25,15 @@ if TYPE_CHECKING:
 def verify(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
-    image: Annotated[
-        str | None,
-        argument("IMAGE", "A target, tag, digest, OCI layout or archive.", completes="targets"),
-    ] = None,
-    runner: Annotated[
-        str, option("--runner docker|exec:PREFIX", "What runs commands in the image, such as exec:'ssh node'.")
-    ] = "docker",
-    only: Annotated[
-        list[str] | None,
-        option("--only COMPONENT/CHECK", "Run checks of this glob. Repeat for several."),
-    ] = None,
-    list_checks: Annotated[bool, option("--list", "List the checks with what they need, and run none.")] = False,
-    env: Annotated[
-        list[str] | None, option("--env NAME=VALUE", "Set a variable for all checks. Repeat for several.")
-    ] = None,
-    hosts: Annotated[str | None, option("--hosts A,B,…", "With exec: nodes for checks that use more than one.")] = None,
-    layout: Annotated[
-        Path | None, option("--layout DIR", "With exec: OCI layout of the image, if no result of a build names one.")
-    ] = None,
-    pull: Annotated[
-        bool, option("--pull", "Pull the image if the engine does not have it, and remove it afterwards.")
-    ] = False,
-    output: Annotated[
-        Path | None, option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.")
-    ] = None,
+    image: str | None = argument("IMAGE", "A target, tag, digest, OCI layout or archive.", None, completes="targets"),
+    runner: str = option("--runner docker|exec:PREFIX", "What runs commands, such as exec:'ssh node'.", "docker"),
+    only: list[str] | None = option("--only COMPONENT/CHECK", "Run checks of this glob. Repeat for several.", None),
+    list_checks: bool = option("--list", "List the checks with what they need, and run none.", False),
+    env: list[str] | None = option("--env NAME=VALUE", "Set a variable for all checks. Repeat for several.", None),
+    hosts: str | None = option("--hosts A,B,…", "With exec: nodes for checks that use more than one.", None),
+    layout: Path | None = option("--layout DIR", "With exec: OCI layout of the image, if no build names it.", None),
+    pull: bool = option("--pull", "Pull the image if the engine does not have it, and remove it afterwards.", False),
+    output: Path | None = option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.", None),
     profile: options.ProfileOption = None,
     profiles: options.ProfilesOption = None,
     json_file: options.JsonOption = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
@@ -33,15 +32,14 @@ class NumberTable(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(NamedTuple):
     """Hold a chart, and what a page shows around it."""
 
     id: str
     title: str
     figure: Figure
     tables: Sequence[NumberTable]
-    notes: Sequence[str] = ()
+    notes: Sequence[str]
     """Lines of text below the chart."""
 
 
@@ -53,18 +51,17 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
     """
     traces = [_trace(name, run, number) for number, (name, run, _) in enumerate(runs)]
     sizes = [size for trace in traces for size in trace["x"]] or [1]
-    limits: dict[str, tuple[Limit, dict[str, Any]]] = {}
-    for (_, _, speed), trace in zip(runs, traces, strict=True):
-        ceiling: dict[str, Any] = {"dash": "dash", "width": 1.5, "color": CEILING_COLOUR}
-        reference = {"dash": "dot", "width": 3, "color": trace["line"]["color"]}
+    limits: dict[str, Limit] = {}
+    for (_, _, speed), line in zip(runs, tuple(traces), strict=True):
+        ceiling = {"dash": "dash", "width": 1.5, "color": CEILING_COLOUR}
+        reference = {"dash": "dot", "width": 3, "color": line["line"]["color"]}
         for kind, limit, style in (("ceiling", speed.ceiling, ceiling), ("reference", speed.reference, reference)):
-            if limit:
-                limits.setdefault(f"{kind} {limit.value:.4g} GB/s", (limit, style))
-    for name, (limit, style) in limits.items():
-        # Labels of references would lie over those of ceilings; the legend has them.
-        label = name if style["dash"] == "dash" else ""
-        ends = {"x": [min(sizes), max(sizes)], "y": [limit.value] * 2, "mode": "lines+text", "text": [label, ""]}
-        traces.append({"name": name, **ends, "textposition": "top right", "hoverinfo": "name", "line": style})
+            if limit and (name := f"{kind} {limit.value:.4g} GB/s") not in limits:
+                limits[name] = limit
+                # Labels of references would lie over those of ceilings; the legend has them.
+                label = {"text": [name if kind == "ceiling" else "", ""], "textposition": "top right"}
+                ends = {"x": [min(sizes), max(sizes)], "y": [limit.value] * 2, "mode": "lines+text"}
+                traces.append({"name": name, "hoverinfo": "name", "line": style, **ends, **label})
     values = [value for trace in traces for value in trace["y"]] or [1.0]
     # At least a decade, so that a flat line looks flat.
     top = math.log10(max(values))
@@ -81,9 +78,10 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
         },
         "yaxis": {"type": "log", "title": {"text": "bus bandwidth, GB/s"}, "range": [low - 0.1, top + 0.2]},
     }  # fmt: skip
-    notes = [f"{name}: {limit.what}" for name, (limit, _) in limits.items()]
-    tables = [_run_table(name, run) for name, run, _ in runs]
-    return Drawing(id_, title, {"data": traces, "layout": layout}, tables, notes)
+    notes = [f"{name}: {limit.what}" for name, limit in limits.items()]
+    return Drawing(
+        id_, title, {"data": traces, "layout": layout}, [_run_table(name, run) for name, run, _ in runs], notes
+    )
 
 
 def _trace(name: str, run: Run, number: int) -> dict[str, Any]:
@@ -136,8 +134,8 @@ def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequenc
     trace: dict[str, Any] = {
         "type": "heatmap",
         "z": cells,
-        "x": [_plotly_text(name) for name in names] or [str(number) for number in range(columns)],
-        "y": [_plotly_text(name) for name in names] or [str(number) for number in range(rows)],
+        "x": list(map(_plotly_text, names)) or list(map(str, range(columns))),
+        "y": list(map(_plotly_text, names)) or list(map(str, range(rows))),
         "zmin": least if is_time else min(least, 0.75 * most),
         "zmax": max(most, least / 0.75) if is_time else most,
         "colorscale": HEAT_COLOURS,

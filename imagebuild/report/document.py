@@ -9,11 +9,9 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, Literal, Self, get_args
+from typing import Literal, NamedTuple, Self, get_args
 
 from pydantic import model_validator
 
@@ -30,14 +28,13 @@ from imagebuild.bench.models import (
     Run,
     Source,
     State,
-    TableRow,
 )
 from imagebuild.bench.read import read_files
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.project.records import SPEED, VerifyResult
-from imagebuild.report.sweeps import Sweep, find_sweeps, host_label
+from imagebuild.report.sweeps import Sweep, find_sweeps
 
 ClaimKind = Literal["data", "participation", "speed"]
 Kind = Literal["sweep", "data", "participation", "speed", "check", "reading"]
@@ -46,31 +43,30 @@ Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
 something was not asked for, or was accepted by name."""
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
+SHOWN_STATES: tuple[State, ...] = ("passed", "failed", "open", "skipped")
 NONE = "\u2013"
 """Shown for a value that is unknown or absent."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """Hold a result in words, with the claims about it."""
 
     result: Measurement
     judgement: Judgement
     name: str
-    """The subject, with file (in a sweep: hosts) and number where several results of a kind have the same."""
-    sweep: Sweep | None = None
+    """The subject, with file and number where several results of a kind have the same."""
+    sweep: Sweep | None
 
 
-@dataclass(frozen=True)
-class ReportRow:
+class ReportRow(NamedTuple):
     """Hold a row of the table of results: a result, a sweep, a diagnosis or a comparison with the baseline."""
 
     state: State
     """What the worst claim counts as."""
     name: str
-    words: tuple[str, str, str]
+    words: tuple[str, ...]
     """What is claimed about data, participation and speed; a dash for nothing."""
-    best: str = NONE
+    best: str
     reason: str = ""
     """Of the claim about speed."""
     source: str = ""
@@ -81,8 +77,7 @@ class ReportRow:
         return self.name, *self.words, self.best
 
 
-@dataclass(frozen=True)
-class Assertion:
+class Assertion(NamedTuple):
     """State something that should hold, and whether it does."""
 
     kind: Kind
@@ -140,31 +135,13 @@ class Report(Results):
     def entries(self) -> tuple[Entry, ...]:
         """Return everything that was measured: collectives, matrices, tables."""
         sweeps = [next((s for s in self.sweeps if s.holds(result)), None) for result in self.measured]
-        places = [
-            host_label(result.hosts) if sweep and isinstance(result, Run) else result.source
-            for result, sweep in zip(self.measured, sweeps, strict=True)
-        ]
-        names = unique_names([(result.subject, place) for result, place in zip(self.measured, places, strict=True)])
+        names = unique_names([(result.subject, result.source) for result in self.measured])
         return tuple(map(Entry, self.measured, self.judgements, names, sweeps))
 
     @property
     def assertions(self) -> tuple[Assertion, ...]:
-        """Return all assertions, failed and open ones first, otherwise in the order of the files.
-
-        The three claims about a result are separate assertions.
-        """
-        assertions = assertions_on_sweeps(self.sweeps)
-        for judgement in (*self.judgements, *self.comparisons):
-            assertions += assertions_on_claims(judgement, self.about.allowed)
-        for verification in self.verifications:
-            assertions += assertions_of_checks(verification)
-        reason = "it has no output of a known benchmark, no result of verify and no report"
-        assertions += [Assertion("reading", file, file, "failed", "no-result", reason) for file in self.nothing_in]
-        for source in self.sources:
-            if not source.tools and source.path not in self.nothing_in:
-                note = source.note or "it does not look like a log of this folder"
-                assertions.append(Assertion("reading", source.path, source.path, "skipped", "no-result", note))
-        return tuple(sorted(assertions, key=lambda assertion: min(STATES.index(assertion.state), 2)))
+        """Return all assertions, failed and open ones first, otherwise in the order of the files."""
+        return tuple(sorted(_assert_all(self), key=lambda assertion: min(STATES.index(assertion.state), 2)))
 
     @property
     def problems(self) -> tuple[Assertion, ...]:
@@ -207,22 +184,23 @@ class Report(Results):
     @property
     def headline(self) -> str:
         """Return the worst result, in one sentence."""
-        assertions, known = self.assertions, _headline_of_claims(self.assertions)
+        assertions = self.assertions
         match self.overall:
             case "nothing-read":
                 return "No result could be read"
+            case "failed":
+                failed = sum(assertion.state == "failed" for assertion in assertions)
+                first = f"{one_line(assertions[0].subject)}: {assertions[0].word.replace('-', ' ')}"
+                return first if failed == 1 else f"{failed} of {len(assertions)} failed: {first}"
             case "ok":
                 speeds = {judgement.speed.words.partition(" as ")[0] for judgement in self.judgements}
                 speed = " or ".join(word for word in ("fast enough", "above the floor") if word in speeds)
                 return "All is well" + (f": data right, all took part, {speed}" if speed else "")
             case "open":
-                return f"Not a pass: {known}"
-            case "limited":
-                accepted = f" (accepted: {', '.join(self.about.allowed)})" if self.about.allowed else ""
-                return known[:1].upper() + known[1:] + accepted
-        failed = sum(assertion.state == "failed" for assertion in assertions)
-        first = f"{one_line(assertions[0].subject)}: {assertions[0].word.replace('-', ' ')}"
-        return first if failed == 1 else f"{failed} of {len(assertions)} failed: {first}"
+                return f"Not a pass: {_known_claims(assertions)}"
+        known = _known_claims(assertions)
+        accepted = f" (accepted: {', '.join(self.about.allowed)})" if self.about.allowed else ""
+        return known[:1].upper() + known[1:] + accepted
 
     @property
     def unread_lines(self) -> int:
@@ -230,98 +208,79 @@ class Report(Results):
         return sum(source.unread for source in self.sources)
 
 
-SHOWN_STATES: tuple[State, ...] = ("passed", "failed", "open", "skipped")
-
-
-# Assertions, and the table of results
-
-
-def assertions_on_sweeps(sweeps: Iterable[Sweep]) -> list[Assertion]:
-    """Assert that no host, pair or larger group is slow."""
-    found = []
-    for sweep in sweeps:
-        found += [Assertion("sweep", sweep.subject, o.label, "failed", "slow", sweep.reason(o)) for o in sweep.outliers]
+def _assert_all(report: Report) -> Iterator[Assertion]:
+    """Yield an assertion for each thing that can fail; the three claims about a result are separate ones."""
+    for sweep in report.sweeps:
+        for outlier in sweep.outliers:
+            yield Assertion("sweep", sweep.subject, outlier.label, "failed", "slow", sweep.reason(outlier))
         if not sweep.outliers:
             reason = f"no run is below {sweep.limit_gb_s:.4g} GB/s"
             if sweep.word == "uneven":
                 many = "no host stands out: many may be slow, or the network between them"
                 reason = f"{sweep.subject}: {sweep.range}; {many}"
-            found.append(Assertion("sweep", sweep.subject, sweep.scope, sweep.state, sweep.word, reason))
-    return found
-
-
-def assertions_on_claims(judgement: Judgement, allowed: Sequence[Openness]) -> list[Assertion]:
-    """Assert each claim that is applicable; if none is, skip the one about data."""
-    standings = [(kind, c, c.standing(allowed)) for kind, c in zip(CLAIMS, judgement.claims, strict=True)]
-    assertions = []
-    for kind, claim, standing in [item for item in standings if item[2]] or standings[:1]:
-        reason = claim.reason
-        if claim.allow:
-            hint = "accepted by" if claim.allow in allowed else "to accept it:"
-            reason += f" ({hint} --allow {claim.allow})"
-        assertions.append(
-            Assertion(kind, judgement.source, judgement.subject, standing or "skipped", claim.state, reason)
-        )
-    return assertions
-
-
-def assertions_of_checks(verification: VerifyResult) -> list[Assertion]:
-    """Assert that the checks of an image pass, except those of other checks' speed: `judgements` has their claims."""
-    measured = {(check.component, f"{check.check}{SPEED}") for check in verification.checks if check.results}
-    assertions = []
-    for check in verification.checks:
-        if check.judgements and (check.component, check.check) in measured:
-            continue
-        subject, state = f"{check.component} {check.check}", check.outcome
-        facts = check.reason, check.seconds, check.output if state == "failed" else ""
-        assertions.append(Assertion("check", verification.image, subject, state, state, *facts))
-    return assertions
+            yield Assertion("sweep", sweep.subject, sweep.scope, sweep.state, sweep.word, reason)
+    allowed = report.about.allowed
+    for judgement in (*report.judgements, *report.comparisons):
+        claims = list(zip(CLAIMS, judgement.claims, strict=True))
+        applicable = [(kind, claim) for kind, claim in claims if claim.standing()]
+        for kind, claim in applicable or claims[:1]:
+            reason, state = claim.reason, claim.standing(allowed) or "skipped"
+            if claim.allow:
+                hint = "accepted by" if claim.allow in allowed else "to accept it:"
+                reason += f" ({hint} --allow {claim.allow})"
+            yield Assertion(kind, judgement.source, judgement.subject, state, claim.state, reason)
+    for verification in report.verifications:
+        # The claims about the speed of what other checks measured are among `judgements`.
+        measured = {(check.component, f"{check.check}{SPEED}") for check in verification.checks if check.results}
+        for check in verification.checks:
+            if not check.judgements or (check.component, check.check) not in measured:
+                subject, state = f"{check.component} {check.check}", check.outcome
+                facts = check.reason, check.seconds, check.output if state == "failed" else ""
+                yield Assertion("check", verification.image, subject, state, state, *facts)
+    for file in report.nothing_in:
+        reason = "it has no output of a known benchmark, no result of verify and no report"
+        yield Assertion("reading", file, file, "failed", "no-result", reason)
+    for source in report.sources:
+        if not source.tools and source.path not in report.nothing_in:
+            note = source.note or "it does not look like a log of this folder"
+            yield Assertion("reading", source.path, source.path, "skipped", "no-result", note)
 
 
 def rows_of(report: Report) -> list[ReportRow]:
     """Return the table of results: sweeps, results that are part of none, diagnoses, comparisons with the baseline."""
-    entries = report.entries
-    allowed, rows = report.about.allowed, [_row_of_sweep(sweep, report) for sweep in report.sweeps]
-    rows += [
-        _row_of(entry.judgement, allowed, entry.name, best_value(entry.result)) for entry in entries if not entry.sweep
-    ]
-    rows += [_row_of(judgement, allowed, judgement.subject) for judgement in report.judgements[len(entries) :]]
+    entries, allowed = report.entries, report.about.allowed
+
+    def state_of(judgement: Judgement) -> State:
+        return judgement.worst(allowed).standing(allowed) or "skipped"
+
+    rows = []
+    for sweep in report.sweeps:
+        own = [entry.judgement for entry in entries if entry.sweep is sweep]
+        # How many of its runs have each claim: `134 right, 2 wrong`.
+        counts = [Counter(words).most_common() for words in zip(*map(words_of, own), strict=True)]
+        words = [", ".join(word if n == len(own) else f"{n} {word}" for word, n in count) for count in counts]
+        words[-1] += f"; {len(sweep.outliers) or ''} {sweep.word}".replace("  ", " ")
+        state = min(sweep.state, *map(state_of, own), key=STATES.index)
+        rows.append(ReportRow(state, f"{sweep.subject}: {sweep.scope}", tuple(words), sweep.range))
+    named = [(entry.judgement, entry.name, best_value(entry.result)) for entry in entries if not entry.sweep]
+    named += [(judgement, judgement.subject, NONE) for judgement in report.judgements[len(entries) :]]
     for judgement in report.comparisons:
-        speed = judgement.speed
-        now = NONE if speed.measured is None else f"{format_number(speed.measured)} GB/s"
-        rows.append(_row_of(judgement, allowed, f"{judgement.subject}, since the baseline", now))
+        speed = judgement.speed.measured
+        now = NONE if speed is None else f"{format_number(speed)} GB/s"
+        named.append((judgement, f"{judgement.subject}, since the baseline", now))
+    for judgement, name, best in named:
+        facts = words_of(judgement), best, judgement.speed.reason, judgement.source
+        rows.append(ReportRow(state_of(judgement), name, *facts))
     return rows
 
 
-def words_of(judgement: Judgement) -> tuple[str, str, str]:
+def words_of(judgement: Judgement) -> tuple[str, ...]:
     """Return what is claimed about data, participation and speed, without reasons; a dash for nothing."""
     words = (judgement.data.state, judgement.participation.state, judgement.speed.words)
-    data, participation, speed = (
-        NONE if claim.standing() is None else word for claim, word in zip(judgement.claims, words, strict=True)
-    )
-    return data, participation, speed
+    return tuple(word if claim.standing() else NONE for claim, word in zip(judgement.claims, words, strict=True))
 
 
-def _row_of(judgement: Judgement, allowed: Sequence[Openness], name: str, best: str = NONE) -> ReportRow:
-    state = judgement.worst(allowed).standing(allowed) or "skipped"
-    return ReportRow(state, name, words_of(judgement), best, judgement.speed.reason, judgement.source)
-
-
-def _row_of_sweep(sweep: Sweep, report: Report) -> ReportRow:
-    """Return a sweep, and how many of its runs have each claim: `134 right, 2 wrong`."""
-    judgements = [entry.judgement for entry in report.entries if entry.sweep is sweep]
-    counts = [Counter(words) for words in zip(*map(words_of, judgements), strict=True)]
-    data, participation, speed = (
-        ", ".join(w if n == len(judgements) else f"{n} {w}" for w, n in count.most_common()) for count in counts
-    )
-    speed += f"; {len(sweep.outliers) or ''} {sweep.word}".replace("  ", " ")
-    allowed = report.about.allowed
-    states = {sweep.state, *(judgement.worst(allowed).standing(allowed) or "skipped" for judgement in judgements)}
-    words = data, participation, speed
-    return ReportRow(min(states, key=STATES.index), f"{sweep.subject}: {sweep.scope}", words, sweep.range)
-
-
-def _headline_of_claims(assertions: Sequence[Assertion]) -> str:
+def _known_claims(assertions: Sequence[Assertion]) -> str:
     """Return what is known of data, participation and speed: `data right, speed not judged for 3 of 8`."""
     parts = []
     for kind in ("sweep", *CLAIMS):
@@ -352,27 +311,14 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 
 # What files contain
 
-HEAD_BYTES = 4096
-"""Bytes at the beginning of a file that show whether imagebuild may have written it; only then is all of it read."""
 
-
-@dataclass(frozen=True)
-class Gathered:
-    """Hold what some files contain."""
-
-    report: Report
-    """With the claims that the files have; results without any are judged without a profile."""
-    logs: tuple[Path, ...]
-    """Files with output of benchmarks, including those that verify kept."""
-    read: frozenset[Path]
-    """Files that the report is made from, as absolute paths: what is written must not replace them."""
-
-
-def gather_files(named: Iterable[Path]) -> Gathered:
+def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
     """Read files, and all files of folders whose names do not begin with a dot.
 
-    A report in a folder with logs or results of verify is left out, as it may say the same. Raises ConfigError if a
-    file cannot be opened, ResultError if a file that imagebuild wrote, or compressed data, cannot be read.
+    Return a report with the claims that the files have (results without any are judged without a profile), the files
+    with output of benchmarks, and what the report is made from, as absolute paths. A report in a folder with logs or
+    results of verify is left out, as it may say the same. Raises ConfigError if a file cannot be opened, ResultError if
+    a file that imagebuild wrote, or compressed data, cannot be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
@@ -392,39 +338,41 @@ def gather_files(named: Iterable[Path]) -> Gathered:
     has_results = bool(verified) or any(source.tools for source in results.sources)
     left_out = [file for file in reports if has_results and file not in named]
     earlier = [report for file, report in reports.items() if file not in left_out]
-    judged = [(results, judge_results(results)), *(one for v in verified.values() for one in judged_checks(v))]
-    merged = _merged([*judged, *((report, report.judgements) for report in earlier)])
+    parts: list[tuple[Results, Sequence[Judgement]]] = [(results, judge_results(results))]
+    parts += [part for verification in verified.values() for part in _judged_checks(verification)]
+    parts += [(report, report.judgements) for report in earlier]
+    merged = Results(**{kind: [r for part, _ in parts for r in getattr(part, kind)] for kind in Results.model_fields})
+    # The claims in the order of the results: of all runs, all matrices, all tables, then of the diagnoses.
+    judged = [pair for part, claims in parts for pair in zip(part.measured, claims, strict=False)]
+    judged.sort(key=lambda pair: get_args(Measurement).index(type(pair[0])))
+    diagnoses = [claim for part, claims in parts for claim in claims[len(part.measured) :]]
     note = "a report beside logs, which may say the same; name it to read it"
-    merged["sources"] += tuple(Source(path=str(file), tools=(), lines=0, unread=0, note=note) for file in left_out)
-    read = {Path(source.path) for source in results.sources if source.tools}
-    known = set(contents) - set(unread) | read
-    empty = [path for path in named if path not in known and not any(path in file.parents for file in known)]
-    lost = _lost_logs(results.sources) if read else []
+    notes = (Source(path=str(file), tools=(), lines=0, unread=0, note=note) for file in left_out)
+    known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
+    empty = [str(path) for path in named if path not in known and not any(path in file.parents for file in known)]
     first, *more = named
     title = visible(first.resolve().name or str(first))
+    about = ReportOrigin(
+        title=f"{title} and {len(more)} more" if more else title,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        imagebuild=__version__,
+        files=tuple(map(str, named)),
+        **(earlier[0].about.model_dump(include={"profile", "baseline", "allowed"}) if earlier else {}),
+    )
     report = Report(
-        about=ReportOrigin(
-            title=f"{title} and {len(more)} more" if more else title,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            imagebuild=__version__,
-            files=tuple(map(str, named)),
-            **(earlier[0].about.model_dump(include={"profile", "baseline", "allowed"}) if earlier else {}),
-        ),
-        **merged,
-        sweeps=find_sweeps(merged["runs"]),
+        **(dict(merged) | {"sources": (*merged.sources, *notes)}),
+        about=about,
+        judgements=(*(judgement for _, judgement in judged), *diagnoses),
+        sweeps=find_sweeps(merged.runs),
         comparisons=tuple(comparison for written in earlier for comparison in written.comparisons),
         verifications=(*verified.values(), *(result for written in earlier for result in written.verifications)),
-        nothing_in=tuple(dict.fromkeys(map(str, (*empty, *lost)))),
+        nothing_in=tuple(dict.fromkeys((*empty, *_lost_logs(results.sources)))),
     )
-    logs = tuple(file for file in others if kept.get(file.resolve(), True))
-    return Gathered(report, logs, frozenset(file.resolve() for file in contents.keys() - left_out))
+    logs = [file for file in others if kept.get(file.resolve(), True)]
+    return report, logs, {file.resolve() for file in contents.keys() - left_out}
 
 
-Judged = tuple[Results, Sequence[Judgement]]
-"""Results, and the claims about each of them."""
-
-
-def judged_checks(verification: VerifyResult) -> Iterator[Judged]:
+def _judged_checks(verification: VerifyResult) -> Iterator[tuple[Results, Sequence[Judgement]]]:
     """Yield the results of checks with their claims: those of the check of their speed, if there is one.
 
     Raises ResultError if these are not about the results.
@@ -437,17 +385,6 @@ def judged_checks(verification: VerifyResult) -> Iterator[Judged]:
             if len(judgements) != len(own):
                 raise ResultError(f"{check.component} {check.check}: its judgements are not about its results")
             yield check.results, judgements
-
-
-def _merged(parts: Sequence[Judged]) -> dict[str, Any]:
-    """Return the results of several files by kind, and the claims about them in the same order."""
-    merged: dict[str, Any] = {
-        kind: tuple(result for part, _ in parts for result in getattr(part, kind)) for kind in Results.model_fields
-    }
-    queues = [(part, iter(judgements)) for part, judgements in parts]
-    by_kind = [islice(own, len(getattr(part, kind))) for kind in ("runs", "tests", "tables") for part, own in queues]
-    merged["judgements"] = tuple(judgement for own in (*by_kind, *(own for _, own in queues)) for judgement in own)
-    return merged
 
 
 def _lost_logs(sources: Iterable[Source]) -> list[str]:
@@ -476,13 +413,11 @@ def _files_in(path: Path) -> list[Path]:
     """Return the file, or all files of the folder. Raises ConfigError if one cannot be named in JSON."""
     files = [path]
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
-        files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+        inner = (file for file in sorted(path.rglob("*")) if file.is_file())
+        files = [file for file in inner if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     for file in files:
-        try:
-            str(file).encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it") from None
+        if re.search("[\ud800-\udfff]", str(file)):  # what Python makes of other bytes
+            raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it")
     return files
 
 
@@ -490,15 +425,13 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
     """Return what imagebuild wrote into a file, None for a file of others. Raises ResultError if it is invalid."""
     try:
         with open_log(file) as opened:
-            head = opened.read(HEAD_BYTES)
-            # Files of imagebuild begin with one of these keys; files of benchmarks are not read twice.
+            head = opened.read(4096)
+            # Files of imagebuild begin with one of these keys; files of benchmarks, which may be large, are read once.
             if not head.lstrip().startswith(b"{") or not (b'"image"' in head or b'"runs"' in head):
                 return None
             opened.seek(0)
             data = json.loads(opened.read())
     except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(data, dict):
         return None
     if {"about", "runs", "sources"} <= data.keys():
         return read_written(Report, data, str(file))
@@ -526,7 +459,7 @@ def best_value(result: Measurement) -> str:
 
     * a run of nccl-tests: the bus bandwidth that is judged, `482.3 GB/s at 8 GiB`
     * a matrix: the least and the highest value of its pairs, `374.0 to 395.2 GB/s`
-    * a table: the highest average bandwidth, or the least latency, `1.92 µs at 2 B`
+    * a table: the highest average bandwidth, or the least typical (else average) latency, `1.92 µs at 2 B`
     """
     value, size = None, None
     unit: str | None = "GB/s"
@@ -538,17 +471,15 @@ def best_value(result: Measurement) -> str:
         value, size = best_row(result)
     elif result.best:
         value, size, unit = result.best.bw_average, result.best.size_bytes, result.unit
-    elif times := [(latency_of(row), row.size_bytes) for row in result.rows if row.latency_us]:
-        (value, size), unit = min(times), "µs"
+    else:
+        for row in result.rows:
+            known = row.latency_us or {}
+            time = next((known[name] for name in ("typical", "average", *known) if name in known), None)
+            if time is not None and (value is None or time < value):
+                value, size, unit = time, row.size_bytes, "µs"
     if value is None:
         return NONE
     return f"{format_number(value)} {unit or '(unit unknown)'}" + ("" if size is None else f" at {format_bytes(size)}")
-
-
-def latency_of(row: TableRow) -> float:
-    """Return the typical latency of a row, else the average, else the first that was printed, in µs."""
-    known = row.latency_us or {}
-    return next(known[name] for name in ("typical", "average", *known) if name in known)
 
 
 # Numbers and texts
@@ -556,12 +487,8 @@ def latency_of(row: TableRow) -> float:
 
 def format_bytes(size: int) -> str:
     """Return a size in binary units with up to two decimals: `512 B`, `1 GiB`, `1.5 MiB`."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+    power = min(max(0, size.bit_length() - 1) // 10, 4)
+    return f"{round(size / 1024**power, 2):g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def format_number(value: float | None) -> str:

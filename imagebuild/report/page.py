@@ -9,13 +9,13 @@ import base64
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from importlib import resources
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -63,15 +63,13 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
         report=report,
         about=report.about,
         created=datetime.fromisoformat(report.about.created).strftime("%-d %B %Y, %H:%M UTC"),
-        mark=STATE_MARKS[report.state],
         counts=[(state, numbers[state]) for state in SHOWN_STATES],
-        problems=report.problems[:MOST_PROBLEMS],
-        more_problems=max(0, len(report.problems) - MOST_PROBLEMS),
+        most_problems=MOST_PROBLEMS,
         page=page,
         rows=rows_of(report),
         diagnoses=DIAGNOSES,
         skipped=group_alike(report.skips),
-        versions=list(versions_of(report)),
+        versions=versions_of(report),
         files=[(s.path, ", ".join(s.tools) or "no known tool", s.lines, s.unread) for s in report.sources],
         logs=logs,
         more_logs=max(0, log_count - len(logs)),
@@ -96,14 +94,12 @@ def render_page(
     tables sortable.
     Raises ConfigError if there are charts and plotly is not installed.
     """
-    if program:
-        program = template_text(__package__, "sorting.js") + program
-    charts_program = template_text(__package__, "charts.js")
+    program = program and template_text(__package__, "sorting.js") + program
     figures = {drawing.id: drawing.figure for drawing in drawings}
-    plotly = plotly_js() if figures else ""
-    scripts = [text for text in (program, *((plotly, charts_program) if figures else ())) if text]
+    plotly = f"{plotly_js()}\n{template_text(__package__, 'charts.js')}" if figures else ""
     # The browser runs the scripts with these digests, and no other.
-    policy = " ".join(f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in scripts)
+    digests = [sha256(text.encode()).digest() for text in (program, plotly) if text]
+    policy = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     page = template_of(
         template, package, NONE=NONE, marks=STATE_MARKS, shell=shlex.join,
         CLAIMS=CLAIMS, number=format_number, bytes=format_bytes, line=one_line, file_size=format_size,
@@ -114,8 +110,7 @@ def render_page(
         program=Markup(program),  # noqa: S704 - ours
         data=data,
         figures=figures,
-        plotly=Markup(plotly),  # noqa: S704 - of the plotly package
-        charts_program=Markup(charts_program),  # noqa: S704 - ours
+        plotly=Markup(plotly),  # noqa: S704 - of the plotly package, and ours
         **values,
     )
 
@@ -141,14 +136,13 @@ MOST_LOG_BYTES = 1024 * 1024
 """Bytes that are kept of all logs together."""
 
 
-@dataclass(frozen=True)
-class LogText:
+class LogText(NamedTuple):
     """Hold the text of a log, or its end."""
 
     source: str
     text: str
     total_bytes: int
-    dropped_bytes: int = 0
+    dropped_bytes: int
     """Bytes before `text` that were left out."""
 
 
@@ -176,9 +170,8 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
 # The parts of a report's page
 
 
-@dataclass(frozen=True)
-class Page:
-    """Hold the results of a report, as its page draws them."""
+class Page(NamedTuple):
+    """Hold the results of a report that its page draws."""
 
     sweeps: Sequence[tuple[Sweep, Drawing, NumberTable]]
     """Each sweep with its picture and a table of its runs, the slowest first."""
@@ -187,7 +180,6 @@ class Page:
 
     @property
     def drawings(self) -> tuple[Drawing, ...]:
-        """Return everything that plotly draws."""
         return (*(drawing for _, drawing, _ in self.sweeps), *self.charts, *self.matrices)
 
 
@@ -196,19 +188,17 @@ def lay_out(report: Report) -> Page:
     runs = [(entry, entry.result) for entry in report.entries if isinstance(entry.result, Run)]
     sweeps = []
     for number, sweep in enumerate(report.sweeps, 1):
-        members = [item for item in runs if item[0].sweep is sweep]
-        members.sort(key=lambda item: judged_row(item[1])[0] or 0)
-        rows = []
-        for entry, run in members:
-            value = judged_row(run)[0] or 0
-            share = f"{value / sweep.centre_gb_s:.0%}"
-            rows.append((host_label(run.hosts), format_number(value), share, *words_of(entry.judgement), run.source))
+        members = [(judged_row(run)[0] or 0, entry, run) for entry, run in runs if entry.sweep is sweep]
+        rows = [
+            (host_label(run.hosts), format_number(value), f"{value / sweep.centre_gb_s:.0%}",
+             *words_of(entry.judgement), run.source)
+            for value, entry, run in sorted(members, key=itemgetter(0))
+        ]  # fmt: skip
         numbers = NumberTable(f"Runs of {sweep.subject}", ("hosts", "GB/s", "of the median", *CLAIMS, "file"), rows)
         sweeps.append((sweep, _sweep_picture(f"sweep-{number}", sweep), numbers))
     wide = [test for test in report.tests if test.matrix and min(len(test.matrix), max(map(len, test.matrix))) > 1]
     matrices = [_matrix_picture(f"matrix-{number}", test) for number, test in enumerate(wide, 1)]
-    charts = list(_bandwidth_charts([item for item in runs if not item[0].sweep]))
-    return Page(sweeps=sweeps, charts=charts, matrices=matrices)
+    return Page(sweeps, list(_bandwidth_charts([item for item in runs if not item[0].sweep])), matrices)
 
 
 def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:
@@ -256,30 +246,29 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
         yield line_chart(f"bandwidth-{number}", title, lines)
 
 
-def versions_of(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Yield versions of tools, devices and facts of the places where checks ran, each with where it was found."""
-    origin = report.about
-    sources: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    sources["imagebuild", origin.imagebuild].append("this report")
-    if origin.profile:
-        sources["profile", origin.profile].append("--profile")
-    if origin.baseline:
-        sources["baseline", origin.baseline].append("--baseline")
-    results: list[Run | BandwidthTest] = [*report.runs, *report.tests]
-    for result in results:
-        sources[result.tool, result.tool_version or "version not printed"].append(result.source)
-        for device in dict.fromkeys(result.devices):
-            sources["GPU", device].append(result.source)
-    for verification in report.verifications:
-        digest = verification.digest or "digest unknown"
-        facts = [("image", f"{verification.image}, {verification.platform}, {digest}")]
-        if verification.version:
-            facts.append(("imagebuild", verification.version))
-        if place := verification.surroundings:
-            facts += [("runner", place.runner), ("GPUs", str(place.gpus)), *place.facts.items()]
-            facts += [(f"no {facility}", reason) for facility, reason in place.why.items()]
-        for fact in facts:
-            sources[fact].append(f"imagebuild verify {verification.image}")
-    for (item, value), found_in in sources.items():
-        first, *others = dict.fromkeys(found_in)
-        yield item, value, f"{first} and {len(others)} more" if others else first
+def versions_of(report: Report) -> list[tuple[str, str, str]]:
+    """Return versions of tools, devices and facts of the places where checks ran, each with where it was found."""
+    about = report.about
+    facts = [
+        ("imagebuild", about.imagebuild, "this report"),
+        ("profile", about.profile, "--profile"),
+        ("baseline", about.baseline, "--baseline"),
+    ]
+    measured: tuple[Run | BandwidthTest, ...] = (*report.runs, *report.tests)
+    for result in measured:
+        facts.append((result.tool, result.tool_version or "version not printed", result.source))
+        facts += [("GPU", device, result.source) for device in result.devices]
+    for verified in report.verifications:
+        own = [("image", f"{verified.image}, {verified.platform}, {verified.digest or 'digest unknown'}")]
+        own.append(("imagebuild", verified.version))
+        if place := verified.surroundings:
+            own += [("runner", place.runner), ("GPUs", str(place.gpus)), *place.facts.items()]
+            own += [(f"no {facility}", reason) for facility, reason in place.why.items()]
+        facts += [(item, value, f"imagebuild verify {verified.image}") for item, value in own]
+    places: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for item, value, found_in in facts:
+        if value:
+            places[item, value][found_in] = None
+    return [
+        (*fact, f"{first} and {len(others)} more" if others else first) for fact, (first, *others) in places.items()
+    ]

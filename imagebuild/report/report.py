@@ -15,69 +15,65 @@ from imagebuild.core import console, files
 from imagebuild.core.console import err
 from imagebuild.core.errors import ConfigError
 from imagebuild.report import page, text
-from imagebuild.report.document import Report, ReportOrigin, gather_files
+from imagebuild.report.document import Report, gather_files
 
 STDOUT = Path("-")
-"""As the name of a file: the standard output."""
 
 
 def make_report(
     named: Sequence[Path],
     *,
-    profile: str | None = None,
-    profiles: Sequence[Path] = (Path("profiles"),),
-    baseline: Path | None = None,
-    expected: Expected | None = None,
-    allowed: Sequence[str] = (),
-    json_file: Path | None = None,
-    junit: Path | None = None,
-    html: Path | None = None,
+    profile: str | None,
+    profiles: Sequence[Path],
+    baseline: Path | None,
+    expected: Expected,
+    allowed: Sequence[str],
+    outputs: Mapping[str, Path | None],
 ) -> Report:
     """Make the report on files and folders, and write it as JUnit XML and as a page if that was asked for.
 
     Speed is judged by the profile (of folders of `profiles`; of one name, the last one's counts) and by the baseline,
-    if there are any. `-` is the standard output; the JSON is written by the caller. Raises ConfigError if an argument
-    is wrong, a file to write is one that was read, or plotly is missing for a page.
+    if there are any. `outputs` has the files of `--json`, which the caller writes, `--junit` and `--html`; `-` is the
+    standard output. Raises ConfigError if an argument is wrong, a file to write is one that was read, or plotly is
+    missing for a page.
     """
     for kind in set(allowed) - set(get_args(Openness)):
         raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
-    if html:
+    if outputs["--html"]:
         page.plotly_js()  # raises before anything is read or written
-    before = gather_files([baseline]).report if baseline else None
+    before = gather_files([baseline])[0] if baseline else None
     if before and before.overall == "nothing-read":
         problem = "contains no result; name a file that `imagebuild report --json` wrote, or a log"
         raise ConfigError(f"--baseline {baseline}: {problem}")
-    gathered = gather_files(named)
-    check_outputs({"--json": json_file, "--junit": junit, "--html": html}, gathered.read)
-    report = gathered.report
-    about = report.about.model_dump()
-    about["allowed"] = tuple(dict.fromkeys((*about["allowed"], *allowed)))
-    if profile is not None or expected not in (None, Expected()):
+    report, logs, read = gather_files(named)
+    check_outputs(outputs, read)
+    about: dict[str, object] = {"allowed": tuple(dict.fromkeys((*report.about.allowed, *allowed)))}
+    claims: dict[str, object] = {}
+    if profile is not None or expected != Expected():
         name = about["profile"] = profile if profile is not None else report.about.profile
-        if name is None and expected and expected.algorithms:
+        if name is None and expected.algorithms:
             raise ConfigError("--algorithm: has no effect without a profile; name a profile with --profile")
         known = None if name is None else find_profile(load_profiles(*profiles), name).model
-        report = report.model_copy(update={"judgements": judge_results(report, known, expected)})
+        claims["judgements"] = judge_results(report, known, expected)
     if before is not None:
         about["baseline"] = str(baseline)
-        report = report.model_copy(update={"comparisons": compare_with_baseline(report, before)})
-    report = report.model_copy(update={"about": ReportOrigin(**about)})
-    report = report.model_copy(update={"about": ReportOrigin(**about | {"verdict": report.overall})})
-    if junit:
+        claims["comparisons"] = compare_with_baseline(report, before)
+    report = report.model_copy(update=claims | {"about": report.about.model_copy(update=about)})
+    about["verdict"] = report.overall
+    report = report.model_copy(update={"about": report.about.model_copy(update=about)})
+    if junit := outputs["--junit"]:
         _write(junit, text.report_junit(report))
-    if html:
+    if html := outputs["--html"]:
         failed = {failure.source for failure in report.problems}
-        logs = sorted(gathered.logs, key=lambda log: str(log) not in failed)
+        logs = sorted(logs, key=lambda log: str(log) not in failed)
         _write(html, page.report_html(report, page.read_logs(logs), len(logs)))
     return report
 
 
 def check_outputs(outputs: Mapping[str, Path | None], read: Collection[Path]) -> None:
-    """Raise ConfigError if two options name the same file, or one a folder or a file that was read."""
+    """Raise ConfigError if two options name the same file, or one a file that was read."""
     places: dict[Path, str] = {}
     for option, path in outputs.items():
-        if path and path.is_dir():
-            raise ConfigError(f"{option} {path}: is a folder; name a file")
         if path is None or (path.exists() and not path.is_file()):
             continue  # a device takes everything
         place = path.resolve()

@@ -43,7 +43,6 @@ class GroupSpeed(Model):
 
     @property
     def label(self) -> str:
-        """Return `node1`, `node1 ↔ node2` or `node1 … node18 (18 hosts)`."""
         return host_label(self.hosts)
 
 
@@ -108,10 +107,8 @@ class Sweep(Model):
 
 
 def host_label(hosts: tuple[str, ...]) -> str:
-    """Return the name of a group of hosts."""
-    if len(hosts) > 2:
-        return f"{hosts[0]} … {hosts[-1]} ({len(hosts)} hosts)"
-    return " ↔ ".join(hosts)
+    """Return `node1`, `node1 ↔ node2` or `node1 … node18 (18 hosts)`."""
+    return f"{hosts[0]} … {hosts[-1]} ({len(hosts)} hosts)" if len(hosts) > 2 else " ↔ ".join(hosts)
 
 
 KEY_FIELDS = ("collective", "ranks", "nodes", "devices", "dtype", "size_bytes")
@@ -120,7 +117,7 @@ KEY_FIELDS = ("collective", "ranks", "nodes", "devices", "dtype", "size_bytes")
 
 def sweep_key(run: Run) -> tuple[object, ...] | None:
     """Return the values of `KEY_FIELDS`, None if the run cannot be part of a sweep."""
-    if not run.hosts or not run.rows:
+    if not (run.hosts and run.rows):
         return None
     return run.collective, run.ranks, len(run.hosts), run.devices, run.rows[-1].dtype, run.rows[-1].size_bytes
 
@@ -131,8 +128,7 @@ def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
     for run in runs:
         if (key := sweep_key(run)) and run.verdict == "ok":
             alike[key].append(run)
-    sweeps = (_sweep_of(members) for members in alike.values())
-    return tuple(sweep for sweep in sweeps if sweep)
+    return tuple(filter(None, map(_sweep_of, alike.values())))
 
 
 def _sweep_of(runs: list[Run]) -> Sweep | None:

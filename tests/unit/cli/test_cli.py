@@ -27,10 +27,12 @@ def test_version(call: Call) -> None:
     assert call("--version") == (0, f"imagebuild {__version__}\n", "")
 
 
-def test_plan_why_names_rule_and_reason(call: Call) -> None:
-    _, out, _ = call("plan", "--why")
-    assert "no-old-devel" in out
-    assert "nobody asked for it" in out
+def test_plan_says_why_and_how_many_sources_have_no_pin(call: Call, tiny: Files) -> None:
+    tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
+    status, printed, shown = call("plan", "--why")
+    assert (status, shown) == (0, "sources without a pin: 1; `imagebuild lock tiny` adds them\n")
+    for words in ("tiny-cuda13.0-debian13-runtime", "no-old-devel", "nobody asked for it"):
+        assert words in printed
 
 
 def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) -> None:
@@ -98,10 +100,8 @@ def test_without_a_matrix_the_shipped_one_is_named(call: Call, monkeypatch: pyte
     monkeypatch.chdir(tmp_path / "empty")
     status, text, complaint = call("plan", "quickstart", "--json", "-")
     assert (status, json.loads(text)["targets"][0]["image"]) == (0, "quickstart")
-    assert complaint.startswith(
-        f"{tmp_path}/empty has no matrix.yaml, so these are the images that come with imagebuild; "
-    )
-    assert len(complaint.splitlines()) == 1
+    assert complaint.startswith(f"{tmp_path}/empty has no matrix.yaml, so these are the images that come with")
+    assert complaint.count("\n") == 1
     assert call("plan", "--project", tmp_path)[2] == ""
 
 
@@ -134,10 +134,3 @@ def test_a_shell_completes_commands_and_names_of_the_project(
     monkeypatch.setenv("COMP_WORDS", f"imagebuild {line}")
     monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
     assert call()[1].splitlines()[: len(names)] == names
-
-
-def test_a_plan_says_how_many_sources_have_no_pin(call: Call, tiny: Files) -> None:
-    tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
-    status, printed, shown = call("plan")
-    assert (status, "tiny-cuda13.0-debian13-runtime" in printed) == (0, True)
-    assert shown == "sources without a pin: 1; `imagebuild lock tiny` adds them\n"

@@ -16,13 +16,13 @@ from tests.conftest import ROOT, Files, ran
 from tests.unit.conftest import Call
 from tests.unit.test_workflows import SHELL
 
-ENTRIES = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
+ENTRIES = {name: summary for section in COMMANDS.values() for name, (_, summary) in section.items()}
 
 
 def leaves() -> Iterator[tuple[str, Any]]:
     """Every command that does something: those of groups are `group command`."""
-    for name, entry in ENTRIES.items():
-        command = load_command(name, entry)
+    for name in ENTRIES:
+        command = load_command(name)
         for sub, child in getattr(command, "commands", {"": command}).items():
             yield f"{name} {sub}".strip(), child
 
@@ -32,8 +32,8 @@ LEAVES = dict(leaves())
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_line_in_the_help_is_the_commands_own(name: str) -> None:
-    help_of_command = load_command(name, ENTRIES[name]).help
-    assert " ".join(help_of_command.split("\n\n")[0].split()).startswith(ENTRIES[name].summary.rstrip("."))
+    help_of_command = load_command(name).help
+    assert " ".join(help_of_command.split("\n\n")[0].split()).startswith(ENTRIES[name].rstrip("."))
 
 
 @pytest.mark.parametrize("name", LEAVES)

@@ -15,9 +15,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from imagebuild.bench import Expected, Results, judge_results
+from imagebuild.bench import Results
 from tests.conftest import ROOT
-from tests.report_samples import BAD, HOSTILE, nccl_log, row, run, verification
+from tests.report_samples import BAD, GOOD, HOSTILE, nccl_log, verification
+from tests.unit.bench.nccl_tables import Table
 from tests.unit.conftest import Call
 
 
@@ -38,11 +39,6 @@ def read(name: str) -> dict[str, Any]:
     return content
 
 
-def results_in(name: str) -> dict[str, Any]:
-    """What a check keeps of the report in a file."""
-    return {kind: read(name)[kind] for kind in ("runs", "tests", "tables", "diagnostics", "sources")}
-
-
 PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
 
 
@@ -55,9 +51,9 @@ PROFILE = ("--profile", "h100", "--profiles", ROOT / "profiles")
         (nccl_log(480, wrong=3), PROFILE, 1, ": wrong: "),
         (nccl_log(480).split("# Out of")[0], PROFILE, 1, ": unfinished: truncated: "),
         (nccl_log(480), (), 0, "Data right, participation not known, speed not judged ("),
-        (nccl_log(480), ("--ranks", "8", "--nodes", "1"), 0, "complete"),
-        (nccl_log(480), ("--ranks", "8", "--nodes", "1", "--min-bw", "450"), 0, "fast enough"),
+        (nccl_log(480), ("--ranks", "8", "--nodes", "1", "--min-bw", "450"), 0, "complete       fast enough"),
         (nccl_log(480), (*PROFILE, "--min-bw", "490.5"), 1, ": too slow: less than the 490.5 GB/s asked for"),
+        (Table(sizes=(1 << 20,)).text(), ("--min-bw", "9"), 1, "speed is judged at 1 GiB or more, which was not"),
         (nccl_log(480), ("--ranks", "16", "--nodes", "2"), 1, "8 of 16 ranks took part; 1 of 2 nodes took part"),
         (nccl_log(420, ranks=7), PROFILE, 1, ": incomplete: 7 of 8 GPUs took part (to accept it: --allow partial)"),
         (nccl_log(420, ranks=7), (*PROFILE, "--allow", "partial"), 0, "(accepted: partial)"),
@@ -84,11 +80,6 @@ def test_what_was_asked_for_must_be_seen_or_accepted(
     assert (ET.parse("o.xml").getroot().attrib["failures"] == "0") == (status == 0)
 
 
-def test_small_sizes_do_not_show_the_speed_that_is_asked_for() -> None:
-    (judgement,) = judge_results(Results(runs=(run(rows=(row(1 << 20, 900.0),)),)), None, Expected(least=9.0))
-    assert (judgement.speed.state, judgement.speed.allow) == ("not judged", "unjudged")
-
-
 def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = gzip.compress(nccl_log(480).encode())
     Path("a.log.gz").write_bytes(packed)
@@ -109,9 +100,7 @@ def test_standard_input_and_gzip(call: Call, monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
     write("a.log", "Segmentation fault\n" + HOSTILE)
     status, out, _ = call("a.log", "--json", "o.json", "--junit", "o.xml", "--html", "o.html")
-    assert status == 5
-    assert "a.log" in out
-    assert "Segmentation fault" in Path("o.html").read_text()
+    assert (status, "a.log" in out, "Segmentation fault" in Path("o.html").read_text()) == (5, True, True)
     assert ET.parse("o.xml").getroot().attrib["failures"] == "1"
     assert (read("o.json")["nothing_in"], read("o.json")["about"]["verdict"]) == (["a.log"], "nothing-read")
 
@@ -127,7 +116,7 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
         (("a.log", "--profiles", ROOT / "profiles"), "name a profile with --profile"),
         (("a.log", "--allow", "all"), "--allow all: unknown kind; use one of unvalidated, partial, unjudged"),
         (("a.log", "--json", "a.log/o.json"), "cannot be written"),
-        (("a.log", "--html", "."), "--html .: is a folder; name a file"),
+        (("a.log", "--html", "."), "'--html': file '.' is a directory"),
         (("a.log", "--json", "./a.log"), "--json a.log: would replace a file that is read"),
         ((".", "--junit", "a.log"), "--junit a.log: would replace a file that is read"),
         (("a.log", "--json", "o", "--junit", "o"), "--junit o: --json writes this file, too"),
@@ -165,21 +154,17 @@ def test_a_full_disk_behind_the_standard_output_is_one_line(call: Call) -> None:
 
 
 def test_without_plotly_nothing_is_written(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     write("a.log", nccl_log(480))
     status, _, err = call("a.log", "--html", "o.html", "--json", "o.json")
-    assert status == 2
-    assert "pip install 'imagebuild[report]'" in err
-    assert not Path("o.json").exists()
+    assert (status, "pip install 'imagebuild[report]'" in err, Path("o.json").exists()) == (2, True, False)
 
 
 def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     write("logs/a.log", nccl_log(480))
     write("logs/b.log", nccl_log(240))
     first = call("logs", *PROFILE, "--json", "one.json")
-    again = call("one.json", "--json", "two.json")
-    assert (first[0], first[1]) == (again[0], again[1])
+    assert call("one.json", "--json", "two.json") == first
     earlier, later = read("one.json"), read("two.json")
     assert earlier.pop("about")["profile"] == later.pop("about")["profile"] == "h100"
     assert earlier == later
@@ -192,27 +177,31 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
         assert (status, len(read("logs/own.json")["runs"])) == (0, 2)
     assert "logs/own.json: a report beside logs, which may say the same; name it to read it" in out
     assert len(read("logs/own.json")["sources"]) == 3
+
+
+def test_each_kind_of_result_keeps_its_claims(call: Call) -> None:
+    """In a report that is read again, also beside another one."""
     write("all.json", BAD.model_dump_json())
-    assert call("all.json", "--json", "again.json")[0] == 1
-    assert read("again.json")["judgements"] == read("all.json")["judgements"]
+    write("own.json", GOOD.model_dump_json())
+    assert call("all.json", "own.json", "--json", "again.json")[0] == 1
+    runs = len(BAD.runs)
+    expected = (*BAD.judgements[:runs], *GOOD.judgements, *BAD.judgements[runs:])
+    assert read("again.json")["judgements"] == [judgement.model_dump(mode="json") for judgement in expected]
 
 
 def test_baseline_flags_what_became_slower(call: Call) -> None:
     write("a.log", nccl_log(480))
     call("a.log", "--json", "old.json")
-    write("a.log", nccl_log(400))
-    status, out, _ = call("a.log", "--baseline", "old.json")
-    assert status == 1
-    assert "too slow" in out
-    write("a.log", nccl_log(479))
-    assert call("a.log", "--baseline", "old.json")[0] == 0
+    for speed, failed in ((400, True), (479, False)):
+        write("a.log", nccl_log(speed))
+        status, out, _ = call("a.log", "--baseline", "old.json")
+        assert (status, "too slow" in out) == (int(failed), failed)
 
 
 def test_results_of_verify(call: Call) -> None:
     write("v.json", verification().model_dump_json())
     status, out, _ = call("v.json", "--html", "o.html")
-    assert status == 1
-    assert "image checks: 2 passed, 1 failed, 1 skipped" in out
+    assert (status, "image checks: 2 passed, 1 failed, 1 skipped" in out) == (1, True)
     assert "✗ nccl versions: failed: header 2.30, library 2.29" in out
     assert "&lt;script&gt;" in Path("o.html").read_text()
     write("broken.json", '{"image": "x", "platform": "linux/amd64", "checks": 7}')
@@ -220,31 +209,20 @@ def test_results_of_verify(call: Call) -> None:
     assert (status, "broken.json: " in err) == (5, True)
 
 
-def test_what_a_check_measured_is_shown_once(call: Call) -> None:
+def test_what_verify_measured_and_judged_counts_once_and_is_judged_anew_with_a_profile(call: Call) -> None:
     """The evidence folder holds the log that the results in verify.json were read from."""
-    write("v/nccl-tests.all_reduce.log", nccl_log(480))
-    call("v", "--json", "results.json")
-    checked = verification().model_dump(mode="json")
-    checked["checks"][0] |= {"log": "nccl-tests.all_reduce.log", "results": results_in("results.json")}
-    write("v/verify.json", json.dumps(checked))
-    call("v", "--json", "o.json", "--html", "o.html")
-    assert len(read("o.json")["runs"]) == 1
-    assert "# Collective test starting" in Path("o.html").read_text()
-
-
-def test_speed_that_verify_judged_is_judged_once_and_anew_with_a_profile(call: Call) -> None:
-    write("a.log", nccl_log(240))
-    call("a.log", *PROFILE, "--json", "one.json")
-    verdicts = read("one.json")["judgements"]
-    checked = verification().model_dump(mode="json") | {"checks": [
-        {"component": "nccl-tests", "check": "collective", "outcome": "passed", "results": results_in("one.json")},
-        {"component": "nccl-tests", "check": "collective-speed", "outcome": "failed", "judgements": verdicts},
-    ]}  # fmt: skip
-    write("v.json", json.dumps(checked))
-    status, out, _ = call("v.json")
-    assert (status, out.count("too slow: ")) == (1, 1)
+    write("v/all_reduce.log", nccl_log(240))
+    call("v", *PROFILE, "--json", "one.json")
+    results = {kind: value for kind, value in read("one.json").items() if kind in Results.model_fields}
+    measured = {"check": "collective", "outcome": "passed", "results": results, "log": "all_reduce.log"}
+    judged = {"check": "collective-speed", "outcome": "failed", "judgements": read("one.json")["judgements"]}
+    checks = [check | {"component": "nccl-tests"} for check in (measured, judged)]
+    write("v/verify.json", json.dumps(verification().model_dump(mode="json") | {"checks": checks}))
+    status, out, _ = call("v", "--json", "o.json", "--html", "o.html")
+    assert (status, out.count("too slow: "), len(read("o.json")["runs"])) == (1, 1, 1)
     assert "3 passed, 1 failed" in out
-    status, out, _ = call("v.json", "--profile", "a100-sxm", "--profiles", ROOT / "profiles")
+    assert "# Collective test starting" in Path("o.html").read_text()
+    status, out, _ = call("v", "--profile", "a100-sxm", "--profiles", ROOT / "profiles")
     assert (status, "it ran on" in out) == (1, True)
 
 

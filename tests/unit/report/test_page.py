@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,27 +22,22 @@ def bad_page() -> str:
 def test_what_was_read_is_text(bad_page: str) -> None:
     found = outline(bad_page)
     found.runs_only_its_own_scripts()
-    assert [kind for kind, _ in found.scripts] == [None, "application/json", None, None]
+    assert [kind for kind, _ in found.scripts] == [None, "application/json", None]
     assert not found.named("img")
     assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on")]
     assert all(str(a["href"]).startswith("#") for a in found.named("a"))
     assert "<script>document.title" in found.text
     assert "{{ 7*7 }}" in bad_page
     assert not re.search("[\x00\x1b\u202e]", bad_page.replace(plotly_js(), ""))
-
-
-def test_hostile_names_are_text_in_charts_too() -> None:
-    text = report_html(report(runs=(run(HOSTILE), run("</script><b>"))))
+    text = report_html(report(runs=(run("</script><b>"),)))
     figures = next(data for kind, data in outline(text).scripts if kind)
-    names = [trace["name"] for trace in json.loads(figures)["bandwidth-1"]["data"]]
-    assert names[1] == "&lt;/script&gt;&lt;b&gt;"
+    assert json.loads(figures)["bandwidth-1"]["data"][0]["name"] == "&lt;/script&gt;&lt;b&gt;"
 
 
 def test_one_plotly_and_none_where_nothing_is_drawn(bad_page: str) -> None:
     assert bad_page.count(plotly_js()) == 1
     empty = report_html(report(nothing_in=("x",)))
-    assert len(empty) < 40_000
-    assert "<script" not in empty
+    assert (len(empty) < 40_000, "<script" in empty) == (True, False)
 
 
 def test_sections_come_after_the_verdict_and_are_linked(bad_page: str) -> None:
@@ -63,21 +57,22 @@ def test_sections_come_after_the_verdict_and_are_linked(bad_page: str) -> None:
 # Charts
 
 
-def figure(**content: Any) -> dict[str, Any]:
-    """The first figure of a report on this."""
-    return lay_out(report(**content)).drawings[0].figure
-
-
 def matrix(unit: str, *rows: tuple[float | None, ...]) -> BandwidthTest:
     name = "device_to_device_memcpy_read_ce"
     return BandwidthTest(source="n", name=name, unit=unit, matrix=rows, sum=None)
 
 
-def test_a_chart_for_each_scale_with_a_line_for_each_run() -> None:
+def test_a_chart_for_each_scale_with_a_line_for_each_run_and_limits_drawn_once() -> None:
     drawn = lay_out(BAD).charts
     lines = [(drawing.title, len(drawing.figure["data"])) for drawing in drawn]
     assert lines == [("8 ranks, 1 node", 5 + 6), ("16 ranks, 2 nodes", 2)]  # with ceilings and references
     assert [len(numbers.rows) for numbers in drawn[0].tables] == [24] * 5
+    limits = {trace["name"]: (trace["y"], trace["line"]["dash"]) for trace in drawn[0].figure["data"][5:]}
+    labels = [trace["text"][0] for trace in drawn[0].figure["data"][5:]]
+    assert list(filter(None, labels)) == ["ceiling 700 GB/s", "ceiling 450 GB/s"]
+    assert limits["ceiling 700 GB/s"] == ([700.0, 700.0], "dash")
+    assert limits["reference 482 GB/s"] == ([482.0, 482.0], "dot")
+    assert (len(limits), "ceiling 700 GB/s: all_reduce ceiling: link * 1" in drawn[0].notes) == (6, True)
     many = lay_out(report(runs=tuple(run(f"collective_{number}") for number in range(32)))).charts[0].figure["data"]
     assert len({(line["line"]["color"], line["marker"]["symbol"]) for line in many}) == 32
 
@@ -85,40 +80,27 @@ def test_a_chart_for_each_scale_with_a_line_for_each_run() -> None:
 def test_lines_have_the_better_placement_sorted_by_size_without_what_cannot_be_drawn() -> None:
     inf, nan = float("inf"), float("nan")
     rows = (row(2 * GIB, 300.0, 310.0), row(0, 0.0), row(GIB, 250.0), row(GIB // 2, None), row(GIB, inf), row(1, nan))
-    trace = figure(runs=(run(rows=rows),))["data"][0]
+    trace = lay_out(report(runs=(run(rows=rows),))).charts[0].figure["data"][0]
     assert list(zip(trace["x"], trace["y"], strict=True)) == [(GIB, 250.0), (2 * GIB, 310.0)]
-    table = BAD.tables[0].model_copy(
-        update={"rows": (BAD.tables[0].rows[0].model_copy(update={"bw_average": inf}),) * 2}
-    )
-    tests = (matrix("GB/s", (inf, 1.0), (nan, -inf)),)
-    assert "<h1" in report_html(report(tests=tests, tables=(table,)))
-
-
-def test_ceilings_and_references_are_drawn_once_and_labelled() -> None:
-    (chart, _) = lay_out(BAD).charts
-    limits = {trace["name"]: (trace["y"], trace["line"]["dash"]) for trace in chart.figure["data"][5:]}
-    labels = [trace["text"][0] for trace in chart.figure["data"][5:]]
-    assert list(filter(None, labels)) == ["ceiling 700 GB/s", "ceiling 450 GB/s"]
-    assert limits["ceiling 700 GB/s"] == ([700.0, 700.0], "dash")
-    assert limits["reference 482 GB/s"] == ([482.0, 482.0], "dot")
-    assert len(limits) == 6
-    assert "ceiling 700 GB/s: all_reduce ceiling: link * 1" in chart.notes
+    best = BAD.tables[0].rows[0].model_copy(update={"bw_average": inf})
+    table = BAD.tables[0].model_copy(update={"rows": (best,) * 2})
+    assert "<h1" in report_html(report(tests=(matrix("GB/s", (inf, 1.0), (nan, -inf)),), tables=(table,)))
 
 
 def test_heat_maps() -> None:
     """Slow pairs are warm for times too."""
-    assert figure(tests=(matrix("ns", (1.0, 2.0), (3.0, 4.0)),))["data"][0]["reversescale"]
-    (drawing,) = lay_out(report(tests=(matrix("GB/s", (None, 390.0), (214.7, None)),))).matrices
-    trace = drawing.figure["data"][0]
+    tests = (matrix("GB/s", (None, 390.0), (214.7, None)), matrix("ns", (1.0, 2.0), (3.0, 4.0)))
+    speeds, times = lay_out(report(tests=tests)).matrices
+    trace = speeds.figure["data"][0]
     assert (trace["z"], trace["zmax"], trace["reversescale"]) == ([[None, 390.0], [214.7, None]], 390.0, False)
-    assert drawing.notes[0].startswith("214.7 to 390 GB/s")
-    assert list(drawing.tables[0].rows[1]) == ["1", "214.7", "–"]
+    assert speeds.notes[0].startswith("214.7 to 390 GB/s")
+    assert list(speeds.tables[0].rows[1]) == ["1", "214.7", "–"]
+    assert times.figure["data"][0]["reversescale"]
 
 
 def test_the_end_of_a_large_log_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"\xff first\n" + b"line\n" * 100_000 + b"last\n")
     (log,) = read_logs([path, tmp_path / "gone"], kept=1000)
-    assert log.text.endswith("last\n")
-    assert log.text.startswith("line\n")
+    assert (log.text[:5], log.text[-5:]) == ("line\n", "last\n")
     assert log.dropped_bytes + len(log.text) == log.total_bytes == path.stat().st_size

@@ -36,11 +36,11 @@ def test_a_slow_host_is_told_from_a_slow_pair(
 ) -> None:
     (sweep,) = find_sweeps(pairs(slow, hosts=hosts))
     assert [outlier.label for outlier in sweep.outliers] == outliers
-    assert sweep.word == ("slow" if outliers else "even")
-    assert (sweep.scope, sweep.subject) == (
-        f"{hosts * (hosts - 1) // 2} runs of {hosts} hosts",
-        "sendrecv, 2 ranks, 2 nodes",
-    )
+    assert (sweep.word, sweep.subject) == ("slow" if outliers else "even", "sendrecv, 2 ranks, 2 nodes")
+    assert sweep.scope == f"{hosts * (hosts - 1) // 2} runs of {hosts} hosts"
+
+
+SLOW_ONCE = "6.5 GB/s, 52% below the median of 45 runs of 6 hosts, sendrecv, 2 ranks, 2 nodes; slow in 1 of its 3 runs"
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,9 @@ def test_a_slow_host_is_told_from_a_slow_pair(
     [
         (pairs({}), "even", "no run is below 12.22 GB/s"),
         # A pair that is slow in one of its three runs.
-        (
-            [*pairs({}) * 2, *pairs({("n1", "n4"): 6.5})],
-            "slow",
-            "6.5 GB/s, 52% below the median of 45 runs of 6 hosts, sendrecv, 2 ranks, 2 nodes; slow in 1 of its 3 runs",
-        ),
+        ([*pairs({}) * 2, *pairs({("n1", "n4"): 6.5})], "slow", SLOW_ONCE),
         # No run is a tenth below the median, and one is far above it.
-        (
-            pairs({("n1", "n2"): 15.5}, speed=12.0),
-            "uneven",
-            "no host stands out: many may be slow, or the network between them",
-        ),
+        (pairs({("n1", "n2"): 15.5}, speed=12.0), "uneven", "no host stands out: many may be slow, or the network"),
     ],
 )
 def test_a_sweep_is_even_only_if_all_runs_are_alike(runs: tuple[Run, ...], word: str, words: str) -> None:
@@ -87,11 +79,10 @@ def test_single_hosts_and_racks_are_bars(size: int) -> None:
 def test_other_runs_are_no_sweep() -> None:
     """Too few groups, the same hosts again, other sizes, unknown hosts, data that are not right."""
     runs = pairs({})
-    assert find_sweeps(runs[:3]) == ()
-    assert find_sweeps([runs[0]] * 9) == ()
+    assert find_sweeps(runs[:3]) == find_sweeps([runs[0]] * 9) == ()
     assert find_sweeps([item.model_copy(update={"ranks": n}) for n, item in enumerate(runs)]) == ()
-    assert find_sweeps([item.model_copy(update={"hosts": ()}) for item in runs]) == ()
-    assert find_sweeps([item.model_copy(update={"verdict": "wrong-data"}) for item in runs]) == ()
+    for changes in ({"hosts": ()}, {"verdict": "wrong-data"}):
+        assert find_sweeps([item.model_copy(update=changes) for item in runs]) == ()
     assert all(item.hosts == () for item in Results(runs=runs).without_hosts().runs)
 
 
