@@ -34,34 +34,30 @@ SECRETS = [
     (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]
 ]
 CREDENTIALS = re.compile(rb"(?<![\w.])https?://[^\s/:@\"'<>$]+:(?P<body>[^\s/:@\"'<>${}]+)@[\w.-]+")
-"""An address with a password; only settings are searched for it, as documentation is full of examples."""
+ADDRESS = "address with a password"
+"""Only settings are searched for it, as documentation is full of examples."""
 
 
-def secrets_in(data: bytes, *, binary: bool = False) -> set[str]:
+def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> set[str]:
     """Return the kinds of secrets in a text; in data that are not text, private keys alone are looked for."""
-    return {
+    found = {
         kind
         for kind, texts, expression in SECRETS
         if (kind == "private key" or not binary) and any(text in data for text in texts)
         for match in expression.finditer(data)
         if len(set(match["body"])) >= FEWEST_DIFFERENT and not match["body"].upper().endswith(b"EXAMPLE")
     }
+    return found | ({ADDRESS} if settings and not binary and CREDENTIALS.search(data) else set())
 
 
 def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[str]]:
-    """Return the kinds of secrets in a file, and digests of its certificates.
-
-    Each piece is searched together with the end of the one before.
-    """
-    secrets: set[str] = set()
-    certificates: set[str] = set()
+    """Return the kinds of secrets in a file, and digests of its certificates."""
+    secrets, certificates = set[str](), set[str]()
     tail, binary = b"", None
     for piece in pieces:
         binary = b"\0" in piece[:4096] if binary is None else binary
         data = tail + piece
-        secrets |= secrets_in(data, binary=binary)
-        if settings and not binary and CREDENTIALS.search(data):
-            secrets.add("address with a password")
+        secrets |= secrets_in(data, settings=settings, binary=binary)
         if not binary and b"BEGIN CERTIFICATE" in data:
             bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
             certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
@@ -101,7 +97,7 @@ def scan(blob: Blob, number: int) -> Layer:
             elif kind == "file" and member.size and (content := archive.extractfile(member)):
                 values = _content(content, path, member.size)
             values["capabilities"] = "SCHILY.xattr.security.capability" in member.pax_headers
-            entries.append(FileEntry(path, kind, member.mode, member.size, layer=number, **values))
+            entries.append(FileEntry(path, kind, member.mode, layer=number, **values))
     return Layer(tuple(entries), blob.size, blob.compression)
 
 
