@@ -13,7 +13,7 @@ from pathlib import Path
 from docker import DockerClient
 from pydantic import ValidationError
 
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, nearest
 from imagebuild.core.files import read_text
 from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage, PlatformImage
@@ -80,6 +80,13 @@ def target_with_id(plan: Plan, name: str) -> Target | None:
     return select_one(plan, name) if is_of_plan else None
 
 
+def refuse_misspelled(plan: Plan, name: str) -> None:
+    """Raise NothingSelected, which proposes the right name, for a name without registry and tag like a target's."""
+    known = {known for target in plan.targets for known in (target.id, target.image)}
+    if not re.search("[/:@]", name) and nearest(name, known):
+        select_one(plan, name)
+
+
 def in_files(name: str, path: Path, folder: Path) -> FoundImage:
     """Return the image of a layout or an archive, which is unpacked into `folder`. Raises as `images_in` does."""
     return FoundImage.of(name, str(path), image.images_in(path, folder))
@@ -92,7 +99,11 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
     """
     target = target_with_id(plan, name)
     tag = target.name if target else name
-    info = engine.inspect_image(client, tag)
+    try:
+        info = engine.inspect_image(client, tag)
+    except ConfigError:
+        refuse_misspelled(plan, tag)
+        raise
     digest = tag.partition("@")[2] or info.digest
 
     def read(platform: str) -> PlatformImage:
@@ -108,7 +119,7 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
 
 
 def subject_elsewhere(
-    finder: ImageFinder, name: str | None, files: Path | None, folder: Path, platform: Callable[[], str] | None = None
+    finder: ImageFinder, name: str | None, folder: Path, platform: Callable[[], str] | None = None
 ) -> Subject:
     """Describe an image that is not in the engine, with its files below `folder` if they can be found.
 
@@ -117,17 +128,19 @@ def subject_elsewhere(
     `platform` returns the platform. Without it, the image is for all of its own. Raises ConfigError, CommandError or
     ResultError if the files should be there and cannot be read.
     """
-    target = target_with_id(finder.plan, name) if name else None
-    found = None
-    with room_explained(name or str(files)):
-        if files:
-            found = in_files(name or str(files), files, folder)
+    if not name:
+        return Subject("(unnamed)")
+    path, found = path_of_image(name), None
+    target = None if path else target_with_id(finder.plan, name)
+    with room_explained(name):
+        if path:
+            found = in_files(str(path), path, folder)
         elif target:
             found = next(finder.results_of_build(target, folder), None)
-        elif name and "@" in name:
+        elif "@" in name:
             found = finder.find_in_registry(name, folder)
     if not found:
-        return Subject(name or "(unnamed)", target=target)
+        return Subject(name, target=target)
     read = found.image(platform() if platform and len(found.platforms) > 1 else found.platforms[0])
     if platform:
         found = replace(found, platforms=(read.platform,))
@@ -176,6 +189,7 @@ class ImageFinder:
             return found_there
         if name.startswith(ENGINE):
             raise ConfigError(f"{name}: the engine's store has no such image; build it or pull it")
+        refuse_misspelled(self.plan, name)
         if self.offline:
             raise ConfigError(f"{name}: is not in the engine's store, and --offline asks no registry; give a layout")
         return self.find_in_registry(bare, folder, name)

@@ -39,7 +39,7 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 def test_a_component_that_is_not_known_here(call: Call) -> None:
-    status, _, err = call("--runner", "exec:env", "--layout", "foreign")
+    status, _, err = call("foreign", "--runner", "exec:env")
     assert (status, "gone: a component of the image, but no such component is known here" in err) == (2, True)
 
 
@@ -127,7 +127,7 @@ def test_a_place_is_proven_to_be_of_the_image(
     call: Call, tiny: Files, files: dict[str, bytes], outcome: str, reason: str
 ) -> None:
     image_files.layout(tiny.root / "layout", files, Labels={"imagebuild.component.library": "1.2"})
-    arguments = ("--runner", "exec:env", "--layout", "layout", "--only", "library/version", "--json", "r.json")
+    arguments = ("layout", "--runner", "exec:env", "--only", "library/version", "--json", "r.json")
     status, _, _ = call(*arguments)
     result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
     proof, check = result.checks
