@@ -16,6 +16,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
 from imagebuild.jobs.facts import Security
 from imagebuild.jobs.job import Job
@@ -131,5 +132,5 @@ def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
         "enroot": enroot_reference,
         "file_name": lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "+", text),
     }
-    environment.globals |= {"KEY_PORT": 2221}
+    environment.globals |= {"KEY_PORT": 2221, "plural": plural}
     return environment
