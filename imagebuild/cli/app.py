@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -161,6 +162,9 @@ def main() -> None:
     except USAGE_ERROR as error:
         usage: Any = error
         text = " ".join(usage.format_message().removesuffix(".").split()).replace("Value error, ", "")
+        # Not in pydantic's words.
+        kind = {"integer": "a whole number", "number": "a number"}
+        text = re.sub("Input should be a valid (integer|number).*", lambda match: f"must be {kind[match[1]]}", text)
         if type(usage).__name__ == "NoArgsIsHelpError":  # the help of a group of commands, which has no command
             usage.show()
         else:
