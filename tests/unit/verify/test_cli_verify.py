@@ -56,6 +56,7 @@ def test_the_list_says_what_checks_need(call: Call, tiny: Files, arguments: tupl
     status, out, _ = call("--list", *arguments)
     known = ("image/no-keys", "library/large", "gpus>=64", "tool/runs")
     assert (status, [words for words in known if words in out]) == (0, listed)
+    assert "did you mean 'h100'?" in call("--list", *arguments, "--profile", "h10")[2]
 
 
 @pytest.mark.programs
