@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from imagebuild.bench.models import Collective
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Form, Model, Variable, YamlFile
+from imagebuild.core.fields import Condition, Form, Loc, Model, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 from imagebuild.project.component import Support
 
@@ -528,11 +528,12 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
         pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
         taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
         taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
-        places = {("kubernetes", "volumes"): cluster.model.kubernetes.volumes}
-        places |= {("fabrics", name, "pod", "volumes"): site.volumes}
-        for path, i, volume in ((path, i, volume) for path, own in places.items() for i, volume in enumerate(own)):
+        own: dict[Loc, Volume] = {
+            ("kubernetes", "volumes", i): v for i, v in enumerate(cluster.model.kubernetes.volumes)
+        }
+        own |= {("fabrics", name, "pod", "volumes", i): v for i, v in enumerate(site.volumes)}
+        for key, volume in own.items():
             if taken & {volume.name, volume.mount}:
-                key = (*path, i)
                 mistakes.add(cluster.at(*key), f"{dotted_key(key)}: another volume of the pod has this name or path")
             taken |= {volume.name, volume.mount}
 

@@ -61,14 +61,6 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Least:
-    """Hold the bus bandwidth below which a job fails, and why."""
-
-    rate: str
-    why: str
-
-
-@dataclass(frozen=True)
 class Job:
     """Describe a job: each property is decided by those above it. `resolve_job` has asked for all of them.
 
@@ -248,10 +240,9 @@ class Job:
         combined |= {f"--feature {name}": feature for name, feature in self.features.items()}
         for option, facts in combined.items():
             remedy = "leave it out" if isinstance(facts, Feature) else "take another"
-            against = [rule for rule in facts.supports if not matches(rule.when, conditions)]
-            against += [rule for rule in facts.excludes if matches(rule.when, conditions)]
-            for rule in against:
-                if rule.when.keys() <= conditions.keys():
+            for rule in (*facts.supports, *facts.excludes):
+                is_wrong = matches(rule.when, conditions) == (rule in facts.excludes)
+                if is_wrong and rule.when.keys() <= conditions.keys():
                     raise ConfigError(f"{option}: {rule.reason}; {remedy}")
 
     # What it runs
@@ -259,7 +250,7 @@ class Job:
     @cached_property
     def image(self) -> JobImage:
         """Return the image that is named, or the newest that fits."""
-        # First: a bad combination is a better reason than that no image fits it.
+        # First, as a bad combination is a better reason than that no image fits it.
         self.refuse_bad_combinations(self.conditions_without_image)
         request, profile, stacks = self.request, self.profile, self.facts.stacks
         if request.nccl is not None and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
@@ -372,14 +363,14 @@ class Job:
         return same_network and all(feature.comparable for feature in self.features.values())
 
     @cached_property
-    def least(self) -> Mapping[str, Least]:
-        """Return collective → what its best size must reach: what is asked for, or what the profile says."""
+    def least(self) -> Mapping[str, tuple[str, str]]:
+        """Return collective → the GB/s that its best size must reach, and why: as asked for, or by the profile."""
         value, profile, collectives = self.parameters.get("min-bw"), self.profile, self.test.collectives
         if value and len(collectives) > 1:
             raise ConfigError("--param min-bw: collectives of the test reach different rates; test one collective")
         if value:
-            return {collectives[0]: Least(value, "GB/s, by --param min-bw")}
-        least: dict[str, Least] = {}
+            return {collectives[0]: (value, "GB/s, by --param min-bw")}
+        least: dict[str, tuple[str, str]] = {}
         if not (self.comparable and self.test.max_bytes.endswith("G")):  # smaller messages show latency
             return least
         try:
@@ -387,14 +378,12 @@ class Job:
         except NotComparable:
             return least
         for collective in collectives:
-            ceilings = class_ceilings(collective, self.run_ranks, layout)
             references = profile.references_at(collective, self.run_ranks, self.run_nodes)
-            known = [reference for reference in references if not reference.forced]
+            known = [reference.rate * reference.tolerance for reference in references if not reference.forced]
             if known:
-                rate = known[-1].rate * known[-1].tolerance
-                least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
-            elif floor := floor_of(profile, layout, ceilings):
-                least[collective] = Least(f"{floor.value:.1f}", f"GB/s: {floor.what}")
+                least[collective] = f"{known[-1]:.1f}", f"GB/s that {profile.name} asks of the best size"
+            elif floor := floor_of(profile, layout, class_ceilings(collective, self.run_ranks, layout)):
+                least[collective] = f"{floor.value:.1f}", f"GB/s: {floor.what}"
         return least
 
     # Where it runs

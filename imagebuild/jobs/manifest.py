@@ -47,7 +47,7 @@ def report_options(job: Job) -> list[str]:
 def enroot_reference(reference: str) -> str:
     """Return the address of an image for enroot: `#` follows the registry, and a digest takes the place of the tag.
 
-    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon; later ones know both.
+    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon.
     """
     name, at, digest = reference.partition("@")
     if at:
