@@ -163,8 +163,8 @@ def main() -> None:
         usage: Any = error
         text = " ".join(usage.format_message().removesuffix(".").split()).replace("Value error, ", "")
         # Not in pydantic's words.
-        kind = {"integer": "a whole number", "number": "a number"}
-        text = re.sub("Input should be a valid (integer|number).*", lambda match: f"must be {kind[match[1]]}", text)
+        text = re.sub("a valid integer,.*", "a whole number", text.replace("Input should be ", "must be "))
+        text = re.sub("a valid number,.*", "a number", text)
         if type(usage).__name__ == "NoArgsIsHelpError":  # the help of a group of commands, which has no command
             usage.show()
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from imagebuild.cli import options
 from imagebuild.cli.options import argument, option
@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from imagebuild.jobs.choose import Offer
 
 
+MOST_NODES = 9999
+"""Names of pods have room for four digits."""
+
+
 @options.example(
     "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --registry ghcr.io/acme | kubectl create -f -",
     "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --catalog site/images.json -o job.sh",
 )
 def job(
     project: options.ProjectFiles,
-    scheduler: Annotated[str, argument("mpijob|jobset|slurm", "What runs the job.")],
+    scheduler: Annotated[Literal["mpijob", "jobset", "slurm"], argument("mpijob|jobset|slurm", "What runs the job.")],
     profile: Annotated[
         str, option("--profile NAME", "Hardware that the job runs on, a file of profiles/.", completes="profiles")
     ],
@@ -31,8 +35,12 @@ def job(
     cluster: Annotated[
         str, option("--cluster NAME", "Cluster, a file of jobs/clusters/.", completes="jobs/clusters")
     ] = "generic",
-    nodes: Annotated[int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.")] = None,
-    racks: Annotated[int | None, option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.")] = None,
+    nodes: Annotated[
+        int | None, option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.", min=1, max=MOST_NODES)
+    ] = None,
+    racks: Annotated[
+        int | None, option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.", min=1, max=MOST_NODES)
+    ] = None,
     feature: Annotated[
         list[str] | None, option("--feature NAME,…", "Features, files of jobs/features/.", completes="jobs/features")
     ] = None,
@@ -40,7 +48,8 @@ def job(
         list[str] | None, option("--with COMPONENT", "A component that was added to the image, such as a plug-in.")
     ] = None,
     container: Annotated[
-        str | None, option("--container pyxis|none", "With Slurm: run the image by pyxis (default), or no image.")
+        Literal["pyxis", "none"] | None,
+        option("--container pyxis|none", "With Slurm: run the image by pyxis (default), or no image."),
     ] = None,
     image: Annotated[str | None, option("--image IMAGE", "Image to run; by default the newest that fits.")] = None,
     registry: options.RegistryOption = None,
@@ -62,14 +71,12 @@ def job(
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.core.errors import ResultError, suggestion
+    from imagebuild.core.errors import ResultError
     from imagebuild.jobs.choose import published_offer
-    from imagebuild.jobs.facts import JobRequest, Scheduler, default_fabric, find_facts, load_facts
+    from imagebuild.jobs.facts import JobRequest, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
 
-    if scheduler not in get_args(Scheduler):
-        raise ConfigError(f"{scheduler}: unknown scheduler{suggestion(scheduler, list(get_args(Scheduler)))}")
     if facts and not facts.is_dir():
         raise ConfigError(f"--facts {facts}: no such folder; name one that has what jobs/ has")
     folders = options.data_folders(profiles, "profiles", project.root)
@@ -77,7 +84,7 @@ def job(
     known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
     request = JobRequest(
         words=tuple(sys.argv[1:]),
-        scheduler=cast(Literal["mpijob", "jobset", "slurm"], scheduler),
+        scheduler=scheduler,
         profile=profile,
         fabric=fabric or default_fabric(hardware, known.fabrics),
         cluster=cluster,

@@ -559,7 +559,7 @@ class JobRequest:
     racks: int | None = None
     features: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
-    container: str | None = None
+    container: Literal["pyxis", "none"] | None = None
     image: str | None = None
     nccl: str | None = None
     test: str = "all-reduce"

@@ -46,8 +46,6 @@ NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
 DEFAULT_NODES = 8
 """Nodes of a job without --nodes on hardware whose NVLink ends at the node."""
-MOST_NODES = 9999
-"""Names of pods have room for four digits."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,12 @@ class Job:
 
     @cached_property
     def container(self) -> Container:
-        asked, on_slurm = self.request.container, self.request.scheduler == "slurm"
-        if asked is not None and not on_slurm:
+        asked = self.request.container
+        if self.request.scheduler == "slurm":
+            return asked or "pyxis"
+        if asked:
             raise ConfigError(f"--container {asked}: is for Slurm only; Kubernetes always runs the image")
-        if asked not in (None, "pyxis", "none"):
-            raise ConfigError(f"--container {asked}: must be pyxis or none")
-        return "none" if asked == "none" else "pyxis" if on_slurm else "kubernetes"
+        return "kubernetes"
 
     @cached_property
     def settings(self) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
@@ -133,9 +131,6 @@ class Job:
         nodes, racks, domain = self.request.nodes, self.request.racks, self.profile.hosts_per_domain
         if nodes is not None and racks is not None:
             raise ConfigError("--nodes and --racks exclude each other; use one of them")
-        for option, number in (("--nodes", nodes), ("--racks", racks)):
-            if number is not None and not 1 <= number <= MOST_NODES:
-                raise ConfigError(f"{option} {number}: must be from 1 to {MOST_NODES}")
         if not self.mnnvl:
             if racks is not None:
                 raise ConfigError(f"--racks {racks}: NVLink of {self.profile.name} ends at the node; use --nodes")
