@@ -11,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 
 from docker import DockerClient
-from pydantic import ValidationError
 
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, nearest
 from imagebuild.core.files import read_text
+from imagebuild.core.yaml import read_written
 from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.reference import parse_reference
@@ -40,10 +40,7 @@ class Subject:
 
     @property
     def components(self) -> dict[str, str]:
-        """Return component → version by the labels, or by the target of an image that was not found.
-
-        It is empty for an image that was not built here.
-        """
+        """Return component → version by the labels, or by the target of an image that was not found."""
         return components_of(self.labels) or (dict(self.target.components) if self.target and not self.found else {})
 
     @property
@@ -72,10 +69,7 @@ def path_of_image(name: str) -> Path | None:
 
 
 def target_with_id(plan: Plan, name: str) -> Target | None:
-    """Return the target of the plan that has this id, or the only one of an image or a glob.
-
-    Raises ConfigError for an image or a glob of several, NothingSelected for a glob of none.
-    """
+    """Return the target of this id, or the only one of an image or a glob. Raises as `select_one` does."""
     is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?]", name)
     return select_one(plan, name) if is_of_plan else None
 
@@ -95,7 +89,7 @@ def in_files(name: str, path: Path, folder: Path) -> FoundImage:
 def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path) -> Subject:
     """Describe an image in the engine's store, which is saved into `folder` when it is read.
 
-    Raises ConfigError if it is not there or has other versions than the plan, CommandError if the engine fails.
+    Raises ConfigError if it is not there or has other versions than the plan.
     """
     target = target_with_id(plan, name)
     tag = target.name if target else name
@@ -210,11 +204,7 @@ class ImageFinder:
         path = self.folder / target.id / "result.json"
         if not path.exists():
             return
-        try:
-            result = BuildResult.model_validate_json(read_text(path))
-        except ValidationError as error:
-            why = f"{error.errors()[0]['msg']}; was it written by another version of imagebuild? build again"
-            raise ResultError(f"{path}: {why}") from None
+        result = read_written(BuildResult, read_text(path), str(path))
         if result.repository is not None and result.digest is not None and not self.offline:
             pushed = parse_reference(result.repository).at(result.digest)
             yield image.image_in_registry(target.id, pushed, self.connect(pushed.host), folder)
