@@ -35,7 +35,11 @@ SECRETS = [
 ]
 CREDENTIALS = re.compile(rb"(?<![\w.])https?://[^\s/:@\"'<>$]+:(?P<body>[^\s/:@\"'<>${}]+)@[\w.-]+")
 ADDRESS = "address with a password"
-"""Only settings are searched for it, as documentation is full of examples."""
+
+
+def is_a(kind: str, path: str) -> bool:
+    """Return whether a path is one of a kind in the patterns."""
+    return bool(re.search(PATTERNS["paths"][kind], path))
 
 
 def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> set[str]:
@@ -65,14 +69,8 @@ def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[st
     return secrets, certificates
 
 
-KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
-"""Files whose text rules need."""
-HASHED = re.compile(r"^(usr|opt)/(?!.*((nvidia|libcuda)[^/]*|\.pyc)$)|^var/lib/dpkg/status(\.d/[^/]+)?$")
-"""Files that nothing changes while a container runs, and over which no driver is mounted."""
 HASHED_SIZE = 4 << 20
 """Size in bytes above which no hash is made of a file; smaller files distinguish images as well."""
-SETTINGS = re.compile(r"^(etc|root|home)/|(^|/)(pip\.conf|\.netrc|\.npmrc|\.git/config)$")
-"""Files that are searched for addresses with a password."""
 IN_MEMORY = 32 << 20
 """Bytes of an ELF file above which it is copied to a temporary file: it is not read from front to back."""
 WORTH_A_PROCESS = 16 << 20
@@ -132,7 +130,7 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
     first = content.read(CHUNK)
     pieces: Iterator[bytes] = chain([first], iter(lambda: content.read(CHUNK), b""))
     sha256 = ""
-    if HASHED.search(path) and size <= HASHED_SIZE:
+    if is_a("recognisable", path) and size <= HASHED_SIZE:
         pieces = iter([whole := b"".join(pieces)])
         sha256 = hashlib.sha256(whole).hexdigest()
     if first.startswith(elf.MAGIC):
@@ -145,9 +143,9 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
             except elf.NotElf as error:
                 return {"broken": str(error), "sha256": sha256}
     text = None
-    if KEPT.search(path) and size <= KEPT_SIZE:
+    if is_a("kept", path) and size <= KEPT_SIZE:
         pieces = iter([text := b"".join(pieces)])
-    secrets, certificates = search(pieces, settings=bool(SETTINGS.search(path)))
+    secrets, certificates = search(pieces, settings=is_a("settings", path))
     return {
         "text": text, "sha256": sha256, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)),
     }  # fmt: skip

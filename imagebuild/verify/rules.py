@@ -28,7 +28,7 @@ from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
-from imagebuild.verify.layers import PATTERNS, scan_all
+from imagebuild.verify.layers import PATTERNS, is_a, scan_all
 from imagebuild.verify.subject import room_explained
 
 
@@ -120,9 +120,6 @@ FIRST_STEP = "cat > /etc/profile.d/imagebuild.sh"
 """Text by which our first step is recognised in the history."""
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
 """ELF machines other than CPUs: files of theirs are data of programs."""
-HIDING = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvidia-ml|nvidia-ptxjitcompiler)\.so(\.|$)")
-"""Libraries that work only in the driver's own version."""
-STUBS = re.compile(r"(^|/)stubs(/|$)")
 
 
 def architecture(inspection: Inspection) -> Iterator[Finding]:
@@ -180,27 +177,18 @@ def one_provider(inspection: Inspection) -> Iterator[Finding]:
 def no_stubs(inspection: Inspection) -> Iterator[Finding]:
     """The loader finds no stub and no copy of a driver's library."""
     for folder in inspection.loader.folders(inspection.machine):
-        if STUBS.search(folder):
+        if is_a("stubs", folder):
             yield Finding(f"/{folder}", "the loader looks in a folder of stubs")
     for folder, name in inspection.on_path:
         real = inspection.tree.resolve(f"{folder}/{name}")
-        if HIDING.search(name) and real and not STUBS.search(folder):
-            what = "a stub" if STUBS.search(real) else "a copy"
+        if is_a("of-driver", name) and real and not is_a("stubs", folder):
+            what = "a stub" if is_a("stubs", real) else "a copy"
             yield Finding(f"/{folder}/{name}", f"is {what} that the loader finds; the driver brings the library itself")
     for path, elf in inspection.objects.items():
-        if any(STUBS.search(part) for part in (*elf.rpath, *elf.runpath)):
+        if any(is_a("stubs", part) for part in (*elf.rpath, *elf.runpath)):
             yield Finding(f"/{path}", "its run path names a folder of stubs")
 
 
-SECRET_VARIABLE = re.compile(
-    r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
-)
-TRUSTED = re.compile(r"^usr/share/(ca-certificates|pki/ca-trust-source)/")
-"""Folders for the certificates that a distribution trusts."""
-SITE = re.compile(
-    r"^(?!etc/ssl/certs/ssl-cert-snakeoil\.pem$)(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/"
-)
-"""Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
 PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]))
 """Programs that distributions install setuid, setgid or with capabilities."""
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
@@ -223,14 +211,15 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
             if "private key" not in kind:
                 yield _in_layer(entry, f"holds what looks like a secret: {kind}")
     image = inspection.image
+    for name, value in image.env.items():
+        if value and re.search(PATTERNS["secret-variable"], name):
+            yield Finding(f"environment {name}", "has the name of a secret, and a value")
     settings = {f"environment {name}": value for name, value in image.env.items()}
     settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
     # Commands with their build arguments are in the history.
     for number, step in enumerate(image.config.get("history") or (), 1):
         settings[f"history, step {number}"] = str(step.get("created_by", ""))
     for setting, value in settings.items():
-        if value and setting.startswith("environment ") and SECRET_VARIABLE.search(setting.partition(" ")[2]):
-            yield Finding(setting, "has the name of a secret, and a value")
         for kind in sorted(layers.secrets_in(value.encode(), settings=True)):
             yield Finding(setting, f"holds what looks like a secret: {kind}")
 
@@ -238,9 +227,9 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
 def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
     """No layer trusts a certificate that the distribution does not."""
     yield from _forbidden(inspection, "no-site-ca")
-    trusted = {c for entry in inspection.contents if TRUSTED.search(entry.path) for c in entry.certificates}
+    trusted = {c for entry in inspection.contents if is_a("trusted", entry.path) for c in entry.certificates}
     for entry in inspection.contents:
-        if SITE.search(entry.path) and (others := len(set(entry.certificates) - trusted)):
+        if is_a("site", entry.path) and (others := len(set(entry.certificates) - trusted)):
             yield _in_layer(entry, f"holds {plural(others, 'certificate')} that the distribution does not have")
 
 
@@ -360,8 +349,6 @@ def runs(elf: Elf, capability: str) -> bool:
 
 BASE, BASE_DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
 """Labels that `render --base-image` changes."""
-MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
-"""Folders that the container runtime mounts."""
 USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
 
@@ -401,7 +388,7 @@ def environment(inspection: Inspection) -> Iterator[Finding]:
                 yield Finding(name, "an empty part means the current folder")
             elif not folder.startswith("/"):
                 yield Finding(name, f"{folder!r} depends on the current folder")
-            elif inspection.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
+            elif inspection.tree.resolve(folder) is None and not is_a("mounted", folder) and folder not in USUAL:
                 yield Finding(name, f"{folder} does not exist")
 
 
