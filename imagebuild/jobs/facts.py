@@ -369,7 +369,8 @@ class Kubernetes(Model):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        queue, scheduler, own = self.queue, self.scheduler, [k for k in self.pod_labels if OPERATORS_LABEL.fullmatch(k)]
+        queue, scheduler = self.queue, self.scheduler
+        own = next(filter(OPERATORS_LABEL.fullmatch, self.pod_labels), None)
         mistakes = {
             "queue: say with `gang` whose queue it is: kueue or volcano": queue and not self.gang,
             "gang: Kueue takes only jobs with a `queue`": self.gang == "kueue" and not queue,
@@ -377,7 +378,7 @@ class Kubernetes(Model):
             "gang: name the `scheduler` of the coscheduling plug-in": self.gang == "coscheduling" and not scheduler,
             "scheduler: Volcano places its gangs itself": self.gang == "volcano" and scheduler not in (None, "volcano"),
             "kueue-topology: needs `gang: kueue`": self.kueue_topology and self.gang != "kueue",
-            "pod-labels: the operator finds its pods by labels of this name; leave it out": own,
+            f"pod-labels: {own} is the operator's own label, by which it finds its pods; leave it out": own,
         }
         if problem := next((problem for problem, is_so in mistakes.items() if is_so), None):
             raise ValueError(problem)

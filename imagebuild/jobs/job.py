@@ -442,7 +442,7 @@ class Job:
         if resource := self.parameters.get("resource"):
             name, _, count = resource.rpartition(":")
             amounts = {key: amount for key, amount in amounts.items() if "/" not in key} | {name: count}
-        own = {name: getattr(self.nodes, name) or amounts.pop(name, None) for name in ("cpu", "memory")}
+        own = {name: getattr(self.nodes, name) or amounts.get(name) for name in ("cpu", "memory")}
         own["nvidia.com/gpu"] = str(self.profile.node.gpus)
         sidecars = (*fabric.sidecars, *site.sidecars)
         containers: dict[str, Mapping[str, str | None]] = {f"nodes.{self.gpu} in the cluster's file": own}
