@@ -81,7 +81,7 @@ def job(
         raise ConfigError(f"--facts {facts}: no such folder; name one that has what jobs/ has")
     folders = options.data_folders(profiles, "profiles", project.root)
     hardware = find_profile(load_profiles(*folders), profile).model
-    known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
+    known = load_facts(*options.data_folders(facts, "jobs", project.root))
     request = JobRequest(
         words=tuple(sys.argv[1:]),
         scheduler=scheduler,

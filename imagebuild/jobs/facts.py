@@ -477,8 +477,8 @@ KINDS: Mapping[str, type[Model]] = {
 """Folder → what its files describe."""
 
 
-def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
-    """Read all facts of folders; of one name, the last folder's. Of clusters, read only the one that is named, if any.
+def load_facts(*folders: Path) -> JobFacts:
+    """Read all facts of folders; of one name, the last folder's.
 
     Raises ConfigError with every mistake found, each with its file and line.
     """
@@ -490,13 +490,10 @@ def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
 
     kinds: dict[str, Mapping[str, YamlFile[Any]]] = {}
     for kind, model in KINDS.items():
-        names = [name for name in paths if PurePath(name).match(f"{kind}/*.yaml")]
-        if (only := f"clusters/{only_cluster}.yaml") in names:
-            names = [only]
-        if not names:
+        files = {PurePath(name).stem: load(name, model) for name in paths if PurePath(name).match(f"{kind}/*.yaml")}
+        if not files:
             where = str(folders[-1] / kind)
             mistakes.add(where, "no *.yaml in this folder; name the folder that contains the facts with --facts")
-        files = {PurePath(name).stem: load(name, model) for name in names}
         kinds[kind] = {name: file for name, file in files.items() if file}
     node, nccl_variables = load("node.yaml", SchedulerFacts), load("nccl-params.json", NcclVariables)
     fabrics = kinds["fabrics"]
