@@ -263,14 +263,14 @@ class DockerSession(Session):
 
 @contextmanager
 def docker_session(
-    connect: Callable[[], DockerClient], reference: str | None, found: FoundImage | None
+    client: DockerClient | None, reference: str | None, found: FoundImage | None
 ) -> Iterator[DockerSession]:
-    """Start a container of the image with this reference, or of the image that was found in files.
+    """Start a container of the image with this reference in the client's engine, or of the one that was found in files.
 
     Raises CannotRun without an engine, or if the image lacks what a container needs, CommandError if the engine fails.
     """
     try:
-        client = connect()
+        client = client or engine.connect_engine(engine.find_engine())
     except CommandError as error:
         raise CannotRun(str(error)) from None
     with ExitStack() as stack:

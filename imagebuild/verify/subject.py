@@ -206,5 +206,4 @@ class ImageFinder:
             return
         result = read_written(BuildResult, read_text(path), str(path))
         if result.repository is not None and result.digest is not None and not self.offline:
-            pushed = parse_reference(result.repository).at(result.digest)
-            yield image.image_in_registry(target.id, pushed, self.connect(pushed.host), folder)
+            yield self.find_in_registry(f"{result.repository}@{result.digest}", folder, target.id)

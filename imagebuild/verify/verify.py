@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 
-from docker import DockerClient
-
 from imagebuild import __version__
 from imagebuild.bench.profiles import Profile
 from imagebuild.core import console, files
@@ -141,17 +139,12 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
     if subject.path_of_image(request.image):
         image = subject.subject_elsewhere(finder, request.image, folder)
-        return image, partial(docker_session, connect, None, image.found)
-    client = connect()
+        return image, partial(docker_session, None, None, image.found)
+    client = engine.connect_engine(engine.find_engine())
     if request.pull and not subject.target_with_id(plan, request.image):
         stack.enter_context(pulled(client, request.image))
     image = subject.subject_in_engine(client, plan, request.image, folder)
-    return image, partial(docker_session, lambda: client, image.reference, image.found)
-
-
-def connect() -> DockerClient:
-    """Return a client of the engine. Raises CommandError if there is none."""
-    return engine.connect_engine(engine.find_engine())
+    return image, partial(docker_session, client, image.reference, image.found)
 
 
 def components_to_check(
