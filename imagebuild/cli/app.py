@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -120,6 +121,9 @@ def main() -> None:
     except USAGE_ERROR as error:
         usage: Any = error
         text = " ".join(usage.format_message().removesuffix(".").split()).replace("Value error, ", "")
+        # Not in pydantic's words.
+        text = re.sub("a valid integer,.*", "a whole number", text.replace("Input should be ", "must be "))
+        text = re.sub("a valid number,.*", "a number", text)
         if type(usage).__name__ == "NoArgsIsHelpError":  # the help of a group of commands, which has no command
             usage.show()
         else:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from imagebuild.jobs.choose import Offer
 
 
+MOST_NODES = 9999
+"""Names of pods have room for four digits."""
+
+
 @options.example(
     "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --registry ghcr.io/acme | kubectl create -f -",
     "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --catalog site/images.json -o job.sh",
@@ -26,13 +30,19 @@ def job(
         "--fabric NAME", "Network, of jobs/fabrics/; by default the profile's.", None, completes="jobs/fabrics"
     ),
     cluster: str = option("--cluster NAME", "Cluster, a file of jobs/clusters/.", "generic", completes="jobs/clusters"),
-    nodes: int | None = option("--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.", None),
-    racks: int | None = option("--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.", None),
+    nodes: int | None = option(
+        "--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.", None, min=1, max=MOST_NODES
+    ),
+    racks: int | None = option(
+        "--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.", None, min=1, max=MOST_NODES
+    ),
     feature: list[str] | None = option(
         "--feature NAME,…", "Features, files of jobs/features/.", None, completes="jobs/features"
     ),
     with_: list[str] | None = option("--with COMPONENT", "A component that was added to the image.", None),
-    container: str | None = option("--container pyxis|none", "With Slurm: run the image by pyxis, or none.", None),
+    container: Literal["pyxis", "none"] | None = option(
+        "--container pyxis|none", "With Slurm: run the image by pyxis, or none.", None
+    ),
     image: str | None = option("--image IMAGE", "Image to run; by default the newest that fits.", None),
     registry: options.RegistryOption = None,
     catalog: Path | None = option("--catalog FILE", "Choose from the published images of this images.json.", None),
@@ -57,7 +67,7 @@ def job(
 
     folders = options.data_folders(profiles, "profiles", project.root)
     hardware = find_profile(load_profiles(*folders), profile).model
-    known = load_facts(*options.data_folders(facts, "jobs", project.root), only_cluster=cluster)
+    known = load_facts(*options.data_folders(facts, "jobs", project.root))
     request = JobRequest(
         words=tuple(sys.argv[1:]),
         scheduler=scheduler,

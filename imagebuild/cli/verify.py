@@ -31,7 +31,6 @@ def verify(
     list_checks: bool = option("--list", "List the checks with what they need, and run none.", False),
     env: list[str] | None = option("--env NAME=VALUE", "Set a variable for all checks. Repeat for several.", None),
     hosts: str | None = option("--hosts A,B,…", "With exec: nodes for checks that use more than one.", None),
-    layout: Path | None = option("--layout DIR", "With exec: OCI layout of the image, if no build names it.", None),
     pull: bool = option("--pull", "Pull the image if the engine does not have it, and remove it afterwards.", False),
     output: Path | None = option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.", None),
     profile: options.ProfileOption = None,
@@ -45,14 +44,26 @@ def verify(
     """
     from imagebuild.verify.checks import select_checks
     from imagebuild.verify.rules import IMAGE_CHECKS
-    from imagebuild.verify.subject import target_with_id
+    from imagebuild.verify.subject import path_of_image
     from imagebuild.verify.verify import VerifyRequest, verify_image
 
     workspace = project.open(edits.parse())
+    hardware = None
+    if profile:
+        from imagebuild.bench.profiles import find_profile, load_profiles
+
+        folders = options.data_folders(profiles, "profiles", project.root)
+        hardware = find_profile(load_profiles(*folders), profile).model
+    for setting in env or ():
+        if not re.match(r"[A-Za-z_]\w*=", setting):
+            raise ConfigError(f"--env {setting}: write NAME=VALUE")
     if list_checks:
         from imagebuild.core.console import print_table
+        from imagebuild.project.plan import select_one
 
-        target = target_with_id(workspace.plan, image) if image else None
+        # Foreign images have no checks of their own, so that nobody is asked for their names.
+        is_foreign = not image or path_of_image(image) or re.search("[/:@]", image)
+        target = None if is_foreign else select_one(workspace.plan, str(image))
         entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only or ())
         listed = [
             {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
@@ -61,19 +72,10 @@ def verify(
         columns = ("check", "needs", "what passing proves")
         options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
         return
-    hardware = None
-    if profile:
-        from imagebuild.bench.profiles import find_profile, load_profiles
-
-        folders = options.data_folders(profiles, "profiles", project.root)
-        hardware = find_profile(load_profiles(*folders), profile).model
     nodes = tuple(filter(None, (hosts or "").split(",")))
-    for setting in env or ():
-        if not re.match(r"[A-Za-z_]\w*=", setting):
-            raise ConfigError(f"--env {setting}: write NAME=VALUE")
     variables = dict(setting.split("=", 1) for setting in env or ())
     request = VerifyRequest(
-        image, runner, only or (), nodes, layout, pull, folder, output, variables, hardware,
+        image, runner, only or (), nodes, pull, folder, output, variables, hardware,
     )  # fmt: skip
     result = verify_image(workspace.renderer, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))

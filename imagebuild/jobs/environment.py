@@ -44,7 +44,7 @@ class Variable(Env):
     where: str
     """Place of the entry, for messages: file and line, or the option."""
     replaces: bool = False
-    """The value was set by `--param NAME:=VALUE` and replaces the value of any layer."""
+    """It was set by `--param NAME:=VALUE`."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,7 @@ def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) ->
 
 
 def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable, ...]:
-    """Return each variable once, as the highest layer sets it.
-
-    Raises ConfigError if two layers disagree about a value, or if the job does not have the scope of a variable.
-    """
+    """Return each variable once, as the highest layer sets it. Raises ConfigError where two layers disagree."""
     merged: dict[str, Variable] = {}
     for variable in variables:
         name, scope = variable.name, variable.scope
@@ -137,46 +134,44 @@ PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
     "suffix": (Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _"), _ALL),
 }
 """Name → the form of its values, and what runs the ranks of jobs that have it."""
-VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<replace>:?)=(?P<value>.*)", re.DOTALL)
+VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
 
 
 def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
-    """Return the parameters and the variables in the texts of `--param`, for a job whose ranks `container` runs.
+    """Return the parameters and the variables in the texts of `--param`.
 
     Raises ConfigError for parameters that are unknown, repeated or of other jobs, and for values that cannot be used.
     """
     parameters: dict[str, str] = {}
-    variables: list[Variable] = []
+    variables: dict[str, Variable] = {}
     for setting in settings:
-        if match := VARIABLE.fullmatch(setting):
-            name, value, scope = match["name"], match["value"], match["scope"] or "rank"
-            if scope not in get_args(Scope):
-                raise ConfigError(
-                    f"--param {setting}: unknown scope {scope!r}{suggestion(scope, list(get_args(Scope)))}"
-                )
-            if any(variable.name == name for variable in variables):
-                raise ConfigError(f"--param {name}: given twice; leave one out")
-            if "$" in value or not VALUE_FORM.fits(value):
-                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
-            own = {"name": name, "value": value, "scope": scope, "replaces": bool(match["replace"])}
-            origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
-            variables.append(Variable.model_validate({**own, **origin}))
-            continue
-        name, equals, value = setting.partition("=")
+        match = VARIABLE.fullmatch(setting)
+        name, equals, value = match.group("name", "equals", "value") if match else setting.partition("=")
         if not equals or not name:
             raise ConfigError(f"--param {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
+        if name in parameters or name in variables:
+            raise ConfigError(f"--param {name}: given twice; leave one out")
+        if match:
+            scope = match["scope"] or "rank"
+            if scope not in get_args(Scope):
+                near = suggestion(scope, list(get_args(Scope)))
+                raise ConfigError(f"--param {setting}: unknown scope {scope!r}{near}")
+            if "$" in value or not VALUE_FORM.fits(value):
+                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
+            own = {"name": name, "value": value, "scope": scope, "replaces": equals == ":="}
+            origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
+            variables[name] = Variable.model_validate({**own, **origin})
+            continue
         if name not in PARAMETERS:
             raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
         form, containers = PARAMETERS[name]
         if container not in containers:
             where = " or ".join(containers)
             raise ConfigError(f"--param {name}: is for {where} only, and this job has {container}; leave it out")
-        if name in parameters:
-            raise ConfigError(f"--param {name}: given twice; leave one out")
         if not form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
         parameters[name] = value
-    return parameters, tuple(variables)
+    return parameters, tuple(variables.values())
 
 
 # What NCCL reads

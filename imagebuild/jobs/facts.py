@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -13,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from imagebuild.bench.models import Collective
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Form, Model, Variable, YamlFile
+from imagebuild.core.fields import Condition, Form, Loc, Model, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
 from imagebuild.project.component import Support
 
@@ -34,7 +35,9 @@ VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 GPUS = r"nvidia\.com/(gpu|mig-.*)"
 QUALIFIED = f"{DOMAIN.replace('$', '/')}/{VALUE}"
 AMOUNT = r"(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE]|[eE][0-9]+)?"
-OPERATORS_LABEL = r"(training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*|job-name|controller-uid"
+OPERATORS_LABEL = re.compile(
+    r"(training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*|job-name|controller-uid"
+)
 QUANTITY = Form(AMOUNT, "a quantity of Kubernetes such as 110, 500m, 960Gi or 960G")
 Label = Annotated[str, Form(LABEL, "a name of Kubernetes: up to 63 of a-z, 0-9 and -")]
 DomainName = Annotated[str, Form(DOMAIN, "a name of Kubernetes: a-z, 0-9, - and dots")]
@@ -115,7 +118,7 @@ class Expect(Model):
 
 
 class FactLayer(Model):
-    """Hold the variables and expected lines that every kind of file can add."""
+    """Add variables and expected lines, as every kind of file can."""
 
     env: tuple[Env, ...] = ()
     expect: tuple[Expect, ...] = ()
@@ -366,19 +369,18 @@ class Kubernetes(Model):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        own = next((key for key in self.pod_labels if re.fullmatch(OPERATORS_LABEL, key)), None)
+        queue, scheduler = self.queue, self.scheduler
+        own = next(filter(OPERATORS_LABEL.fullmatch, self.pod_labels), None)
         mistakes = {
-            "queue: say with `gang` whose queue it is: kueue or volcano": self.queue and not self.gang,
-            "gang: Kueue takes only jobs with a `queue`": self.gang == "kueue" and not self.queue,
-            "queue: the coscheduling plug-in has no queues": self.gang == "coscheduling" and self.queue,
-            "gang: name the `scheduler` that has the coscheduling plug-in": self.gang == "coscheduling"
-            and not self.scheduler,
-            "scheduler: Volcano places its gangs itself; leave it out": self.gang == "volcano"
-            and self.scheduler not in (None, "volcano"),
+            "queue: say with `gang` whose queue it is: kueue or volcano": queue and not self.gang,
+            "gang: Kueue takes only jobs with a `queue`": self.gang == "kueue" and not queue,
+            "queue: the coscheduling plug-in has no queues": self.gang == "coscheduling" and queue,
+            "gang: name the `scheduler` of the coscheduling plug-in": self.gang == "coscheduling" and not scheduler,
+            "scheduler: Volcano places its gangs itself": self.gang == "volcano" and scheduler not in (None, "volcano"),
             "kueue-topology: needs `gang: kueue`": self.kueue_topology and self.gang != "kueue",
             f"pod-labels: {own} is the operator's own label, by which it finds its pods; leave it out": own,
         }
-        for problem in (problem for problem, is_so in mistakes.items() if is_so):
+        if problem := next((problem for problem, is_so in mistakes.items() if is_so), None):
             raise ValueError(problem)
         return self
 
@@ -475,8 +477,8 @@ KINDS: Mapping[str, type[Model]] = {
 """Folder → what its files describe."""
 
 
-def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
-    """Read all facts of folders; of one name, the last folder's. Of clusters, read only the one that is named, if any.
+def load_facts(*folders: Path) -> JobFacts:
+    """Read all facts of folders; of one name, the last folder's.
 
     Raises ConfigError with every mistake found, each with its file and line.
     """
@@ -488,13 +490,10 @@ def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
 
     kinds: dict[str, Mapping[str, YamlFile[Any]]] = {}
     for kind, model in KINDS.items():
-        names = [name for name in paths if PurePath(name).match(f"{kind}/*.yaml")]
-        if (only := f"clusters/{only_cluster}.yaml") in names:
-            names = [only]
-        if not names:
+        files = {PurePath(name).stem: load(name, model) for name in paths if PurePath(name).match(f"{kind}/*.yaml")}
+        if not files:
             where = str(folders[-1] / kind)
             mistakes.add(where, "no *.yaml in this folder; name the folder that contains the facts with --facts")
-        files = {PurePath(name).stem: load(name, model) for name in names}
         kinds[kind] = {name: file for name, file in files.items() if file}
     node, nccl_variables = load("node.yaml", SchedulerFacts), load("nccl-params.json", NcclVariables)
     fabrics = kinds["fabrics"]
@@ -504,10 +503,10 @@ def load_facts(*folders: Path, only_cluster: str | None = None) -> JobFacts:
         _check_volumes(cluster, fabrics, mistakes)
     # A condition on an unknown name would never hold, and nobody would notice.
     known = {*CONDITIONS, *COLLECTIVES, *kinds["features"]}
-    for file in (*(file for kind in kinds.values() for file in kind.values()), *([node] if node else [])):
-        for path, condition in _conditions(file.model):
-            for key in ((*path, "when", name) for name in condition if name not in known):
-                mistakes.add(file.at(*key), f"{dotted_key(key)}: unknown fact{suggestion(str(key[-1]), known)}")
+    for file in chain(filter(None, [node]), *(files.values() for files in kinds.values())):
+        for loc in file.lines:
+            if loc[-2:-1] == ("when",) and loc[-1] not in known:
+                mistakes.add(file.at(*loc), f"{dotted_key(loc)}: unknown fact{suggestion(str(loc[-1]), known)}")
     mistakes.stop_if_any()
     assert node
     assert nccl_variables
@@ -527,35 +526,21 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
         pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
         taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
         taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
-        own: list[tuple[tuple[str | int, ...], Volume]] = []
-        own += [(("kubernetes", "volumes", i), volume) for i, volume in enumerate(cluster.model.kubernetes.volumes)]
-        own += [(("fabrics", name, "pod", "volumes", i), volume) for i, volume in enumerate(site.volumes)]
-        for path, volume in own:
+        own: dict[Loc, Volume] = {
+            ("kubernetes", "volumes", i): v for i, v in enumerate(cluster.model.kubernetes.volumes)
+        }
+        own |= {("fabrics", name, "pod", "volumes", i): v for i, v in enumerate(site.volumes)}
+        for key, volume in own.items():
             if taken & {volume.name, volume.mount}:
-                mistakes.add(cluster.at(*path), f"{dotted_key(path)}: another volume of the pod has this name or path")
+                mistakes.add(cluster.at(*key), f"{dotted_key(key)}: another volume of the pod has this name or path")
             taken |= {volume.name, volume.mount}
-
-
-def _conditions(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Condition]]:
-    """Yield the conditions anywhere in a model, each with the keys that lead to what has it."""
-    if isinstance(value, Env | Expect | Support):
-        yield path, value.when
-    elif isinstance(value, Model | Mapping | tuple):
-        for key, part in enumerate(value) if isinstance(value, tuple) else dict(value).items():
-            yield from _conditions(part, (*path, key))
-
-
-# What else a job is made from
 
 
 def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) -> str:
     """Return the fabric of a job without --fabric: the profile's own, or the one for its cards."""
-    kind = profile.network.kind if profile.network else "none"
-    for wanted in (profile.name, kind):
-        for name, fabric in fabrics.items():
-            if wanted in fabric.model.default_for:
-                return name
-    return "ethernet"
+    wanted = (profile.name, profile.network.kind if profile.network else "none")
+    fits = (name for want in wanted for name, fabric in fabrics.items() if want in fabric.model.default_for)
+    return next(fits, "ethernet")
 
 
 @dataclass(frozen=True)
@@ -572,7 +557,7 @@ class JobRequest:
     racks: int | None = None
     features: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
-    container: str | None = None
+    container: Literal["pyxis", "none"] | None = None
     image: str | None = None
     nccl: str | None = None
     test: str = "all-reduce"

@@ -46,8 +46,6 @@ NAME_LENGTH = {"mpijob": 51, "jobset": 43, "slurm": 200}
 (`-worker-9999`) and JobSet up to 20 (`-worker-0-9999-abcde`)."""
 DEFAULT_NODES = 8
 """Nodes of a job without --nodes on hardware whose NVLink ends at the node."""
-MOST_NODES = 9999
-"""Names of pods have room for four digits."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,6 @@ class Scale:
     racks: int
     nodes_per_rack: int
     """All nodes, where NVLink ends at the node."""
-
-
-@dataclass(frozen=True)
-class Least:
-    """Hold the bus bandwidth below which a job fails, and why."""
-
-    rate: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -85,13 +75,11 @@ class Job:
     @cached_property
     def container(self) -> Container:
         asked = self.request.container
-        if self.request.scheduler != "slurm":
-            if asked is not None:
-                raise ConfigError(f"--container {asked}: is for Slurm only; Kubernetes always runs the image")
-            return "kubernetes"
-        if asked not in (None, "pyxis", "none"):
-            raise ConfigError(f"--container {asked}: must be pyxis or none")
-        return "none" if asked == "none" else "pyxis"
+        if self.request.scheduler == "slurm":
+            return asked or "pyxis"
+        if asked:
+            raise ConfigError(f"--container {asked}: is for Slurm only; Kubernetes always runs the image")
+        return "kubernetes"
 
     @cached_property
     def settings(self) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
@@ -122,19 +110,15 @@ class Job:
         names = ", ".join(self.profile.gpu.names)
         if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
             return match[0].lower()
-        problem = f"gpu.names: no model such as H100 in {names}; add a name that has it"
-        raise ConfigError(f"profile {self.profile.name}: {problem}")
+        raise ConfigError(f"profile {self.profile.name}: gpu.names: no model such as H100 in {names}; add one")
 
     # How large it is
 
     @cached_property
     def nodes(self) -> Nodes:
         """Return the nodes of the cluster that the job may use."""
-        nodes = self.cluster.nodes.get(self.gpu) or Nodes()
-        own: dict[str, Any] = {name: self.parameters[name] for name in ("cpu", "memory") if name in self.parameters}
-        if "rack-nodes" in self.parameters:
-            own["rack_nodes"] = int(self.parameters["rack-nodes"])
-        return nodes.model_copy(update=own)
+        own = {name: self.parameters[name] for name in ("cpu", "memory") if name in self.parameters}
+        return (self.cluster.nodes.get(self.gpu) or Nodes()).model_copy(update=own)
 
     @cached_property
     def mnnvl(self) -> bool:
@@ -147,14 +131,11 @@ class Job:
         nodes, racks, domain = self.request.nodes, self.request.racks, self.profile.hosts_per_domain
         if nodes is not None and racks is not None:
             raise ConfigError("--nodes and --racks exclude each other; use one of them")
-        for option, number in (("--nodes", nodes), ("--racks", racks)):
-            if number is not None and not 1 <= number <= MOST_NODES:
-                raise ConfigError(f"{option} {number}: must be from 1 to {MOST_NODES}")
         if not self.mnnvl:
             if racks is not None:
                 raise ConfigError(f"--racks {racks}: NVLink of {self.profile.name} ends at the node; use --nodes")
             return Scale(nodes or DEFAULT_NODES, 1, nodes or DEFAULT_NODES)
-        rack_nodes = min(self.nodes.rack_nodes or domain, domain)
+        rack_nodes = min(int(self.parameters.get("rack-nodes") or self.nodes.rack_nodes or domain), domain)
         if nodes is None:
             return Scale(rack_nodes * (racks or 1), racks or 1, rack_nodes)
         needed = -(-nodes // rack_nodes)
@@ -197,7 +178,6 @@ class Job:
 
     @cached_property
     def run_ranks(self) -> int:
-        """Return the number of ranks of one measurement."""
         return self.run_nodes * self.profile.node.gpus
 
     # What it can do
@@ -207,11 +187,6 @@ class Job:
         implied = ["multirack"] if self.scale.racks > 1 and "multirack" in self.facts.features else []
         names = sorted({*self.request.features, *implied})
         return {name: find_facts(self.facts.features, "feature", name) for name in names}
-
-    @cached_property
-    def claims(self) -> bool:
-        """Return whether a ComputeDomain gives pods their channel of the rack-wide NVLink."""
-        return any(feature.claims for feature in self.features.values())
 
     @cached_property
     def plugin(self) -> str:
@@ -260,22 +235,17 @@ class Job:
         combined |= {f"--feature {name}": feature for name, feature in self.features.items()}
         for option, facts in combined.items():
             remedy = "leave it out" if isinstance(facts, Feature) else "take another"
-            against = [rule for rule in facts.supports if not matches(rule.when, conditions)]
-            against += [rule for rule in facts.excludes if matches(rule.when, conditions)]
-            for rule in against:
-                if rule.when.keys() <= conditions.keys():
+            for rule in (*facts.supports, *facts.excludes):
+                is_wrong = matches(rule.when, conditions) == (rule in facts.excludes)
+                if is_wrong and rule.when.keys() <= conditions.keys():
                     raise ConfigError(f"{option}: {rule.reason}; {remedy}")
 
     # What it runs
 
     @cached_property
-    def driver(self) -> str | None:
-        return self.parameters.get("driver") or self.cluster.driver
-
-    @cached_property
     def image(self) -> JobImage:
         """Return the image that is named, or the newest that fits."""
-        # First: a bad combination is a better reason than that no image fits it.
+        # First, as a bad combination is a better reason than that no image fits it.
         self.refuse_bad_combinations(self.conditions_without_image)
         request, profile, stacks = self.request, self.profile, self.facts.stacks
         if request.nccl is not None and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
@@ -288,7 +258,8 @@ class Job:
             image = choose.named_image(request.image, self.offer, stacks)
         else:
             plugin = "none" if self.plugin == "host" else self.plugin
-            image = choose.newest_image(self.offer, stacks, profile, plugin, self.driver)
+            driver = self.parameters.get("driver") or self.cluster.driver
+            image = choose.newest_image(self.offer, stacks, profile, plugin, driver)
         if image.arches is not None and profile.node.cpu not in image.arches:
             arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
             raise ConfigError(f"--image {image.reference}: {arches}; use another image")
@@ -303,11 +274,6 @@ class Job:
         return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
 
     @cached_property
-    def nccl(self) -> str:
-        """Return the image's version of NCCL; if it is not known, the release whose variables are known."""
-        return self.image.nccl or self.facts.nccl_variables.release
-
-    @cached_property
     def stack(self) -> Stack:
         own = {name: self.parameters[name] for name in ("programs", "suffix") if name in self.parameters}
         return self.facts.stacks[self.image.stack].model.model_copy(update=own)
@@ -315,7 +281,8 @@ class Job:
     @cached_property
     def conditions(self) -> Mapping[str, str]:
         """Return name → value of everything that a condition of the facts can use."""
-        conditions = {**self.conditions_without_image, "stack": self.image.stack, "nccl": self.nccl}
+        nccl = self.image.nccl or self.facts.nccl_variables.release
+        conditions = {**self.conditions_without_image, "stack": self.image.stack, "nccl": nccl}
         self.refuse_bad_combinations(conditions)
         return conditions
 
@@ -335,18 +302,20 @@ class Job:
     def sources(self) -> list[FactSource]:
         """Return the layers of facts, lowest first: stack < fabric < node < cluster < feature < scheduler."""
         request, facts, cluster = self.request, self.facts, self.facts.clusters[self.request.cluster]
-        files: list[tuple[str, YamlFile[Any]]] = [
-            (f"stack {self.image.stack}", facts.stacks[self.image.stack]),
-            (f"fabric {request.fabric}", facts.fabrics[request.fabric]),
-            ("node", facts.node),
-            (f"cluster {request.cluster}", cluster),
-            *((f"feature {name}", facts.features[name]) for name in self.features),
-            (f"scheduler {request.scheduler}", facts.schedulers[request.scheduler]),
-        ]
-        sources = [FactSource(name, file, file.model) for name, file in files]
+
+        def source(name: str, file: YamlFile[Any]) -> FactSource:
+            return FactSource(name, file, file.model)
+
         site = f"fabric {request.fabric} of cluster {request.cluster}"
-        sources.insert(2, FactSource(site, cluster, self.site, ("fabrics", request.fabric)))
-        return sources
+        return [
+            source(f"stack {self.image.stack}", facts.stacks[self.image.stack]),
+            source(f"fabric {request.fabric}", facts.fabrics[request.fabric]),
+            FactSource(site, cluster, self.site, ("fabrics", request.fabric)),
+            source("node", facts.node),
+            source(f"cluster {request.cluster}", cluster),
+            *(source(f"feature {name}", facts.features[name]) for name in self.features),
+            source(f"scheduler {request.scheduler}", facts.schedulers[request.scheduler]),
+        ]
 
     @cached_property
     def plugin_variables(self) -> list[Variable]:
@@ -389,14 +358,14 @@ class Job:
         return same_network and all(feature.comparable for feature in self.features.values())
 
     @cached_property
-    def least(self) -> Mapping[str, Least]:
-        """Return collective → what its best size must reach: what is asked for, or what the profile says."""
+    def least(self) -> Mapping[str, tuple[str, str]]:
+        """Return collective → the GB/s that its best size must reach, and why: as asked for, or by the profile."""
         value, profile, collectives = self.parameters.get("min-bw"), self.profile, self.test.collectives
         if value and len(collectives) > 1:
             raise ConfigError("--param min-bw: collectives of the test reach different rates; test one collective")
         if value:
-            return {collectives[0]: Least(value, "GB/s, by --param min-bw")}
-        least: dict[str, Least] = {}
+            return {collectives[0]: (value, "GB/s, by --param min-bw")}
+        least: dict[str, tuple[str, str]] = {}
         if not (self.comparable and self.test.max_bytes.endswith("G")):  # smaller messages show latency
             return least
         try:
@@ -404,25 +373,21 @@ class Job:
         except NotComparable:
             return least
         for collective in collectives:
-            ceilings = class_ceilings(collective, self.run_ranks, layout)
             references = profile.references_at(collective, self.run_ranks, self.run_nodes)
-            known = [reference for reference in references if not reference.forced]
+            known = [reference.rate * reference.tolerance for reference in references if not reference.forced]
             if known:
-                rate = known[-1].rate * known[-1].tolerance
-                least[collective] = Least(f"{rate:.1f}", f"GB/s that {profile.name} asks of the best size")
-            elif floor := floor_of(profile, layout, ceilings):
-                least[collective] = Least(f"{floor.value:.1f}", f"GB/s: {floor.what}")
+                least[collective] = f"{known[-1]:.1f}", f"GB/s that {profile.name} asks of the best size"
+            elif floor := floor_of(profile, layout, class_ceilings(collective, self.run_ranks, layout)):
+                least[collective] = f"{floor.value:.1f}", f"GB/s: {floor.what}"
         return least
 
     # Where it runs
 
     @cached_property
     def name(self) -> str:
-        features = [name for name, feature in self.features.items() if feature.in_name]
-        parts = [
-            self.request.test, str(self.ranks), self.gpu, self.fabric.short, *features, f"{self.scale.nodes}n",
-        ]  # fmt: skip
-        name, longest = self.parameters.get("name") or "-".join(parts), NAME_LENGTH[self.request.scheduler]
+        features = "".join(f"{name}-" for name, feature in self.features.items() if feature.in_name)
+        usual = f"{self.request.test}-{self.ranks}-{self.gpu}-{self.fabric.short}-{features}{self.scale.nodes}n"
+        name, longest = self.parameters.get("name") or usual, NAME_LENGTH[self.request.scheduler]
         if len(name) > longest:
             raise ConfigError(f"--param name: {name!r} is longer than {longest} characters; set another")
         return name
@@ -439,12 +404,11 @@ class Job:
     @cached_property
     def rack_names(self) -> tuple[str, ...]:
         """Return the racks that the user names, as nodes have them in the label `rack_key`."""
-        names, racks = tuple(filter(None, self.parameters.get("racks", "").split(","))), self.scale.racks
+        names, needed = tuple(filter(None, self.parameters.get("racks", "").split(","))), self.scale.racks
         if names and not self.mnnvl:
             raise ConfigError(f"--param racks: NVLink of {self.profile.name} ends at the node; leave it out")
-        if names and len(set(names)) != racks:
-            problem = f"names {len(set(names))}, but the job needs {racks}"
-            raise ConfigError(f"--param racks={','.join(names)}: {problem}; name each once")
+        if names and len(set(names)) != needed:
+            raise ConfigError(f"--param racks={','.join(names)}: the job needs {needed}; name each once")
         return names
 
     @cached_property
@@ -459,16 +423,14 @@ class Job:
             return "kueue"
         if racks == 1:
             return "together" if self.scale.nodes > 1 else "anywhere"
-        problem = ""
-        if self.request.scheduler == "mpijob":
-            problem = "all workers of an MPIJob have one template, the same on every rack; use jobset, or"
-        elif kube.gang in ("volcano", "coscheduling"):
+        if self.request.scheduler == "jobset" and kube.gang not in ("volcano", "coscheduling"):
+            return "exclusive"
+        problem = "all workers of an MPIJob have one template, the same on every rack; use jobset, or"
+        if self.request.scheduler == "jobset":
             problem = f"JobSet creates a rack's workers when its first one has a place, for which {kube.gang} waits;"
-        if problem:
-            several = f"--racks {racks}" if self.request.racks else f"--nodes {self.scale.nodes} on {racks} racks"
-            ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
-            raise ConfigError(f"{several}: {problem} {ways}")
-        return "exclusive"
+        several = f"--racks {racks}" if self.request.racks else f"--nodes {self.scale.nodes} on {racks} racks"
+        ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
+        raise ConfigError(f"{several}: {problem} {ways}")
 
     @cached_property
     def pod(self) -> Pod:
@@ -482,7 +444,6 @@ class Job:
             amounts = {key: amount for key, amount in amounts.items() if "/" not in key} | {name: count}
         own = {name: getattr(self.nodes, name) or amounts.get(name) for name in ("cpu", "memory")}
         own["nvidia.com/gpu"] = str(self.profile.node.gpus)
-        others = {name: amounts[name] for name in sorted(amounts) if name not in own}
         sidecars = (*fabric.sidecars, *site.sidecars)
         containers: dict[str, Mapping[str, str | None]] = {f"nodes.{self.gpu} in the cluster's file": own}
         containers |= {f"`resources` of the sidecar {sidecar.name}": sidecar.resources for sidecar in sidecars}
@@ -498,20 +459,21 @@ class Job:
             lines = ",\n".join(f"  {json.dumps(pair)}" for pair in pairs)
             annotations["k8s.v1.cni.cncf.io/networks"] = f"[\n{lines}\n]\n"
         if cards:
-            pairs = [{"interfaceName": "eth0", "network": "default"}]
-            for i in range(int(self.placeholders["cards"])):
-                interface, network = f"eth{cards.interface + i}", f"{cards.prefix}{cards.first + i}"
-                pairs.append({"interfaceName": interface, "network": network})
+            number = int(self.placeholders["cards"])
+            of_card = {f"eth{cards.interface + i}": f"{cards.prefix}{cards.first + i}" for i in range(number)}
+            pairs = [{"interfaceName": i, "network": name} for i, name in {"eth0": "default", **of_card}.items()]
             lines = ",\n ".join(json.dumps(pair, separators=(",", ":")) for pair in pairs)
             annotations["networking.gke.io/interfaces"] = f"[{lines}]\n"
         select = {**self.nodes.select, **fabric.select, **site.select}
         if self.rack_names:
             select[self.cluster.rack_key] = self.rack_names
-        filled = {
-            name: environment.fill_placeholders(amount, self.placeholders, name) for name, amount in others.items()
+        others = {
+            name: environment.fill_placeholders(amount, self.placeholders, name)
+            for name, amount in sorted(amounts.items())
+            if name not in own
         }
         return Pod.model_construct(  # of parts that were checked; nodes' cpu may be 500m, which no count may
-            resources={name: amount for name, amount in own.items() if amount} | filled,
+            resources={name: amount for name, amount in own.items() if amount} | others,
             annotations=dict(sorted(annotations.items())),
             select=dict(sorted(select.items())),
             volumes=(*fabric.volumes, *kube.volumes, *site.volumes),
@@ -523,7 +485,7 @@ class Job:
     @cached_property
     def messages(self) -> tuple[str, ...]:
         messages, image = environment.lint(self.variables, self.facts.nccl_variables), self.image
-        if image.driver and not (self.request.image or self.driver):
+        if image.driver and not (self.request.image or self.parameters.get("driver") or self.cluster.driver):
             advice = "if the nodes have an older one, name it with --param driver=VERSION"
             messages.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
         if image.is_planned:
@@ -531,7 +493,8 @@ class Job:
             choice = "--catalog chooses among published images, which `imagebuild catalog` lists"
             messages.append(f"note: {image.reference} {unknown}; {choice}")
         if image.nccl is None:
-            messages.append(f"note: the version of NCCL is not known, so {self.nccl} is assumed; name it with --nccl")
+            assumed = self.conditions["nccl"]
+            messages.append(f"note: the version of NCCL is not known, so {assumed} is assumed; name it with --nccl")
         return tuple(messages)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
 from imagebuild.jobs.facts import Security
 from imagebuild.jobs.job import Job
@@ -46,7 +47,7 @@ def report_options(job: Job) -> list[str]:
 def enroot_reference(reference: str) -> str:
     """Return the address of an image for enroot: `#` follows the registry, and a digest takes the place of the tag.
 
-    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon; later ones know both.
+    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon.
     """
     name, at, digest = reference.partition("@")
     if at:
@@ -131,5 +132,5 @@ def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
         "enroot": enroot_reference,
         "file_name": lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "+", text),
     }
-    environment.globals |= {"KEY_PORT": 2221}
+    environment.globals |= {"KEY_PORT": 2221, "plural": plural}
     return environment

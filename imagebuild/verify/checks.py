@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 
 from imagebuild.bench import judge, read
 from imagebuild.bench.ceilings import forced_classes
@@ -62,14 +63,13 @@ def select_checks(
     project: Project, image_checks: Mapping[str, str], components: Mapping[str, str | None] | None = None,
     patterns: Sequence[str] = (), axes: Mapping[str, str] | None = None,
 ) -> list[ImageCheck]:  # fmt: skip
-    """Return the checks that fit a glob `COMPONENT/CHECK`, or all if there are no globs; the image's own come first.
+    """Return the checks of `image_checks` (name → what passing proves) and of `components`, by default of all.
 
-    An image has checks of its `components`, by default of all, and `image_checks`: name → what passing proves. A
-    component alone as a glob means all of its checks. Without axes, as for an image that does not name them, conditions
-    on axes skip nothing. Raises ConfigError for a glob that fits no check of any image and for a script that cannot be
-    read, NothingSelected if no glob fits a check of this image.
+    `patterns` are globs `COMPONENT/CHECK`, or a component for all of its checks. Without axes, as for an image that
+    does not name them, conditions on axes skip nothing. Raises ConfigError for a glob that fits no check of any image
+    and for a script that cannot be read, NothingSelected if no glob fits a check of this image.
     """
-    owned: dict[str, str | None] = dict.fromkeys(project.components) if components is None else dict(components)
+    owned: Mapping[str, str | None] = dict.fromkeys(project.components) if components is None else components
     listed = [ImageCheck(IMAGE, name, text) for name, text in image_checks.items()]
     for component, document in project.components.items():
         listed += [ImageCheck(component, check.name, check.description, check) for check in document.model.checks]
@@ -108,7 +108,7 @@ def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
 
 
 def run_check(
-    planned: ImageCheck, session: Session, log: Path, environment: Mapping[str, str] | None = None
+    planned: ImageCheck, session: Session, log: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> CheckResult:
     """Run a check with these variables and its own, which replace them; or say why it cannot run.
 
@@ -118,13 +118,13 @@ def run_check(
     assert check, "only checks that start something are planned"
     command = Command(
         script=planned.script, user=check.user, timeout_s=check.timeout_s,
-        environment={**(environment or {}), **check.environment},
+        environment={**environment, **check.environment},
         nodes=nodes_needed(check.needs), ranks=check.ranks, log=log,
     )  # fmt: skip
     missing = planned.unfit or missing_needs(check.needs, session.surroundings) or session.obstacle(command)
-    skipped = skipped_result(planned, missing)
+    result = skipped_result(planned, missing)
     if missing:
-        return skipped
+        return result
     started = datetime.now(UTC).isoformat(timespec="seconds")
     attempt = 1
     while (execution := session.run(command)).timed_out and attempt < check.attempts:
@@ -137,8 +137,6 @@ def run_check(
         reason = judge_check(check, planned.version, execution, log)
         if check.results:
             results = read.read_text(str(planned), log.read_text(errors="replace"))
-            if not any(source.tools for source in results.sources):
-                results = Results()
             if execution.status is not None:
                 reason = "; ".join(filter(None, (reason, correctness_problem(results, check.results))))
         outcome = "failed" if reason else "passed"
@@ -147,7 +145,7 @@ def run_check(
     if attempt > 1:
         late = f"attempt {attempt} of {check.attempts}, those before did not end within {command.timeout_s} s"
         reason = "; ".join(filter(None, (reason, late)))
-    return skipped.model_copy(
+    return result.model_copy(
         update={
             "outcome": outcome, "reason": reason, "started": started, "results": results,
             "output": console.redacted_text(execution.output[-OUTPUT_LIMIT:]),
@@ -158,7 +156,7 @@ def run_check(
 
 
 COMPARED = 96
-"""Files that are compared, beside the package database: some of every layer."""
+"""Files that are compared: so many of the package database, and some of every layer."""
 COMPARE_S = 300
 """Seconds for the comparison; the files may lie behind a network."""
 
@@ -169,28 +167,28 @@ def recognisable_files(tree: Tree) -> dict[str, str]:
     for entry in tree:
         if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
             by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
-    databases = by_layer.pop(-1, [])
-    chosen = []
-    for entries in by_layer.values():
-        # Sorted by content, they are from anywhere in the layer.
-        chosen += sorted(entries, key=lambda entry: entry.sha256)[: max(4, COMPARED // len(by_layer))]
-    return {f"/{entry.path}": entry.sha256 for entry in (*databases[:COMPARED], *chosen)}
+    each = max(4, COMPARED // len(by_layer)) if by_layer else 0
+    # Sorted by content, they are from anywhere in the layer.
+    chosen = (
+        entry
+        for layer, entries in by_layer.items()
+        for entry in sorted(entries, key=lambda entry: entry.sha256)[: COMPARED if layer < 0 else each]
+    )
+    return {f"/{entry.path}": entry.sha256 for entry in chosen}
 
 
 def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
     """Return whether the image of this tree and digest runs where a session leads, by the hashes of files there."""
-    nothing = "the image has no files to compare"
-    result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=nothing)
+    result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="passed")
     expected = recognisable_files(tree)
     if not expected:
-        return result
+        return result.model_copy(update={"outcome": "skipped", "reason": "the image has no files to compare"})
     lines = shlex.join(f"{sha256}  {path}" for path, sha256 in expected.items())
     script = f"printf '%s\\n' {lines} | sha256sum -c"
     execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
     same = set(re.findall(r"^(/.*): OK$", log.read_text(errors="replace"), re.MULTILINE))
     differing = [path for path in expected if path not in same]
-    outcome: Outcome = "passed"
-    reason = ""
+    outcome, reason = "passed", ""
     if execution.status not in (0, 1):
         outcome, reason = "skipped", "sha256sum could not be run there"
     elif differing:
@@ -223,11 +221,10 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
 
 def correctness_problem(results: Results, tool: str) -> str:
     """Return why a benchmark's results are not a success; empty if they are."""
-    tables = tuple(table for table in results.tables if table.tool == tool)
     of_tool: Mapping[str, Sequence[Measurement | Diagnostic]] = {
         "nccl-tests": results.runs, "nvbandwidth": results.tests, "dcgmi": results.diagnostics,
     }  # fmt: skip
-    found = of_tool.get(tool, tables)
+    found = of_tool.get(tool, [table for table in results.tables if table.tool == tool])
     # A test that does not fit the machine is waived; alone it proves nothing.
     claims = [(item.subject, judge.data_claim(item)) for item in found if item.verdict != "waived"]
     if not claims:
@@ -237,22 +234,21 @@ def correctness_problem(results: Results, tool: str) -> str:
 
 def judged_speed(
     result: CheckResult, check: Check, profile: Profile, environment: Mapping[str, str], *, one_host: bool = False
-) -> Iterator[CheckResult]:
-    """Yield a result about the speed of a benchmark beside the one about its data; nothing for other checks.
+) -> CheckResult | None:
+    """Return a result about the speed of a benchmark beside the one about its data; None for other checks.
 
     With `one_host`, nodes are containers of one host, which no profile describes.
     """
     if not check.results or result.outcome == "skipped":
-        return
-    name, nodes, reason = f"{result.check}{SPEED}", nodes_needed(check.needs), ""
+        return None
+    nodes = nodes_needed(check.needs)
+    speed = CheckResult(
+        component=result.component, check=f"{result.check}{SPEED}", outcome="skipped", sha256=result.sha256
+    )
     if result.outcome == "failed" or result.results is None:
-        reason = "its data are not right, so its speed is not judged"
-    elif one_host and nodes > 1:
-        reason = "its nodes are containers of one host"
-    speed = CheckResult(component=result.component, check=name, outcome="skipped", reason=reason, sha256=result.sha256)
-    if reason or not result.results:
-        yield speed
-        return
+        return speed.model_copy(update={"reason": "its data are not right, so its speed is not judged"})
+    if one_host and nodes > 1:
+        return speed.model_copy(update={"reason": "its nodes are containers of one host"})
     settings = {**environment, **check.environment}
     judged = judge.judge_results(result.results, profile, Expected(nodes=nodes, algorithms=forced_classes(settings)))
     # Which GPUs take part is the runner's choice, so fewer than the profile's node has are no failure.
@@ -264,4 +260,4 @@ def judged_speed(
     others = [judgement.speed.reason for judgement in judged if judgement.speed.reason]
     reason = [*failures, *passed, *others, "the results have no speed that can be judged"][0]
     output = "\n".join(f"{j.subject}: {claim.state}: {claim.reason}" for j in judged for claim in j.claims)
-    yield speed.model_copy(update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged})
+    return speed.model_copy(update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged})

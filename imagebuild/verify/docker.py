@@ -81,33 +81,29 @@ def cluster(
 ) -> Iterator[tuple[Container, ...]]:
     """Start containers of the image in a network of their own, called `node-1`, `node-2`, …
 
-    sshd runs in each, with host keys made there, and lets root and `mpiuser` in from every node by a key that was
-    made for this cluster and lies in memory. All ends with the context. `options` returns further arguments of the
-    SDK's `containers.run` for a node, counted from 0: for example its share of the GPUs, as NCCL takes none twice.
-    Raises CommandError if the engine fails, NodesUnreachable if the nodes do not reach each other or have no ssh.
+    sshd in each lets root and `mpiuser` in from every node, by a key that was made for this cluster and lies in memory.
+    `options` returns further arguments of the SDK's `containers.run` for a node, counted from 0. Raises CommandError if
+    the engine fails, NodesUnreachable if the nodes do not reach each other or have no ssh.
     """
-    network = f"imagebuild-{uuid.uuid4().hex[:12]}"
-    containers: list[Container] = []
+    network, names = f"imagebuild-{uuid.uuid4().hex[:12]}", cluster_names(nodes)
+    # Keys are neither in a layer nor on a disk.
+    keys = {f"{home}/.ssh": f"mode=0700,uid={uid},gid={uid}" for home, uid in HOMES.items()}
     with ExitStack() as stack:
         stack.callback(engine.remove_patiently, lambda: client.networks.get(network).remove())
         with engine.sdk_errors_explained(network):
             # Nothing in it needs the world outside.
             client.networks.create(network, driver="bridge", internal=True, labels={engine.LABEL: "verify"})
-        for number, name in enumerate(cluster_names(nodes)):
-            own = {
-                "hostname": name,
-                "network": network,
-                "networking_config": {network: client.api.create_endpoint_config(aliases=[name])},
-                # Keys are neither in a layer nor on a disk.
-                "tmpfs": {f"{home}/.ssh": f"mode=0700,uid={uid},gid={uid}" for home, uid in HOMES.items()},
-            }
+        containers = []
+        for number, name in enumerate(names):
+            endpoint = {network: client.api.create_endpoint_config(aliases=[name])}
+            own = {"hostname": name, "network": network, "networking_config": endpoint, "tmpfs": keys}
             started = engine.sleeping_container(client, image, **{**options(number), **own})
             containers.append(stack.enter_context(started))
         key = _run(containers[0], "key")
         for node in containers:
             # As an argument, every process of the machine could read the key.
             _run(node, "server", KEY=key)
-        _run(containers[0], "reach", NODES=" ".join(cluster_names(nodes)), TIMEOUT=str(NODES_TIMEOUT_S))
+        _run(containers[0], "reach", NODES=" ".join(names), TIMEOUT=str(NODES_TIMEOUT_S))
         yield tuple(containers)
 
 
@@ -146,11 +142,10 @@ def pulled(client: DockerClient, reference: str) -> Iterator[None]:
 
 @contextmanager
 def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
-    """Load an image from files into the engine's store. Yield its name there, which goes with the context.
+    """Load an image from files into the engine's store. Yield a name of its own there, which goes with the context.
 
-    Names that files have for their images are not used: they may be those of other images there. Of several platforms
-    the engine's is loaded, or the first. Raises ResultError if the image cannot be read, CommandError if the engine
-    fails.
+    Of several platforms the engine's is loaded, or the first. Raises ResultError if the image cannot be read,
+    CommandError if the engine fails.
     """
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
@@ -161,9 +156,8 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
         digests = [image.manifest.document["config"]["digest"], *(layer.digest or "" for layer in image.layers)]
         config, *layers = [layout.path(digest).relative_to(layout.folder).as_posix() for digest in digests]
         # All engines read this, as `docker save` wrote it before it wrote layouts; not all read an index.
-        (layout.folder / "manifest.json").write_text(
-            json.dumps([{"Config": config, "RepoTags": [name], "Layers": layers}])
-        )
+        listed = json.dumps([{"Config": config, "RepoTags": [name], "Layers": layers}])
+        (layout.folder / "manifest.json").write_text(listed)
         # Layers are symbolic links in there.
         with room_explained(found.name), tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
             for part in ("manifest.json", "blobs"):
@@ -196,14 +190,10 @@ Options = dict[str, Any]
 def container_options(info: Mapping[str, Any]) -> list[Options]:
     """Return options to start a container with, in the order to try them. `info` is the engine's description of itself.
 
-    Checks need room for shared memory, and for memory that is pinned for RDMA; not every engine may set limits. It is
-    not known before whether there are GPUs and cards.
+    Not every engine may set limits, and it is not known before whether there are GPUs and cards.
     """
-    common: Options = {
-        "hostname": "check",
-        "shm_size": max(1 << 30, int(info.get("MemTotal") or 0) // 2),
-        "cap_add": ["IPC_LOCK"],
-    }
+    shared_memory = max(1 << 30, int(info.get("MemTotal") or 0) // 2)
+    common: Options = {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
     limits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=1 << 26, hard=1 << 26)]
     gpus = [GPU] if "nvidia" in (info.get("Runtimes") or {}) else []
     gpus += [CDI] if info.get("CDISpecDirs") else []
@@ -273,15 +263,14 @@ class DockerSession(Session):
 
 @contextmanager
 def docker_session(
-    connect: Callable[[], DockerClient], reference: str | None, found: FoundImage | None
+    client: DockerClient | None, reference: str | None, found: FoundImage | None
 ) -> Iterator[DockerSession]:
-    """Start a container of the image with this reference, or of the image that was found in files.
+    """Start a container of the image with this reference in the client's engine, or of the one that was found in files.
 
-    What was started for it ends with the context. Raises CannotRun without an engine, or if the image lacks what a
-    container needs, CommandError if the engine fails.
+    Raises CannotRun without an engine, or if the image lacks what a container needs, CommandError if the engine fails.
     """
     try:
-        client = connect()
+        client = client or engine.connect_engine(engine.find_engine())
     except CommandError as error:
         raise CannotRun(str(error)) from None
     with ExitStack() as stack:

@@ -118,7 +118,7 @@ MACHINES: Mapping[str, int] = {"amd64": 62, "arm64": 183}
 TRIPLETS = {MACHINES[arch]: f"{cpu}-linux-gnu" for arch, cpu in CPUS.items()}
 """Machine → name of the folders where Debian's loader looks first."""
 CACHE = b"glibc-ld.so.cache1.1"
-CACHE_HEADER, CACHE_ENTRY = struct.Struct("<20sII20x"), struct.Struct("<iIIIQ")
+CACHE_HEADER, CACHE_ENTRY = struct.Struct("<I24x"), struct.Struct("<iIIIQ")
 
 
 @dataclass
@@ -137,8 +137,18 @@ class Closure:
 class _LoadedFile:
     path: str
     elf: Elf
-    by: _LoadedFile | None
-    """File that needs it; None for the first."""
+    origin: str
+    """Folder that `$ORIGIN` stands for."""
+    loader_rpath: tuple[str, ...] = ()
+    """Folders in the RPATH of what loads it."""
+
+    @property
+    def rpath(self) -> tuple[str, ...]:
+        own = () if self.elf.runpath else tuple(map(self.expand, self.elf.rpath))
+        return (*own, *self.loader_rpath)
+
+    def expand(self, text: str) -> str:
+        return re.sub(r"\$\{?ORIGIN\}?", lambda _: self.origin, text)
 
 
 class Loader:
@@ -159,28 +169,25 @@ class Loader:
     def cache(self) -> dict[str, list[str]]:
         """Return name → paths by `/etc/ld.so.cache`; empty if there is none that can be read."""
         entry = self._tree.find("etc/ld.so.cache")
-        text = (entry.text if entry else None) or b""
-        start = text.find(CACHE)
-        if start < 0:
-            return {}
+        text = ((entry and entry.text) or b"").partition(CACHE)[2]
         paths: dict[str, list[str]] = {}
         try:
-            _, number, _ = CACHE_HEADER.unpack_from(text, start)
-            for i in range(number):
-                _, name, path, _, _ = CACHE_ENTRY.unpack_from(text, start + CACHE_HEADER.size + i * CACHE_ENTRY.size)
-                paths.setdefault(_string(text, start + name), []).append(_string(text, start + path).strip("/"))
+            number, size = CACHE_HEADER.unpack_from(text)[0], CACHE_ENTRY.size
+            for _, name, path, _, _ in CACHE_ENTRY.iter_unpack(text[CACHE_HEADER.size :][: number * size]):
+                paths.setdefault(_string(text, name), []).append(_string(text, path).strip("/"))
         except (struct.error, ValueError):
             return {}
         return paths
 
     def closure(self, path: str) -> Closure:
         """Return what is loaded for a program or library."""
-        result, root = Closure(), _LoadedFile(path, self._elf(path), None)
+        result = Closure()
+        # `$ORIGIN` of a program is the folder that links lead to; that of a library is the folder it was found in.
+        root = self._loaded(path, self._tree.resolve(path) or path)
         loaded = {root.path: root}
-        sonames: dict[str, _LoadedFile] = {root.elf.soname or root.path: root}
+        sonames = {root.elf.soname or root.path: root}
         queue = [root]
-        while queue:
-            current = queue.pop(0)
+        for current in queue:
             for name in current.elf.needed:
                 if name in result.libraries or name in sonames:
                     continue
@@ -191,12 +198,12 @@ class Loader:
                     continue
                 real = self._tree.resolve(library) or library
                 if real not in loaded:
-                    loaded[real] = _LoadedFile(library, self._elf(real), current)
+                    loaded[real] = self._loaded(library, library, current.rpath)
                     queue.append(loaded[real])
                 sonames[name] = loaded[real]
                 if soname := loaded[real].elf.soname:
                     sonames.setdefault(soname, loaded[real])
-        for file in loaded.values():
+        for file in queue:
             for name, versions in file.elf.wants:
                 # A library without any version satisfies all, with a warning.
                 if (definer := sonames.get(name)) and definer.elf.offers:
@@ -204,23 +211,17 @@ class Loader:
                     result.versions += [(file.path, definer.path, version) for version in lacking]
         return result
 
-    def _elf(self, path: str) -> Elf:
+    def _loaded(self, path: str, place: str, loader_rpath: tuple[str, ...] = ()) -> _LoadedFile:
         entry = self._tree.find(path)
         assert entry and entry.elf, "a program or library that exists"  # noqa: PT018
-        return entry.elf
+        return _LoadedFile(path, entry.elf, f"/{place.rpartition('/')[0]}", loader_rpath)
 
     def _search(self, name: str, by: _LoadedFile) -> str | None:
         """Return the path of a library that `by` needs, in the order in which glibc looks."""
         if "/" in name:
-            return self._fits(self._expand(name, by), by.elf)
-        own: list[str] = []
-        if not by.elf.runpath:
-            user: _LoadedFile | None = by
-            while user:
-                if not user.elf.runpath:
-                    own += [self._expand(part, user) for part in user.elf.rpath]
-                user = user.by
-        for folder in (*own, *self._library_path, *(self._expand(part, by) for part in by.elf.runpath)):
+            return self._fits(by.expand(name), by.elf)
+        own = () if by.elf.runpath else by.rpath
+        for folder in (*own, *self._library_path, *map(by.expand, by.elf.runpath)):
             if path := self._fits(f"{folder}/{name}", by.elf):
                 return path
         key = (name, by.elf.machine)
@@ -236,16 +237,12 @@ class Loader:
         entry = self._tree.find(path)
         return path if entry and entry.elf and entry.elf.machine == by.machine else None
 
-    def _expand(self, text: str, by: _LoadedFile) -> str:
-        # That of a program is the folder that links lead to; that of a library is the folder it was found in.
-        path = by.path if by.by else self._tree.resolve(by.path) or by.path
-        origin = "/" + path.rpartition("/")[0]
-        return re.sub(r"\$\{?ORIGIN\}?", lambda _: origin, text)
-
     def _defaults(self, machine: int) -> list[str]:
         triplet = TRIPLETS.get(machine)
         return [*([f"lib/{triplet}", f"usr/lib/{triplet}"] if triplet else []), "lib64", "usr/lib64", "lib", "usr/lib"]
 
 
 def _string(text: bytes, start: int) -> str:
+    """Return a text of the cache; its places are counted from the header's magic."""
+    start -= len(CACHE)
     return text[start : text.index(b"\0", start)].decode("utf-8", "replace")

@@ -49,7 +49,6 @@ class FileEntry:
     """Path without a slash at either end."""
     kind: FileKind
     mode: int
-    size: int = 0
     target: str = ""
     """Target of a link: of a symlink as written, of a hard link a path like `path`."""
     layer: int = 0
@@ -102,21 +101,18 @@ class Tree:
         self._entries: dict[str, FileEntry] = {}
         self._names: dict[str, set[str]] = {"": set()}
         for layer in layers:
+            parts = [(entry, *entry.path.rpartition("/")[::2]) for entry in layer.entries]
             # A layer removes only files of layers below it.
-            for entry in layer.entries:
-                folder, _, name = entry.path.rpartition("/")
-                if name == OPAQUE:
-                    for child in self.names(self._follow(folder) or ""):
-                        self._remove(f"{self._follow(folder)}/{child}".lstrip("/"))
-                elif name.startswith(WHITEOUT):
-                    self._remove(f"{self._follow(folder)}/{name.removeprefix(WHITEOUT)}".lstrip("/"))
-            for entry in layer.entries:
-                folder, _, name = entry.path.rpartition("/")
+            for _, folder, name in parts:
                 if name.startswith(WHITEOUT):
-                    continue
-                # The folder may be a symlink of a lower layer, as /lib is; the entry itself is taken as it is.
-                path = f"{self._folder(folder)}/{name}".lstrip("/")
-                self._put(replace(entry, path=path) if path != entry.path else entry)
+                    real = self._follow(folder) or ""
+                    for child in self.names(real) if name == OPAQUE else [name.removeprefix(WHITEOUT)]:
+                        self._remove(f"{real}/{child}".lstrip("/"))
+            for entry, folder, name in parts:
+                if not name.startswith(WHITEOUT):
+                    # The folder may be a symlink of a lower layer, as /lib is; the entry itself is taken as it is.
+                    path = f"{self._folder(folder)}/{name}".lstrip("/")
+                    self._put(replace(entry, path=path))
 
     def __iter__(self) -> Iterator[FileEntry]:
         return iter(self._entries.values())
@@ -132,12 +128,11 @@ class Tree:
     def resolve(self, path: str) -> str | None:
         """Return the path that symlinks lead to; None if it does not exist or they form a circle."""
         real = self._follow(path)
-        return real if real is not None and (real == "" or real in self._entries) else None
+        return real if real == "" or real in self._entries else None
 
     def find(self, path: str) -> FileEntry | None:
         """Return the entry that a program gets when it opens the path."""
-        real = self.resolve(path)
-        return self._entries.get(real) if real else None
+        return self._entries.get(self._follow(path) or "")
 
     def glob(self, pattern: str) -> list[str]:
         """Return the existing paths that a shell pattern names; symlinks to folders are followed."""
@@ -157,22 +152,18 @@ class Tree:
         rest, done, links = path.split("/")[::-1], "", 0
         while rest:
             part = rest.pop()
-            if part in ("", "."):
-                continue
+            here = f"{done}/{part}".lstrip("/")
+            entry = self._entries.get(here)
             if part == "..":
                 done = done.rpartition("/")[0]
-                continue
-            here = f"{done}/{part}" if done else part
-            entry = self._entries.get(here)
-            if entry is None or entry.kind != "symlink":
+            elif entry and entry.kind == "symlink":
+                done = "" if entry.target.startswith("/") else done
+                rest += entry.target.split("/")[::-1]
+                links += 1
+                if links > 40:  # as many as the kernel follows in one path
+                    return None
+            elif part not in ("", "."):
                 done = here
-                continue
-            links += 1
-            if links > 40:  # as many as the kernel follows in one path
-                return None
-            if entry.target.startswith("/"):
-                done = ""
-            rest += entry.target.split("/")[::-1]
         return done
 
     def _folder(self, path: str) -> str:

@@ -34,34 +34,34 @@ SECRETS = [
     (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]
 ]
 CREDENTIALS = re.compile(rb"(?<![\w.])https?://[^\s/:@\"'<>$]+:(?P<body>[^\s/:@\"'<>${}]+)@[\w.-]+")
-"""An address with a password; only settings are searched for it, as documentation is full of examples."""
+ADDRESS = "address with a password"
 
 
-def secrets_in(data: bytes, *, binary: bool = False) -> set[str]:
+def is_a(kind: str, path: str) -> bool:
+    """Return whether a path is one of a kind in the patterns."""
+    return bool(re.search(PATTERNS["paths"][kind], path))
+
+
+def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> set[str]:
     """Return the kinds of secrets in a text; in data that are not text, private keys alone are looked for."""
-    return {
+    found = {
         kind
         for kind, texts, expression in SECRETS
         if (kind == "private key" or not binary) and any(text in data for text in texts)
         for match in expression.finditer(data)
         if len(set(match["body"])) >= FEWEST_DIFFERENT and not match["body"].upper().endswith(b"EXAMPLE")
     }
+    return found | ({ADDRESS} if settings and not binary and CREDENTIALS.search(data) else set())
 
 
 def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[str]]:
-    """Return the kinds of secrets in a file, and digests of its certificates.
-
-    Each piece is searched together with the end of the one before.
-    """
-    secrets: set[str] = set()
-    certificates: set[str] = set()
+    """Return the kinds of secrets in a file, and digests of its certificates."""
+    secrets, certificates = set[str](), set[str]()
     tail, binary = b"", None
     for piece in pieces:
         binary = b"\0" in piece[:4096] if binary is None else binary
         data = tail + piece
-        secrets |= secrets_in(data, binary=binary)
-        if settings and not binary and CREDENTIALS.search(data):
-            secrets.add("address with a password")
+        secrets |= secrets_in(data, settings=settings, binary=binary)
         if not binary and b"BEGIN CERTIFICATE" in data:
             bodies = (b"".join(match[1].split()) for match in PEM.finditer(data))
             certificates |= {hashlib.sha256(body).hexdigest()[:16] for body in bodies}
@@ -69,14 +69,8 @@ def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[st
     return secrets, certificates
 
 
-KEPT = re.compile(r"^(var/lib/dpkg/status(\.d/[^/]+)?|etc/(ld\.so\.cache|passwd|shadow))$")
-"""Files whose text rules need."""
-HASHED = re.compile(r"^(usr|opt)/(?!.*((nvidia|libcuda)[^/]*|\.pyc)$)|^var/lib/dpkg/status(\.d/[^/]+)?$")
-"""Files that nothing changes while a container runs, and over which no driver is mounted."""
 HASHED_SIZE = 4 << 20
 """Size in bytes above which no hash is made of a file; smaller files distinguish images as well."""
-SETTINGS = re.compile(r"^(etc|root|home)/|(^|/)(pip\.conf|\.netrc|\.npmrc|\.git/config)$")
-"""Files that are searched for addresses with a password."""
 IN_MEMORY = 32 << 20
 """Bytes of an ELF file above which it is copied to a temporary file: it is not read from front to back."""
 WORTH_A_PROCESS = 16 << 20
@@ -101,7 +95,7 @@ def scan(blob: Blob, number: int) -> Layer:
             elif kind == "file" and member.size and (content := archive.extractfile(member)):
                 values = _content(content, path, member.size)
             values["capabilities"] = "SCHILY.xattr.security.capability" in member.pax_headers
-            entries.append(FileEntry(path, kind, member.mode, member.size, layer=number, **values))
+            entries.append(FileEntry(path, kind, member.mode, layer=number, **values))
     return Layer(tuple(entries), blob.size, blob.compression)
 
 
@@ -136,7 +130,7 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
     first = content.read(CHUNK)
     pieces: Iterator[bytes] = chain([first], iter(lambda: content.read(CHUNK), b""))
     sha256 = ""
-    if HASHED.search(path) and size <= HASHED_SIZE:
+    if is_a("recognisable", path) and size <= HASHED_SIZE:
         pieces = iter([whole := b"".join(pieces)])
         sha256 = hashlib.sha256(whole).hexdigest()
     if first.startswith(elf.MAGIC):
@@ -149,9 +143,9 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
             except elf.NotElf as error:
                 return {"broken": str(error), "sha256": sha256}
     text = None
-    if KEPT.search(path) and size <= KEPT_SIZE:
+    if is_a("kept", path) and size <= KEPT_SIZE:
         pieces = iter([text := b"".join(pieces)])
-    secrets, certificates = search(pieces, settings=bool(SETTINGS.search(path)))
+    secrets, certificates = search(pieces, settings=is_a("settings", path))
     return {
         "text": text, "sha256": sha256, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)),
     }  # fmt: skip

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from functools import cache, cached_property
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from imagebuild.core.errors import plural
-from imagebuild.core.fields import DIGEST, axis_facts, matches
+from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage, PlatformImage
-from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
 from imagebuild.project.plan import Project
@@ -27,7 +28,7 @@ from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
 from imagebuild.verify.files import Elf, FileEntry, Finding, Layer, Tree
-from imagebuild.verify.layers import PATTERNS, scan_all
+from imagebuild.verify.layers import PATTERNS, is_a, scan_all
 from imagebuild.verify.subject import room_explained
 
 
@@ -37,12 +38,11 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Inspection:
-    """Hold an image that was read, and what it should be as far as that is known."""
+    """Hold an image that was read; `renderer` and `plan` are of the project to which it should belong."""
 
     image: PlatformImage
     layers: tuple[Layer, ...]
     renderer: Renderer
-    """Of the project to which the image should belong."""
     plan: Plan
     seconds: float = 0.0
     """How long reading took."""
@@ -63,8 +63,19 @@ class Inspection:
     @cached_property
     def closures(self) -> list[tuple[Elf, Closure]]:
         """Return what programs and libraries for the image's machine load."""
-        files = ((path, elf) for path, elf in self.objects.items() if elf.machine == self.machine and elf.loadable)
+        files = [(path, elf) for path, elf in self.objects.items() if elf.machine == self.machine and elf.loadable]
         return [(elf, self.loader.closure(path)) for path, elf in files]
+
+    @cached_property
+    def on_path(self) -> list[tuple[str, str]]:
+        """Return folder and name of everything that the loader can find by name."""
+        return [(folder, name) for folder in self.loader.folders(self.machine) for name in self.tree.names(folder)]
+
+    @cached_property
+    def contents(self) -> list[FileEntry]:
+        """Return the files of all layers, without the marks of what a layer removes."""
+        entries = (entry for layer in self.layers for entry in layer.entries)
+        return [e for e in entries if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}"]
 
     @cached_property
     def base_layers(self) -> int:
@@ -87,34 +98,28 @@ class Inspection:
         raise NotApplicable(f"the machine of ELF files for {self.image.platform} is not known here")
 
     def components(self) -> list[tuple[str, Component]]:
-        """Return the image's components by its labels, as far as the project has them.
-
-        Raises NotApplicable if the labels name none.
-        """
+        """Return the components that the labels name and the project has. Raises NotApplicable without such labels."""
         names = components_of(self.image.labels)
         if not names:
-            raise NotApplicable(NOT_OURS.format("imagebuild.component.*"))
+            raise NotApplicable("the image has no label imagebuild.component.*: it was not built here")
         known = self.renderer.project.components
         return [(name, known[name].model) for name in names if name in known]
 
     @property
     def target(self) -> Target:
         """Return the target that the labels name. Raises NotApplicable if they name none or the plan lacks it."""
-        name = self.image.labels.get("imagebuild.target", "")
+        name = self.image.labels.get("imagebuild.target")
         for target in self.plan.targets:
             if target.id == name:
                 return target
-        raise NotApplicable(f"the plan has no target {name}" if name else NOT_OURS.format("imagebuild.target"))
+        unknown = "the image has no label imagebuild.target: it was not built here"
+        raise NotApplicable(f"the plan has no target {name}" if name else unknown)
 
 
-NOT_OURS = "the image has no label {}: it was not built here"
 FIRST_STEP = "cat > /etc/profile.d/imagebuild.sh"
 """Text by which our first step is recognised in the history."""
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
 """ELF machines other than CPUs: files of theirs are data of programs."""
-HIDING = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvidia-ml|nvidia-ptxjitcompiler)\.so(\.|$)")
-"""Libraries that work only in the driver's own version."""
-STUBS = re.compile(r"(^|/)stubs(/|$)")
 
 
 def architecture(inspection: Inspection) -> Iterator[Finding]:
@@ -157,7 +162,7 @@ def symbol_versions(inspection: Inspection) -> Iterator[Finding]:
 def one_provider(inspection: Inspection) -> Iterator[Finding]:
     """For each library the loader can find only one file."""
     providers: dict[str, set[str]] = defaultdict(set)
-    for folder, name in _names_on_path(inspection):
+    for folder, name in inspection.on_path:
         real = inspection.tree.resolve(f"{folder}/{name}")
         elf = inspection.objects.get(real or "")
         if real and elf and elf.soname and elf.machine == inspection.machine:
@@ -172,33 +177,18 @@ def one_provider(inspection: Inspection) -> Iterator[Finding]:
 def no_stubs(inspection: Inspection) -> Iterator[Finding]:
     """The loader finds no stub and no copy of a driver's library."""
     for folder in inspection.loader.folders(inspection.machine):
-        if STUBS.search(folder):
+        if is_a("stubs", folder):
             yield Finding(f"/{folder}", "the loader looks in a folder of stubs")
-    for folder, name in _names_on_path(inspection):
+    for folder, name in inspection.on_path:
         real = inspection.tree.resolve(f"{folder}/{name}")
-        if HIDING.search(name) and real and not STUBS.search(folder):
-            what = "a stub" if STUBS.search(real) else "a copy"
+        if is_a("of-driver", name) and real and not is_a("stubs", folder):
+            what = "a stub" if is_a("stubs", real) else "a copy"
             yield Finding(f"/{folder}/{name}", f"is {what} that the loader finds; the driver brings the library itself")
     for path, elf in inspection.objects.items():
-        if any(STUBS.search(part) for part in (*elf.rpath, *elf.runpath)):
+        if any(is_a("stubs", part) for part in (*elf.rpath, *elf.runpath)):
             yield Finding(f"/{path}", "its run path names a folder of stubs")
 
 
-def _names_on_path(inspection: Inspection) -> Iterator[tuple[str, str]]:
-    """Yield folder and name of everything that the loader can find by name."""
-    for folder in inspection.loader.folders(inspection.machine):
-        yield from ((folder, name) for name in inspection.tree.names(folder))
-
-
-SECRET_VARIABLE = re.compile(
-    r"(^|_)(PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(_|$)", re.IGNORECASE
-)
-TRUSTED = re.compile(r"^usr/share/(ca-certificates|pki/ca-trust-source)/")
-"""Folders for the certificates that a distribution trusts."""
-SITE = re.compile(
-    r"^(?!etc/ssl/certs/ssl-cert-snakeoil\.pem$)(etc|root|home|tmp|run|srv|usr/local/share|usr/local/etc)/"
-)
-"""Folders in which a certificate is a site's unless the distribution has it; elsewhere packages have test data."""
 PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]))
 """Programs that distributions install setuid, setgid or with capabilities."""
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
@@ -208,7 +198,7 @@ CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "gr
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
     """No layer holds a private key outside of programs and libraries, not even if a later layer removes it."""
     yield from _forbidden(inspection, "no-keys")
-    for entry in _contents(inspection):
+    for entry in inspection.contents:
         if keys := [kind for kind in entry.secrets if "private key" in kind]:
             yield _in_layer(entry, f"holds a {keys[0]}")
 
@@ -216,31 +206,30 @@ def no_keys(inspection: Inspection) -> Iterator[Finding]:
 def no_tokens(inspection: Inspection) -> Iterator[Finding]:
     """No layer, label, variable or build step holds a token or a password."""
     yield from _forbidden(inspection, "no-tokens")
-    for entry in _contents(inspection):
+    for entry in inspection.contents:
         for kind in entry.secrets:
             if "private key" not in kind:
-                yield _in_layer(entry, f"holds what looks like a {kind}")
+                yield _in_layer(entry, f"holds what looks like a secret: {kind}")
     image = inspection.image
-    named = (name for name, value in image.env.items() if value and SECRET_VARIABLE.search(name))
-    yield from (Finding(f"environment {name}", "has the name of a secret, and a value") for name in named)
+    for name, value in image.env.items():
+        if value and re.search(PATTERNS["secret-variable"], name):
+            yield Finding(f"environment {name}", "has the name of a secret, and a value")
     settings = {f"environment {name}": value for name, value in image.env.items()}
     settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
     # Commands with their build arguments are in the history.
     for number, step in enumerate(image.config.get("history") or (), 1):
         settings[f"history, step {number}"] = str(step.get("created_by", ""))
     for setting, value in settings.items():
-        for kind in sorted(layers.secrets_in(value.encode())):
-            yield Finding(setting, f"holds what looks like a {kind}")
-        if layers.CREDENTIALS.search(value.encode()):
-            yield Finding(setting, "holds an address with a password")
+        for kind in sorted(layers.secrets_in(value.encode(), settings=True)):
+            yield Finding(setting, f"holds what looks like a secret: {kind}")
 
 
 def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
     """No layer trusts a certificate that the distribution does not."""
     yield from _forbidden(inspection, "no-site-ca")
-    trusted = {c for entry in _contents(inspection) if TRUSTED.search(entry.path) for c in entry.certificates}
-    for entry in _contents(inspection):
-        if SITE.search(entry.path) and (others := len(set(entry.certificates) - trusted)):
+    trusted = {c for entry in inspection.contents if is_a("trusted", entry.path) for c in entry.certificates}
+    for entry in inspection.contents:
+        if is_a("site", entry.path) and (others := len(set(entry.certificates) - trusted)):
             yield _in_layer(entry, f"holds {plural(others, 'certificate')} that the distribution does not have")
 
 
@@ -264,12 +253,12 @@ def setuid(inspection: Inspection) -> Iterator[Finding]:
             continue
         if entry.mode & 0o6000:
             yield Finding(f"/{entry.path}", f"runs with the rights of its owner or group (mode {entry.mode:o})")
-        elif entry.capabilities:
+        if entry.capabilities:
             yield Finding(f"/{entry.path}", "runs with capabilities of the kernel")
 
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
-    """Users without root's rights can unpack the image, and enroot gives its containers their GPUs.
+    """Variables of the image give containers of enroot their GPUs.
 
     What enroot does is in its src/docker.sh and conf/hooks.
     """
@@ -277,13 +266,6 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
         if layer.compression == "zstd":
             text = "is compressed with zstd, which older enroot and umoci cannot read"
             yield Finding(f"layer {number + 1}", text, note=True, layer=number)
-        paths = {entry.path for entry in layer.entries}
-        for entry in layer.entries:
-            folder, _, name = entry.path.rpartition("/")
-            if name.startswith(f"{WHITEOUT}{WHITEOUT}") and name != OPAQUE:
-                yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
-            elif name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
-                yield _in_layer(entry, "is a whiteout of what its layer brings itself")
     env = inspection.image.env
     capabilities = set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
     if any(elf.gpu for elf in inspection.objects.values()):
@@ -298,15 +280,9 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
         yield Finding("MELLANOX_VISIBLE_DEVICES", f"is {devices!r}; enroot's hook takes all, none or numbers")
 
 
-def _contents(inspection: Inspection) -> Iterator[FileEntry]:
-    """Yield the files of all layers, without the marks of what a layer removes."""
-    entries = (entry for layer in inspection.layers for entry in layer.entries)
-    return (e for e in entries if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}")
-
-
 def _forbidden(inspection: Inspection, rule: str) -> Iterator[Finding]:
     """Yield the files whose path the rule allows in no layer."""
-    for entry in _contents(inspection):
+    for entry in inspection.contents:
         for text, pattern in PATTERNS["forbidden"][rule].items():
             if re.search(pattern, entry.path):
                 yield _in_layer(entry, text)
@@ -349,11 +325,11 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
 
 def describe_code(elf: Elf) -> str:
     """Return what GPU code a file has: `code for 80, 90; PTX for 90`."""
-    parts: dict[str, list[str]] = {"code": [], "ptx": []}
-    for part in sorted(elf.gpu, key=lambda part: (int(part.capability.rstrip("af")), part.capability)):
-        parts[part.kind].append(part.capability)
-    names = {"code": "code", "ptx": "PTX"}
-    return "; ".join(f"{names[kind]} for {', '.join(listed)}" for kind, listed in parts.items() if listed)
+    parts = sorted(elf.gpu, key=lambda part: (part.kind, natural_order(part.capability)))
+    kinds = (
+        (kind, ", ".join(part.capability for part in of_kind)) for kind, of_kind in groupby(parts, attrgetter("kind"))
+    )
+    return "; ".join(f"{kind.replace('ptx', 'PTX')} for {listed}" for kind, listed in kinds)
 
 
 def runs(elf: Elf, capability: str) -> bool:
@@ -364,20 +340,15 @@ def runs(elf: Elf, capability: str) -> bool:
     """
     wanted = int(capability.rstrip("af"))
     for part in elf.gpu:
-        compiled = int(part.capability.rstrip("af"))
-        if compiled == wanted:
-            return True
-        if part.capability.endswith("a") or compiled > wanted:
-            continue
-        if compiled // 10 == wanted // 10 or (part.kind == "ptx" and not part.capability.endswith("f")):
+        compiled, suffix = int(part.capability.rstrip("af")), part.capability.lstrip("0123456789")
+        in_family = compiled // 10 == wanted // 10 or (part.kind == "ptx" and suffix != "f")
+        if compiled == wanted or (compiled < wanted and in_family and suffix != "a"):
             return True
     return False
 
 
 BASE, BASE_DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
 """Labels that `render --base-image` changes."""
-MOUNTED = re.compile(r"^/usr/local/nvidia(/|$)")
-"""Folders that the container runtime mounts."""
 USUAL = SYSTEM_PATH.split(":")
 """Folders of everybody's PATH, whether they exist or not."""
 
@@ -417,7 +388,7 @@ def environment(inspection: Inspection) -> Iterator[Finding]:
                 yield Finding(name, "an empty part means the current folder")
             elif not folder.startswith("/"):
                 yield Finding(name, f"{folder!r} depends on the current folder")
-            elif inspection.tree.resolve(folder) is None and not MOUNTED.search(folder) and folder not in USUAL:
+            elif inspection.tree.resolve(folder) is None and not is_a("mounted", folder) and folder not in USUAL:
                 yield Finding(name, f"{folder} does not exist")
 
 
@@ -554,23 +525,21 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
         findings = list(dict.fromkeys(rule(inspection)))
     except NotApplicable as reason:
         return result.model_copy(update={"reason": str(reason)})
-    faults, waived, notes, of_base = [], [], [], []
+    faults, accepted = [], []
     unused = {waiver.subject: f"{owner} waives what is not there; remove the waiver" for owner, waiver in waivers}
     for finding in findings:
         fitting = next((w for w in waivers if fnmatchcase(finding.subject, w[1].subject)), None)
         if finding.note:
-            notes.append(f"{finding} (no fault)")
+            accepted.append(f"{finding} (no fault)")
         elif rule not in WHOEVER_BROUGHT_IT and inspection.is_of_base(finding):
-            of_base.append(f"{finding} (base image)")
+            accepted.append(f"{finding} (base image)")
         elif fitting:
             owner, waiver = fitting
             unused.pop(waiver.subject, None)
-            waived.append(f"{finding} (waived: {owner}: {waiver.reason})")
+            accepted.append(f"{finding} (waived: {owner}: {waiver.reason})")
         else:
             faults.append(str(finding))
-    if of_base:
-        notes.append(f"the base image has {len(of_base)} more in its own layers, which are not judged:")
-    lines = [*faults, *waived, *(f"{subject}: {text}" for subject, text in unused.items()), *notes, *of_base]
+    lines = [*faults, *(f"{subject}: {text}" for subject, text in unused.items()), *accepted]
     if len(lines) > SHOWN:
         lines[SHOWN:] = [f"… and {len(lines) - SHOWN} more"]
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -586,8 +555,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
 def read_images(found: FoundImage, renderer: Renderer, plan: Plan) -> list[Inspection]:
     """Read the files of an image for every platform that it has.
 
-    `renderer` and `plan` are those of the project to which the image should belong. Raises CommandError if an engine
-    or a registry fails, ResultError if the image cannot be read.
+    Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read.
     """
     inspections = []
     with room_explained(found.name):

@@ -31,11 +31,10 @@ class Command:
     script: str
     user: str = "root"
     timeout_s: float = 60
-    """Seconds after which the command and its children are killed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
-    """Number of nodes that it uses. It runs on the first and finds all names in `IMAGEBUILD_NODES`, separated by
-    blanks; the others answer ssh to `user` without a password."""
+    """It runs on the first and finds all names in `IMAGEBUILD_NODES`, separated by blanks; the others answer ssh to
+    `user` without a password."""
     ranks: int = 1
     """Number of processes that srun starts together."""
     log: Path | None = None
@@ -47,14 +46,14 @@ class Execution:
     """Hold the outcome of a command."""
 
     argv: tuple[str, ...]
-    """Command line as someone would type it, kept as evidence; secrets are blanked."""
+    """Command line as someone would type it, without secrets."""
     status: int | None
-    """Exit status; None if the command was killed or could not be started."""
+    """None if the command was killed or could not be started."""
     output: str
     """End of standard output and standard error together, also of a command that was killed."""
     seconds: float
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the command was given; secrets are blanked."""
+    """Variables that the command was given, without secrets."""
     problem: str = ""
     """What went wrong, other than the time limit: no such user, or nodes that did not start."""
 
@@ -152,7 +151,6 @@ class Session(ABC):
 
     def __init__(self, probe: Probe, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
-        """What checks may need."""
         self.tools = frozenset(probe["tool"])
         self.is_root = "0" in probe["uid"]
 
@@ -169,10 +167,7 @@ class Session(ABC):
         """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
 
     def execution(self, command: Command, start: Start, argv: Iterable[str], nodes: Sequence[str]) -> Execution:
-        """Run a command's script under its time limit, and return the outcome.
-
-        `start` runs a program; `argv` is what people type before bash; of the `nodes`, a command uses the first.
-        """
+        """Run a command's script under its time limit by `start`; `argv` is what people type before bash."""
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
         if command.nodes > 1:
             environment["IMAGEBUILD_NODES"] = " ".join(nodes[: command.nodes])
@@ -182,14 +177,11 @@ class Session(ABC):
         if command.user != self.surroundings.user:
             as_other = ("setpriv", f"--reuid={user}", f"--regid=$(id -g {user})", "--init-groups")
             account = f"id -u {user} > /dev/null || {{ echo {shlex.quote(no_user)}; exit 1; }}\n{account}"
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
         program = _WRAPPER.format(
-            account=account,
-            exports="".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()),
-            grace=GRACE_S,
-            seconds=command.timeout_s,
-            start="".join(f"{word} " for word in as_other),
-            script=shlex.quote(command.script),
-        )
+            account=account, exports=exports, grace=GRACE_S, seconds=command.timeout_s,
+            start="".join(f"{word} " for word in as_other), script=shlex.quote(command.script),
+        )  # fmt: skip
         began = time.monotonic()
         done = start(("bash", "-c", program), command.timeout_s + GRACE_S, command.log)
         seconds = time.monotonic() - began
@@ -265,15 +257,16 @@ class ExecSession(Session):
 
         def start(argv: Sequence[str], timeout_s: float, log: Path | None) -> Finished:
             *bash, program = argv
-            done = None
+            status = None
             try:
                 done = self._start([*bash, f": {token}\n{program}"], timeout_s, log, prefix)
+                status = done.status
+                return done
             finally:
                 # The end of the launcher may have left the command running on the other side; srun's ends it, and
                 # another srun would lead to another place.
-                if (done is None or done.status is None) and not self.starts_ranks:
+                if status is None and not self.starts_ranks:
                     self._start(["bash", "-c", shell_script("stop"), "stop", token[:16], token[16:]], STOP_S, None)
-            return done
 
         return self.execution(command, start, self.prefix, self.nodes)
 

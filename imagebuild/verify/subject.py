@@ -11,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 
 from docker import DockerClient
-from pydantic import ValidationError
 
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, nearest
 from imagebuild.core.files import read_text
+from imagebuild.core.yaml import read_written
 from imagebuild.oci import engine, image
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.reference import parse_reference
@@ -40,10 +40,7 @@ class Subject:
 
     @property
     def components(self) -> dict[str, str]:
-        """Return component → version by the labels, or by the target of an image that was not found.
-
-        It is empty for an image that was not built here.
-        """
+        """Return component → version by the labels, or by the target of an image that was not found."""
         return components_of(self.labels) or (dict(self.target.components) if self.target and not self.found else {})
 
     @property
@@ -72,12 +69,16 @@ def path_of_image(name: str) -> Path | None:
 
 
 def target_with_id(plan: Plan, name: str) -> Target | None:
-    """Return the target of the plan that has this id, or the only one of an image or a glob.
-
-    Raises ConfigError for an image or a glob of several, NothingSelected for a glob of none.
-    """
+    """Return the target of this id, or the only one of an image or a glob. Raises as `select_one` does."""
     is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?]", name)
     return select_one(plan, name) if is_of_plan else None
+
+
+def refuse_misspelled(plan: Plan, name: str) -> None:
+    """Raise NothingSelected, which proposes the right name, for a name without registry and tag like a target's."""
+    known = {known for target in plan.targets for known in (target.id, target.image)}
+    if not re.search("[/:@]", name) and nearest(name, known):
+        select_one(plan, name)
 
 
 def in_files(name: str, path: Path, folder: Path) -> FoundImage:
@@ -88,11 +89,15 @@ def in_files(name: str, path: Path, folder: Path) -> FoundImage:
 def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path) -> Subject:
     """Describe an image in the engine's store, which is saved into `folder` when it is read.
 
-    Raises ConfigError if it is not there or has other versions than the plan, CommandError if the engine fails.
+    Raises ConfigError if it is not there or has other versions than the plan.
     """
     target = target_with_id(plan, name)
     tag = target.name if target else name
-    info = engine.inspect_image(client, tag)
+    try:
+        info = engine.inspect_image(client, tag)
+    except ConfigError:
+        refuse_misspelled(plan, tag)
+        raise
     digest = tag.partition("@")[2] or info.digest
 
     def read(platform: str) -> PlatformImage:
@@ -108,7 +113,7 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
 
 
 def subject_elsewhere(
-    finder: ImageFinder, name: str | None, files: Path | None, folder: Path, platform: Callable[[], str] | None = None
+    finder: ImageFinder, name: str | None, folder: Path, platform: Callable[[], str] | None = None
 ) -> Subject:
     """Describe an image that is not in the engine, with its files below `folder` if they can be found.
 
@@ -117,17 +122,19 @@ def subject_elsewhere(
     `platform` returns the platform. Without it, the image is for all of its own. Raises ConfigError, CommandError or
     ResultError if the files should be there and cannot be read.
     """
-    target = target_with_id(finder.plan, name) if name else None
-    found = None
-    with room_explained(name or str(files)):
-        if files:
-            found = in_files(name or str(files), files, folder)
+    if not name:
+        return Subject("(unnamed)")
+    path, found = path_of_image(name), None
+    target = None if path else target_with_id(finder.plan, name)
+    with room_explained(name):
+        if path:
+            found = in_files(str(path), path, folder)
         elif target:
             found = next(finder.results_of_build(target, folder), None)
-        elif name and "@" in name:
+        elif "@" in name:
             found = finder.find_in_registry(name, folder)
     if not found:
-        return Subject(name or "(unnamed)", target=target)
+        return Subject(name, target=target)
     read = found.image(platform() if platform and len(found.platforms) > 1 else found.platforms[0])
     if platform:
         found = replace(found, platforms=(read.platform,))
@@ -176,6 +183,7 @@ class ImageFinder:
             return found_there
         if name.startswith(ENGINE):
             raise ConfigError(f"{name}: the engine's store has no such image; build it or pull it")
+        refuse_misspelled(self.plan, name)
         if self.offline:
             raise ConfigError(f"{name}: is not in the engine's store, and --offline asks no registry; give a layout")
         return self.find_in_registry(bare, folder, name)
@@ -196,11 +204,6 @@ class ImageFinder:
         path = self.folder / target.id / "result.json"
         if not path.exists():
             return
-        try:
-            result = BuildResult.model_validate_json(read_text(path))
-        except ValidationError as error:
-            why = f"{error.errors()[0]['msg']}; was it written by another version of imagebuild? build again"
-            raise ResultError(f"{path}: {why}") from None
+        result = read_written(BuildResult, read_text(path), str(path))
         if result.repository is not None and result.digest is not None and not self.offline:
-            pushed = parse_reference(result.repository).at(result.digest)
-            yield image.image_in_registry(target.id, pushed, self.connect(pushed.host), folder)
+            yield self.find_in_registry(f"{result.repository}@{result.digest}", folder, target.id)

@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-
-from docker import DockerClient
 
 from imagebuild import __version__
 from imagebuild.bench.profiles import Profile
@@ -35,7 +33,7 @@ Start = Callable[[], AbstractContextManager[Session]]
 """Starts a session in an image."""
 NO_FILES = (
     "this runner cannot read its files; name a target that was built with --push or --output, "
-    "an image as NAME@DIGEST, or a layout with --layout"
+    "an image as NAME@DIGEST, or a layout"
 )
 
 
@@ -47,7 +45,6 @@ class VerifyRequest:
     runner: str
     checks: Sequence[str]
     hosts: Sequence[str]
-    layout: Path | None
     pull: bool
     folder: Path
     output: Path | None
@@ -65,22 +62,23 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
         image, start = find_image(plan, request, folder, stack)
-        components = components_to_check(project, image, request)
+        components = components_to_check(project, plan, image, request)
         chosen = checks.select_checks(project, IMAGE_CHECKS, components, request.checks, image.axes)
         planned = [check for check in chosen if check.check]
-        rules = [check.name for check in chosen if not check.check]
-        evidence = ResultFolder(image, request.output or folder / "evidence", kept=request.output is not None)
+        rules = {check.name: check for check in chosen if not check.check}
+        evidence = ResultFolder(
+            image, request.output or folder / "evidence", request.output is not None, current_revision(project.root)
+        )
         try:
             # Before anything is started: what runs beside a benchmark changes what it measures.
             are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
             judged = list(judge_images(inspections))
-            judged = judged or [checks.skipped_result(check, NO_FILES) for check in chosen if not check.check]
+            judged = judged or [checks.skipped_result(check, NO_FILES) for check in rules.values()]
             # Of an image for several platforms, the name of a check is followed by the platform.
             evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
             if planned:
                 run_commands(start, planned, request, evidence, inspections)
-            evidence.revision = current_revision(project.root)
         finally:
             evidence.write()
         return evidence.result()
@@ -90,7 +88,7 @@ def run_commands(
     start: Start, planned: Sequence[ImageCheck], request: VerifyRequest, evidence: ResultFolder,
     inspections: Sequence[Inspection],
 ) -> None:  # fmt: skip
-    """Run checks in a session, one after the other: a second command would disturb a benchmark.
+    """Run checks one after the other, as a second command would disturb a benchmark.
 
     Where a prefix leads to a place, the first check proves that the image that was read runs there.
     """
@@ -114,7 +112,7 @@ def run_commands(
                 if request.profile and check.check:
                     one_host = session.starts_image  # its nodes are containers of one engine
                     speed = checks.judged_speed(result, check.check, request.profile, variables, one_host=one_host)
-                    evidence.add(*speed)
+                    evidence.add(*([speed] if speed else []))
     except CannotRun as error:
         evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
 
@@ -125,41 +123,33 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     An image that is pulled goes with the stack. Raises ConfigError for options that do not fit together, or an image
     that cannot be found.
     """
-    path = subject.path_of_image(request.image) if request.image else None
     finder = ImageFinder(plan, request.folder)
     if request.runner.startswith(EXEC):
         if request.pull:
             raise ConfigError("--pull: only the docker runner pulls; leave it out")
-        prefix = read_prefix(request.runner.removeprefix(EXEC))
-
-        def platform() -> str:
-            return PLATFORMS.get(ExecSession(prefix).surroundings.facts.get("machine", ""), "unknown")
-
-        image = subject.subject_elsewhere(finder, request.image, request.layout or path, folder, platform)
-        return image, lambda: nullcontext(ExecSession(prefix, request.hosts))
+        # Mistakes of options are told before anything is started, which may take long.
+        session = cache(partial(ExecSession, read_prefix(request.runner.removeprefix(EXEC)), request.hosts))
+        platform = lambda: platform_of(session().surroundings)  # noqa: E731
+        return subject.subject_elsewhere(finder, request.image, folder, platform), lambda: nullcontext(session())
     if request.runner != "docker":
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
-    for option, value in (("--hosts", request.hosts), ("--layout", request.layout)):
-        if value:
-            raise ConfigError(f"{option}: only with --runner exec:PREFIX; the docker runner starts the image itself")
+    if request.hosts:
+        raise ConfigError("--hosts: only with --runner exec:PREFIX; the docker runner starts nodes itself")
     if not request.image:
         raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
-    if path:
-        image = subject.subject_elsewhere(finder, None, path, folder)
-        return image, partial(docker_session, connect, None, image.found)
-    client = connect()
+    if subject.path_of_image(request.image):
+        image = subject.subject_elsewhere(finder, request.image, folder)
+        return image, partial(docker_session, None, None, image.found)
+    client = engine.connect_engine(engine.find_engine())
     if request.pull and not subject.target_with_id(plan, request.image):
         stack.enter_context(pulled(client, request.image))
     image = subject.subject_in_engine(client, plan, request.image, folder)
-    return image, partial(docker_session, lambda: client, image.reference, image.found)
+    return image, partial(docker_session, client, image.reference, image.found)
 
 
-def connect() -> DockerClient:
-    """Return a client of the engine. Raises CommandError if there is none."""
-    return engine.connect_engine(engine.find_engine())
-
-
-def components_to_check(project: Project, image: Subject, request: VerifyRequest) -> Mapping[str, str | None]:
+def components_to_check(
+    project: Project, plan: Plan, image: Subject, request: VerifyRequest
+) -> Mapping[str, str | None]:
     """Return component → version of the image; if it does not name them, all components if checks are chosen.
 
     Raises ConfigError if there is nothing to choose checks by, or if a component is unknown.
@@ -172,6 +162,7 @@ def components_to_check(project: Project, image: Subject, request: VerifyRequest
     if image.components:
         return image.components
     if not request.checks:
+        subject.refuse_misspelled(plan, image.name)
         raise ConfigError(
             f"{image.name}: its components are not known, as it has no labels imagebuild.component.*; "
             "choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
@@ -212,8 +203,12 @@ def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundin
     return place.model_copy(update={"environment": console.kept_environment(variables), "reports": reports})
 
 
-PLATFORMS = {cpu: f"linux/{arch}" for arch, cpu in CPUS.items()}
-"""Machine, as the kernel names it → platform."""
+def platform_of(place: Surroundings | None) -> str:
+    """Return the platform of a place where checks run."""
+    machine = place.facts.get("machine") if place else None
+    return next((f"linux/{arch}" for arch, cpu in CPUS.items() if cpu == machine), "unknown")
+
+
 SLOW_S = 5
 """Seconds from which on a check is reported when it ends, not only in the table after all checks."""
 
@@ -226,9 +221,9 @@ class ResultFolder:
     folder: Path
     kept: bool
     """Whether the folder stays after the verification."""
+    revision: str | None
     results: list[CheckResult] = field(default_factory=list)
     surroundings: Surroundings | None = None
-    revision: str | None = None
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def log(self, component: str, check: str) -> Path:
@@ -256,13 +251,11 @@ class ResultFolder:
     def result(self) -> VerifyResult:
         """Return the results so far; checks of the image as a whole come first."""
         image = self.image
-        machine = self.surroundings.facts.get("machine", "") if self.surroundings else ""
-        platforms = image.found.platforms if image.found else (PLATFORMS.get(machine, "unknown"),)
         return VerifyResult(
             image=image.name,
             digest=image.digest,
             target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
-            platform=", ".join(platforms),
+            platform=", ".join(image.found.platforms) if image.found else platform_of(self.surroundings),
             checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
             labels=dict(image.labels),
             started=self.started,

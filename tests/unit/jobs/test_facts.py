@@ -46,12 +46,6 @@ def errors(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_cluster_that_is_named_is_read_alone(tmp_path: Path) -> None:
-    folder = copy_of_facts(tmp_path)
-    (folder / "clusters/mine.yaml").write_text("title: [wrong]\n")
-    assert set(load_facts(folder, only_cluster="generic").clusters) == {"generic"}
-
-
 def test_a_folder_without_facts(tmp_path: Path) -> None:
     assert f"{tmp_path}/stacks: no *.yaml in this folder; name the folder" in errors(tmp_path)
 

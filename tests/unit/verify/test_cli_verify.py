@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.project import VerifyResult
+from imagebuild.core import NothingSelected
+from imagebuild.project import VerifyResult, make_plan
+from imagebuild.verify import ImageFinder
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.unit import image_files
 from tests.unit.conftest import Call
@@ -39,7 +41,7 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 
 def test_a_component_that_is_not_known_here(call: Call) -> None:
-    status, _, err = call("--runner", "exec:env", "--layout", "foreign")
+    status, _, err = call("foreign", "--runner", "exec:env")
     assert (status, "gone: a component of the image, but no such component is known here" in err) == (2, True)
 
 
@@ -56,6 +58,15 @@ def test_the_list_says_what_checks_need(call: Call, tiny: Files, arguments: tupl
     status, out, _ = call("--list", *arguments)
     known = ("image/no-keys", "library/large", "gpus>=64", "tool/runs")
     assert (status, [words for words in known if words in out]) == (0, listed)
+    assert "did you mean 'h100'?" in call("--list", *arguments, "--profile", "h10")[2]
+
+
+@pytest.mark.programs
+def test_a_misspelled_target_is_not_looked_for_in_a_registry(tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    finder, right = ImageFinder(make_plan(tiny.load())), "did you mean 'tiny-cuda13.0-debian13-runtime'"
+    with pytest.raises(NothingSelected, match=right), finder.find("tiny-cuda13.0-debian13-runtme"):
+        pass
 
 
 @pytest.mark.programs
@@ -127,7 +138,7 @@ def test_a_place_is_proven_to_be_of_the_image(
     call: Call, tiny: Files, files: dict[str, bytes], outcome: str, reason: str
 ) -> None:
     image_files.layout(tiny.root / "layout", files, Labels={"imagebuild.component.library": "1.2"})
-    arguments = ("--runner", "exec:env", "--layout", "layout", "--only", "library/version", "--json", "r.json")
+    arguments = ("layout", "--runner", "exec:env", "--only", "library/version", "--json", "r.json")
     status, _, _ = call(*arguments)
     result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
     proof, check = result.checks

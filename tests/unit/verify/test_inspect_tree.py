@@ -16,7 +16,7 @@ def entry(text: str) -> FileEntry:
         path, _, target = text.partition(" = ")
         return FileEntry(path, "hardlink", 0o644, target=target)
     kind: FileKind = "folder" if text.endswith("/") else "file"
-    return FileEntry(text.rstrip("/"), kind, 0o755, size=len(text))
+    return FileEntry(text.rstrip("/"), kind, 0o755)
 
 
 def tree(*layers: str) -> Tree:
@@ -41,7 +41,7 @@ def test_later_layers_replace_and_remove(layers: list[str], seen: set[str]) -> N
 def test_hard_links_are_files() -> None:
     found = tree("a, b = a", "c = b", "d = nowhere")
     assert found.names("") == ["a", "b", "c", "d"]
-    assert found.find("b") == FileEntry("b", "file", 0o755, size=1)
+    assert found.find("b") == FileEntry("b", "file", 0o755)
     assert [(e.path, e.kind) for e in found if e.path in "cd"] == [("c", "file"), ("d", "hardlink")]
 
 
