@@ -24,6 +24,7 @@ from typing import BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
 import yaml
 
+from imagebuild.bench.models import Verdict
 from imagebuild.core.errors import ResultError
 
 
@@ -54,16 +55,18 @@ class Log:
 
 Item = TypeVar("Item")
 Parsed = list[Item | str]
-"""What a parser read of its tool in one source, empty if the source holds nothing of that tool: results, and lines (or
-pieces of JSON, shortened) that look like results and could not be read."""
+"""What a parser read of its tool, empty if there is nothing of that tool: results, and lines (or pieces of JSON,
+shortened) that look like results and could not be read."""
+ParsedLines = list[tuple[int, Item | str]]
+"""The same of text, each with the number of the line where it begins."""
 
 
-def lines_of(tool: re.Pattern[str], lines: Sequence[str], longest: int) -> Iterator[str]:
-    """Yield cleaned lines of up to `longest` characters, without blanks around them, if one is of this tool alone."""
-    if any(map(tool.match, lines)):
+def lines_of(tool: re.Pattern[str], lines: Sequence[LogLine], longest: int) -> Iterator[tuple[int, str]]:
+    """Yield lines of up to `longest` characters, without blanks around them, if one is of this tool alone."""
+    if any(tool.match(line.text) for line in lines):
         for line in lines:
-            if len(line) <= longest and (text := line.strip().removeprefix("> ")):
-                yield text
+            if len(line.text) <= longest and (text := line.text.strip().removeprefix("> ")):
+                yield line.number, text
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,64 @@ def split_prefix(text: str) -> tuple[str, str]:
         names.append(prefix.groupdict().get("process"))
         text = text[prefix.end() :]
     return " ".join(filter(None, names)), text
+
+
+# Lines by which programs and launchers say that something failed.
+
+_FAILURES: tuple[tuple[Verdict, str], ...] = (
+    ("cuda-failure", r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
+    (
+        "comm-failure",
+        r"^(?!.*remote process exited).*?(?:Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error"
+        r"|nccl(?:System|Internal|Remote)Error)",
+    ),
+    (
+        "timeout",
+        r"Test timeout \(|DUE TO (?:\w+ )?TIME LIMIT|time limit for job execution has been|APPLICATION TIMED OUT"
+        r"|DeadlineExceeded|timeout: (?:sending signal|the monitored command)|[Cc]ommand timed out"
+        r"|[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:code|status):? 124\b|[Ww]alltime \S{1,20} exceeded",
+    ),
+    ("comm-failure", r"remote process exited or there was a network error"),
+    (
+        "failed",
+        r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"
+        r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
+        r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
+        r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
+        r"|is not supported by this test|\bKilled\s{0,4}$",
+    ),
+    ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
+)
+"""Verdict and pattern of a message, the nearest to the cause first.
+
+No other error causes a CUDA error. An error of communication may end in a time limit. "remote process exited" is what
+all other ranks say. Launchers and traces say only that something happened. Nothing as short as `timeout` is searched:
+MPICH ends every output with "0 network timeouts". PMIx, which "was unable to find a usable compression library", goes
+on without one.
+"""
+_ANY_FAILURE = re.compile("|".join(pattern for _, pattern in _FAILURES))
+
+
+class Failure(NamedTuple):
+    """Hold a line that reports a failure. Of several, the least (by pattern, then line) is the cause of the others."""
+
+    pattern: int
+    """Place in `_FAILURES`."""
+    number: int
+    verdict: Verdict
+    text: str
+
+
+def failure_of(text: str, number: int) -> Failure | None:
+    """Return the failure that a line reports.
+
+    `# error:` is the last message of the library, which a run that ends well may have too.
+    """
+    text = text[:2000]
+    if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
+        return None
+    place = next(place for place, (_, pattern) in enumerate(_FAILURES) if re.search(pattern, text))
+    return Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240])
 
 
 # JSON documents between lines, also those with mistakes or without an end.

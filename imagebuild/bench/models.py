@@ -35,6 +35,12 @@ class Result(Model):
     verdict: Verdict = "ok"
     reason: str = ""
 
+    def spoiled(self, verdict: Verdict, reason: str) -> Self:
+        """Return the result with a verdict for what came after it; one that failed by itself keeps its own."""
+        if self.verdict in ("wrong-data", "comm-failure", "cuda-failure", "timeout", "failed"):
+            return self.model_copy(update={"reason": f"{self.reason}; {reason}"})
+        return self.model_copy(update={"verdict": verdict, "reason": reason})
+
 
 class Half(Model):
     """Hold one half of a row of nccl-tests: the figures out of place, or those in place."""

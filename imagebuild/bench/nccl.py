@@ -11,51 +11,46 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import fmean, median
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from imagebuild.bench import logs
 from imagebuild.bench.ceilings import forced_classes
-from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, excerpt, parse_number
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLines, excerpt, parse_number
 from imagebuild.bench.models import Collective, Half, NcclRow, Run, Verdict, bus_ratio
 from imagebuild.core.errors import plural
 
+_OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
+"""Messages that only these programs print."""
 
-def parse_nccl_text(log: Log) -> Parsed[Run]:
-    """Read the runs of a log, in the order in which they begin; nothing if the log is not of these programs."""
-    by_process, failures = _read_lines(log.lines)
-    tables = sorted((t for tables in by_process.values() for t in tables), key=lambda table: table.begin)
-    if not any(table.has_output for table in tables) and any(_OWN_FAILURE.search(f.text) for f in failures):
-        tables.append(_Table(0, found={"starting"}))
-    # A shell's trace of a command whose lines another process labels is no run of its own.
-    tables = [
-        table
-        for table, following in zip_longest(tables, tables[1:])
-        if table.has_output or following is None or not following.has_output or "command" in following.found
-    ]
-    by_table = _failures_by_table(tables, failures)
-    parsed: Parsed[Run] = []
-    for index, table in enumerate(tables):
-        # A command without output counts as a run if it failed.
-        if table.has_output or (by_table[index] and "command" in table.found):
-            warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
-            begin = tables[index - 1].end if index else 0
-            said = (variables for number, variables in log.settings if begin < number <= table.end)
-            table.facts = {**dict(item for variables in said for item in variables.items()), **table.facts}
-            parsed += [_run_of(log.path, table, by_table[index], next(warnings, "")), *table.partial]
+
+def parse_nccl_text(log: Log, failures: Sequence[logs.Failure]) -> ParsedLines[Run]:
+    """Read the runs of a log; nothing if it is not of these programs. A command without output is one if it failed."""
+    tables = sorted(_read_lines(log.lines), key=lambda table: table.begin)
+    own = [failure.number for failure in failures if _OWN_FAILURE.search(failure.text)]
+    if own and not tables:
+        tables.append(_Table(min(own), found={"starting"}))
+    parsed: ParsedLines[Run] = []
+    end = 0
+    for table, following in zip_longest(tables, tables[1:]):
+        if not table.has_output:
+            # A shell's trace of a command whose lines another process labels is no run of its own.
+            is_trace = following and following.has_output and "command" not in following.found
+            limit = following.begin if following else math.inf
+            if is_trace or not any(table.begin <= failure.number < limit for failure in failures):
+                continue
+        warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
+        for number, variables in log.settings:
+            if end < number <= table.end:
+                table.facts = {**variables, **table.facts}
+        end = table.end
+        run = _run_of(log.path, table, next(warnings, ""))
+        parsed += [(table.begin, item) for item in (run, *table.partial)]
     return parsed
-
-
-def find_failure(lines: Iterable[LogLine]) -> str:
-    """Return the line by which a program, a launcher or a scheduler says that something failed; empty without one."""
-    failures = (failure for line in lines if (failure := _failure_of(line.text, line.number)))
-    cause = min(failures, default=None)
-    return f"line {cause.number}: {cause.text}" if cause else ""
 
 
 # Lines: what a table has of them.
@@ -177,13 +172,12 @@ class _Table:
         self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
 
 
-def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]], Sequence[_Failure]]:
-    """Return the tables of each process, by its name, and the failures.
+def _read_lines(lines: Iterable[LogLine]) -> list[_Table]:
+    """Return the tables of all processes.
 
     Lines without a name are of the process that printed last, unless a process without a name printed something.
     """
     processes: dict[str, list[_Table]] = {}
-    failures: list[_Failure] = []
     last_process = ""
     for line in lines:
         name = line.process or ("" if "" in processes else last_process)
@@ -191,8 +185,6 @@ def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]
         kind, facts = _fact_of(line.text)
         entry = None
         if not kind:
-            if failure := _failure_of(line.text, line.number):
-                failures.append(failure)
             entry = _read_row(line, tables[-1].labels if tables else ())
             if entry is None and tables and tables[-1].is_open:
                 # A line may end like a row, whatever it begins with.
@@ -207,81 +199,7 @@ def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]
         tables[-1].add(kind, facts, line.number)
         tables[-1].entries += [] if entry is None else [entry]
         last_process = last_process if kind in _ASIDE else name
-    return processes, failures
-
-
-# Lines: failures.
-
-_FAILURES: tuple[tuple[Verdict, str], ...] = (
-    ("cuda-failure", r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
-    (
-        "comm-failure",
-        r"^(?!.*remote process exited).*?(?:Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error"
-        r"|nccl(?:System|Internal|Remote)Error)",
-    ),
-    (
-        "timeout",
-        r"Test timeout \(|DUE TO (?:\w+ )?TIME LIMIT|time limit for job execution has been|APPLICATION TIMED OUT"
-        r"|DeadlineExceeded|timeout: (?:sending signal|the monitored command)|[Cc]ommand timed out"
-        r"|[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:code|status):? 124\b|[Ww]alltime \S{1,20} exceeded",
-    ),
-    ("comm-failure", r"remote process exited or there was a network error"),
-    (
-        "failed",
-        r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"
-        r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
-        r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
-        r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
-        r"|is not supported by this test|\bKilled\s{0,4}$",
-    ),
-    ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
-)
-"""Verdict and pattern of a message, the nearest to the cause first.
-
-No other error causes a CUDA error. An error of communication may end in a time limit. "remote process exited" is what
-all other ranks say. Launchers and traces say only that something happened. Nothing as short as `timeout` is searched:
-MPICH ends every output with "0 network timeouts". PMIx, which "was unable to find a usable compression library", goes
-on without one.
-"""
-_ANY_FAILURE = re.compile("|".join(pattern for _, pattern in _FAILURES))
-_OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
-"""Messages that only these programs print."""
-
-
-class _Failure(NamedTuple):
-    """Hold a line that reports a failure. Of several, the least (by pattern, then line) is the cause of the others."""
-
-    pattern: int
-    """Place in `_FAILURES`."""
-    number: int
-    verdict: Verdict
-    text: str
-
-
-def _failure_of(text: str, number: int) -> _Failure | None:
-    """Return the failure that a line reports.
-
-    `# error:` is the last message of the library, which a run that ends well may have too.
-    """
-    text = text[:2000]
-    if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
-        return None
-    place = next(place for place, (_, pattern) in enumerate(_FAILURES) if re.search(pattern, text))
-    return _Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240])
-
-
-def _failures_by_table(tables: Sequence[_Table], failures: Iterable[_Failure]) -> Mapping[int, list[_Failure]]:
-    """Return the failures of each run, by index: those after its beginning. The first has those before it, too.
-
-    What a launcher or a trace says before the first run is of something else, and so is all if that run ended well.
-    """
-    by_table: dict[int, list[_Failure]] = defaultdict(list)
-    begins = [table.begin for table in tables]
-    for failure in failures:
-        index = bisect_right(begins, failure.number) - 1
-        if index >= 0 or (tables and failure.verdict != "failed" and "bounds" not in tables[0].found):
-            by_table[max(index, 0)].append(failure)
-    return by_table
+    return [table for tables in processes.values() for table in tables]
 
 
 # Lines: rows with size, count, type, operation, root, and two halves of time, algbw, busbw, wrong.
@@ -352,7 +270,7 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
 # What a table says: who took part, which sizes, and whether its figures fit each other.
 
 
-def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: str = "") -> Run:
+def _run_of(source: str, table: _Table, warning: str = "") -> Run:
     ranks, hosts, gpus, devices = _devices(table)
     compared_rows = _compared_rows(table)
     facts = Run(
@@ -373,7 +291,7 @@ def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: s
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
         compared=compared_rows == len(table.rows),
     )
-    verdict, reason = next(_verdicts(table, facts, failures, compared_rows, warning))
+    verdict, reason = next(_verdicts(table, facts, compared_rows, warning))
     return facts.model_copy(update={"verdict": verdict, "reason": reason})
 
 
@@ -509,17 +427,13 @@ def _contradiction(table: _Table, collective: str | None) -> str:
     return ""
 
 
-def _verdicts(
-    table: _Table, run: Run, failures: Iterable[_Failure], compared_rows: int, warning: str
-) -> Iterator[tuple[Verdict, str]]:
+def _verdicts(table: _Table, run: Run, compared_rows: int, warning: str) -> Iterator[tuple[Verdict, str]]:
     """Yield the verdicts that a run deserves, with their reasons: the worst and the cause first, `ok` last."""
     facts, rows = table.facts, len(table.rows)
     wrong = sum(half.wrong or 0 for row in table.rows for half in row.halves)
     bounds = int(facts.get("bounds") or 0)
     if wrong or bounds or facts.get("bounds_state") == "FAILED":
         yield "wrong-data", f"{wrong} wrong elements in the rows read, {bounds} checks out of bounds"
-    for failure in sorted(failures):
-        yield failure.verdict, f"line {failure.number}: {failure.text}"
     if facts.get("average_state") == "FAILED":
         yield "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"
     warned = f"; NCCL warned: {warning}" if warning else ""
@@ -567,13 +481,13 @@ def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
     if "nccl_version" not in top and "minimum_bytes" not in logs.json_object(top.get("config")):
         return None
     table = _json_table(top, document.number)
-    failures: list[_Failure] = []
-    if "bounds" not in table.found:
+    run = _run_of(source, table)
+    errors = [error for error in map(str, logs.json_list(top.get("errors"))) if error.strip()]
+    if errors and "bounds" not in table.found:
         # The run did not come to its end: the last errors of the library are the cause.
-        for error in filter(str.strip, map(str, logs.json_list(top.get("errors")))):
-            unknown = _Failure(1, document.number, "comm-failure", error[:240])
-            failures.append(_failure_of(error, document.number) or unknown)
-    return [_run_of(source, table, failures), *table.partial]
+        cause = min(logs.failure_of(error, 0) or logs.Failure(1, 0, "comm-failure", error[:240]) for error in errors)
+        run = run.spoiled(cause.verdict, cause.text)
+    return [run, *table.partial]
 
 
 def _json_table(top: Mapping[str, object], number: int) -> _Table:
@@ -641,25 +555,3 @@ def _word(value: object) -> str:
     """Return an integer of a JSON document as text would have it; empty for every other value."""
     number = logs.json_number(value)
     return "" if number is None else f"{round(number)}"
-
-
-# Runs that were both printed as text and written as JSON.
-
-
-def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
-    """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
-
-    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
-    rest. A run that is broken in one of the forms has another verdict there, and stays.
-    """
-    known = Counter(map(_shape_of, printed))
-    others = []
-    for run in written:
-        others += [] if run.rows and known[_shape_of(run)] > 0 else [run]
-        known[_shape_of(run)] -= 1
-    return (*others, *printed)
-
-
-def _shape_of(run: Run) -> tuple[object, ...]:
-    rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
-    return run.collective, run.ranks, run.verdict, rows

@@ -46,10 +46,10 @@ _DEVICE = re.compile(
 )
 
 
-def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[BandwidthTest]:
-    """Read the tests of nvbandwidth in cleaned lines."""
+def parse_nvbandwidth_text(source: str, lines: Sequence[logs.LogLine]) -> logs.ParsedLines[BandwidthTest]:
+    """Read the tests of nvbandwidth."""
     reader = _NvbandwidthReader(source)
-    for text in logs.lines_of(_MARK, lines, longest=100_000):
+    for reader.line, text in logs.lines_of(_MARK, lines, longest=100_000):
         reader.read(text)
     reader.end_test()
     return reader.parsed
@@ -59,6 +59,8 @@ def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[Ban
 class _OpenTest:
     """Collect what a test prints before the line with its sum."""
 
+    line: int
+    """Where it begins."""
     description: str = ""
     columns: int | None = None
     """Of its matrix, once the header came."""
@@ -69,7 +71,8 @@ class _OpenTest:
 @dataclass
 class _NvbandwidthReader:
     source: str
-    parsed: logs.Parsed[BandwidthTest] = field(default_factory=list)
+    line: int = 0
+    parsed: logs.ParsedLines[BandwidthTest] = field(default_factory=list)
     version: str | None = None
     running: str | None = None
     """The test that was announced last; its matrices, one or several, follow."""
@@ -83,16 +86,16 @@ class _NvbandwidthReader:
             return
         if match := _SUM.fullmatch(text):
             is_cut = not match["more"] and not match["unit"] and not _CELL.fullmatch(match["sum"])
-            self.parsed += [excerpt(text)] if is_cut else []
-            self.test = self.test or _OpenTest()
+            self.parsed += [(self.line, excerpt(text))] if is_cut else []
+            self.test = self.test or _OpenTest(self.line)
             self.end_test(match["name"], None if is_cut else parse_number(match["sum"]), match["unit"])
         elif _DESCRIPTION.fullmatch(text):
             if self.test and self.test.description:
                 self.end_test()
-            self.test = _OpenTest(text)
+            self.test = _OpenTest(self.line, text)
         elif match := _RUNNING.fullmatch(text):
             self.end_test()
-            self.running, self.test, self.has_failed = match[1], _OpenTest(), False
+            self.running, self.test, self.has_failed = match[1], _OpenTest(self.line), False
         elif match := _VERSION.match(text):
             self.end_test()
             self.version, self.running, self.devices, self.has_failed = match[1], None, [], False
@@ -132,7 +135,7 @@ class _NvbandwidthReader:
             test.rows.append(tuple(map(parse_number, values)))
         elif is_whole or (is_next and any(map(logs.is_table_value, values))):
             test.has_unread_row = True
-            self.parsed.append(excerpt(text))
+            self.parsed.append((self.line, excerpt(text)))
         else:
             return False
         return True
@@ -158,13 +161,12 @@ class _NvbandwidthReader:
         self, name: str | None, verdict: Verdict, reason: str, unit: str | None = None, total: float | None = None
     ) -> None:
         """Add a test with the matrix that is open, and close that."""
-        test, self.test = self.test or _OpenTest(), None
-        self.parsed.append(
-            BandwidthTest(
-                source=self.source, tool_version=self.version, name=name, unit=_unit_of(test.description) or unit,
-                verdict=verdict, matrix=tuple(test.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
-            )
+        test, self.test = self.test or _OpenTest(self.line), None
+        result = BandwidthTest(
+            source=self.source, tool_version=self.version, name=name, unit=_unit_of(test.description) or unit,
+            verdict=verdict, matrix=tuple(test.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
         )  # fmt: skip
+        self.parsed.append((test.line, result))
 
 
 def _unit_of(description: str | None) -> str | None:

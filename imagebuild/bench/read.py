@@ -7,17 +7,19 @@ that look like results and could not be read are counted in the file's `Source`,
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from imagebuild.bench import logs
 from imagebuild.bench.dcgm import parse_dcgm_json
-from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
-from imagebuild.bench.models import Result, Results, Source, Verdict
-from imagebuild.bench.nccl import find_failure, merge_runs, parse_nccl_json, parse_nccl_text
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLines
+from imagebuild.bench.models import Result, Results, Run, Source
+from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
     NVSHMEM,
@@ -30,7 +32,7 @@ from imagebuild.bench.tables import (
 )
 from imagebuild.core.errors import ConfigError
 
-_TextParser = Callable[[str, Sequence[str]], Parsed[Any]]
+_TextParser = Callable[[str, Sequence[LogLine]], ParsedLines[Any]]
 _JsonParser = Callable[[str, JsonDocument], Parsed[Any] | None]
 _PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = (
     ("nccl-tests", "runs", None, parse_nccl_json),
@@ -63,7 +65,7 @@ def read_files(files: Iterable[Path | str]) -> Results:
     everything: dict[str, list[Any]] = defaultdict(list)
     for file in files:
         try:
-            log = read_log(file)
+            log = logs.read_log(file)
         except OSError as error:
             why = f"{error.strerror or error}; name logs, JSON files or folders"
             raise ConfigError(f"{file}: cannot be read: {why}") from None
@@ -74,49 +76,48 @@ def read_files(files: Iterable[Path | str]) -> Results:
 
 def read_text(source: str, text: str) -> Results:
     """Read a text that `source` printed. It may hold no output of a benchmark."""
-    return _parse_log(log_from_text(source, text))
+    return _parse_log(logs.log_from_text(source, text))
+
+
+@dataclass
+class _Entry:
+    """Hold what a parser read, or a text that it could not read."""
+
+    line: int
+    """Where it begins."""
+    tool: str
+    part: str
+    item: Any
 
 
 def _parse_log(log: Log) -> Results:
-    parts: dict[str, list[Any]] = defaultdict(list)
-    tools: dict[str, None] = {}
-    unread: list[str] = []
-
-    def add(tool: str, part: str, parsed: Parsed[Any]) -> None:
-        tools.update(dict.fromkeys([tool] if parsed else ()))
-        for entry in parsed:
-            (unread if isinstance(entry, str) else parts[part]).append(entry)
-
     by_process: dict[str, list[LogLine]] = defaultdict(list)
     for line in log.lines:
         by_process[line.process].append(line)
+    entries: list[_Entry] = []
     outside: list[LogLine] = []
     waiting = list(by_process.values())
     for lines in waiting:
-        documents, others = extract_json(lines)
+        documents, others = logs.extract_json(lines)
         outside += others
-        texts = [line.text for line in others]
         for document in documents:
+            entries += _read_document(log.path, document)
             # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
-            waiting += [log_from_text(log.path, text).lines for text in _printed_in(document.value)]
-        unread += [f"line {d.number}: a JSON document that cannot be read" for d in documents if d.value is None]
-        for tool, part, parse_text, parse_json in _PARSERS:
-            for document in documents:
-                if parse_json and (parsed := parse_json(log.path, document)) is not None:
-                    cut = "the JSON document has no end"  # so its last result may not be whole
-                    add(tool, part, parsed if document.is_whole else _spoiled(parsed, "truncated", cut))
-                    if not document.is_whole:
-                        unread.append(f"line {document.number}: a JSON document of {tool} without its end")
+            texts = (logs.log_from_text(log.path, text).lines for text in _printed_in(document.value))
+            waiting += [[line._replace(number=document.number) for line in text] for text in texts]
+        for tool, part, parse_text, _ in _PARSERS:
             if parse_text:
-                add(tool, part, parse_text(log.path, texts))
+                entries += [_Entry(number, tool, part, item) for number, item in parse_text(log.path, others)]
     outside.sort(key=lambda line: line.number)
-    json_runs = parts.pop("runs", [])
-    add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
-    printed, parts["runs"] = parts["runs"], list(merge_runs(parts["runs"], json_runs))
-    # What launchers print belongs to the text of nccl-tests, if there is any; else to what was read last.
-    if not printed and (failure := find_failure(outside)):
-        kind = next((kind for kind in reversed(parts) if parts[kind]), "runs")
-        parts[kind] = _spoiled(parts[kind], "failed", failure)
+    failures = sorted(failure for line in outside if (failure := logs.failure_of(line.text, line.number)))
+    runs = parse_nccl_text(replace(log, lines=outside), failures)
+    entries = [*_unprinted(entries, runs), *(_Entry(number, "nccl-tests", "runs", item) for number, item in runs)]
+    entries.sort(key=lambda entry: entry.line)
+    _place_failures([entry for entry in entries if isinstance(entry.item, Result)], failures)
+    parts: dict[str, list[Any]] = defaultdict(list)
+    for entry in entries:
+        parts["unread" if isinstance(entry.item, str) else entry.part].append(entry.item)
+    unread, tools = parts.pop("unread", []), dict.fromkeys(entry.tool for entry in entries if entry.tool)
     source = Source(
         path=log.path,
         tools=tuple(tools),
@@ -128,14 +129,54 @@ def _parse_log(log: Log) -> Results:
     return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})
 
 
-def _spoiled(parsed: Parsed[Any], verdict: Verdict, reason: str) -> Parsed[Any]:
-    """Return what was read, with a verdict on its last result, unless that failed by itself."""
-    for at in range(len(parsed) - 1, -1, -1):
-        if isinstance(last := parsed[at], Result):
-            changes = {"reason": "; ".join(filter(None, (last.reason, reason)))}
-            changes |= {"verdict": verdict} if last.verdict in ("ok", "waived", "warned") else {}
-            return [*parsed[:at], last.model_copy(update=changes), *parsed[at + 1 :]]
-    return parsed
+def _read_document(path: str, document: JsonDocument) -> Iterator[_Entry]:
+    """Yield what the tools read of a JSON document. If it has no end, the last result may not be whole."""
+    if document.value is None:
+        yield _Entry(document.number, "", "", f"line {document.number}: a JSON document that cannot be read")
+    for tool, part, _, parse_json in _PARSERS:
+        parsed: list[Any] | None = parse_json(path, document) if parse_json else None
+        if parsed is not None and not document.is_whole:
+            cut = "the JSON document has no end"
+            for at in [at for at, item in enumerate(parsed) if isinstance(item, Result)][-1:]:
+                parsed[at] = parsed[at].spoiled("truncated", cut)
+            yield _Entry(document.number, "", "", f"line {document.number}: a JSON document of {tool} without its end")
+        for item in parsed or ():
+            yield _Entry(document.number, tool, part, item)
+
+
+def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator[_Entry]:
+    """Yield the entries but for runs of nccl-tests, written as JSON, that were `printed` as text, too.
+
+    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
+    rest. A run that is broken in one of the forms alone stays.
+    """
+
+    def shape(run: Run) -> tuple[object, ...]:
+        rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
+        return run.collective, run.ranks, run.verdict == "ok", rows
+
+    known = Counter(shape(run) for _, run in printed if isinstance(run, Run) and run.rows)
+    for entry in entries:
+        if isinstance(entry.item, Run) and known[shape(entry.item)]:
+            known[shape(entry.item)] -= 1
+        else:
+            yield entry
+
+
+def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure]) -> None:
+    """Give each failure's verdict to the result that began last before it; of several, the first is the cause.
+
+    Before a run of nccl-tests, whose first line begins it, a launcher or a trace speaks of something else, and so do
+    all if that run is whole. Other programs begin before their first result.
+    """
+    begins = [entry.line for entry in entries]
+    causes: dict[int, logs.Failure] = {}
+    for failure in failures if entries else ():
+        at, first = bisect_right(begins, failure.number) - 1, entries[0].item
+        if at >= 0 or not isinstance(first, Run) or (failure.verdict != "failed" and first.verdict != "ok"):
+            causes.setdefault(max(at, 0), failure)
+    for at, cause in causes.items():
+        entries[at].item = entries[at].item.spoiled(cause.verdict, f"line {cause.number}: {cause.text}")
 
 
 def _printed_in(value: object) -> Iterator[str]:
