@@ -1,7 +1,6 @@
 """Split a log into lines of single processes and JSON documents, and read the numbers in them.
 
-A log may come from any launcher, terminal or copy: prefixes, colours and debug output of NCCL and UCX are removed here,
-so that parsers see what their program printed.
+Prefixes of launchers, colours and debug output are removed here, so that parsers see what their program printed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -117,16 +116,12 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
 
     Raises OSError if it cannot be opened, and ResultError when damaged compressed data are read in the block.
     """
-    with ExitStack() as opened:
-        is_input = str(path) == "-"
-        file = io.BytesIO(_standard_input(sys.stdin)) if is_input else opened.enter_context(path.open("rb"))
+    with io.BytesIO(_standard_input(sys.stdin)) if str(path) == "-" else path.open("rb") as file:
         content: BinaryIO = file if file.seekable() else io.BytesIO(file.read())
-        if content.read(2) == b"\x1f\x8b":
-            content.seek(0)
-            content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
+        is_compressed = content.read(2) == b"\x1f\x8b"
         content.seek(0)
         try:
-            yield content
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=content)) if is_compressed else content
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ResultError(f"{path}: its compressed data are cut or damaged: {error}; name a whole file") from None
 
@@ -408,8 +403,7 @@ def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
 
 _INTEGER = re.compile(r"\d{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
-_NO_NUMBER = frozenset(("n/a", "nan", "-nan", "+nan", "inf", "-inf", "+inf"))
-_LONGEST_NUMBER = 64
+_NO_NUMBER = re.compile(r"n/a|[+-]?(?:nan|inf)", re.IGNORECASE)
 _LONGEST_EXCERPT = 200
 
 
@@ -420,15 +414,13 @@ def parse_integer(word: str) -> int | None:
 
 def parse_number(word: str) -> float | None:
     """Return the finite number that the word is; None for every other word, also for N/A and nan."""
-    if len(word) > _LONGEST_NUMBER or not _NUMBER.fullmatch(word):
-        return None
-    value = float(word)
+    value = float(word) if _NUMBER.fullmatch(word) else math.inf
     return value if math.isfinite(value) else None
 
 
 def is_table_value(word: str) -> bool:
     """Return whether a column of numbers can hold this word: a number, N/A, nan or infinity."""
-    return len(word) <= _LONGEST_NUMBER and (_NUMBER.fullmatch(word) is not None or word.lower() in _NO_NUMBER)
+    return bool(_NUMBER.fullmatch(word) or _NO_NUMBER.fullmatch(word))
 
 
 def json_number(value: object) -> float | None:

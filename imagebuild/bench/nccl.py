@@ -1,9 +1,6 @@
 """Read the runs that nccl-tests and rccl-tests print: tables of every release since 2.10, and the JSON of `-J`.
 
-What a process prints fills tables, one for each run: its parameters, ranks, rows and footer. A JSON document fills a
-table with the same facts. A table, and the failures after its beginning, become a `Run` with a verdict. A run that was
-both printed as text and written as JSON is merged.
-
+What a process prints fills tables, one for each run: its parameters, ranks, rows and footer; so does a JSON document.
 Rows are read by their shape, since headers are often missing; a header says what the shape leaves open.
 """
 
@@ -16,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import fmean, median
-from typing import get_args
+from typing import Any, get_args
 
 from imagebuild.bench import logs
 from imagebuild.bench.ceilings import forced_classes
@@ -137,12 +134,11 @@ class _Table:
 
     @property
     def has_output(self) -> bool:
-        """Return whether the program itself printed something, rather than its command alone."""
         return bool(self.found - _ASIDE)
 
     @property
     def stage(self) -> int:
-        """Return how far the run came; 0 if only what has no stage was printed."""
+        """Return how far the run came."""
         return max((_STAGES.get(kind, 0) for kind in self.found), default=0)
 
     @property
@@ -156,11 +152,10 @@ class _Table:
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
         """Return whether a line of this kind, which follows, belongs to the next run: most come once, in order."""
-        if kind not in _STAGES or _STAGES[kind] < self.stage:
-            return kind in _STAGES
+        is_repeated = kind in self.found - {"command", "row"}
         if kind == "rank":
-            return int(facts["rank"]) in self.ranks
-        return kind in self.found - {"command", "row"}
+            is_repeated = int(facts["rank"]) in self.ranks
+        return kind in _STAGES and (is_repeated or _STAGES[kind] < self.stage)
 
     def add(self, kind: str, facts: Mapping[str, str], number: int) -> None:
         """Add what a line says; what is in a row is added beside this."""
@@ -228,10 +223,7 @@ _END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\
 
 
 def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
-    """Return the row in a line, its text if it cannot be read; None if there is none.
-
-    `labels` are those of the header, if there was one.
-    """
+    """Return the row in a line, its text if it cannot be read; None if there is none. `labels` are of the header."""
     lead = _LEAD.search(line.text)
     if lead is None:
         return None
@@ -243,7 +235,11 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     is_cut = figures is None or size < count * element or ("i_min" in labels and not figures["iterations"])
     if figures is None or is_cut or (line.is_joined and not _is_consistent(size, count * element, printed)):
         return line.text.strip() if element else None
-    halves = [_half(*map(parse_number, half)) for half in printed]
+    halves = []
+    for half in printed:
+        time, algbw, busbw, wrong = map(parse_number, half)
+        wrong = None if wrong is None else round(wrong)
+        halves.append(Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong))
     return NcclRow(
         size_bytes=size,
         count=count,
@@ -253,10 +249,6 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
         out_of_place=halves[0],
         in_place=halves[1],
     )
-
-
-def _half(time: float | None, algbw: float | None, busbw: float | None, wrong: float | None) -> Half:
-    return Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=None if wrong is None else round(wrong))
 
 
 def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> bool:
@@ -271,7 +263,6 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
 
 
 def _run_of(source: str, table: _Table, warning: str = "") -> Run:
-    ranks, hosts, gpus, devices = _devices(table)
     compared_rows = _compared_rows(table)
     facts = Run(
         source=source,
@@ -280,11 +271,7 @@ def _run_of(source: str, table: _Table, warning: str = "") -> Run:
         collective=_collective_of(table.facts.get("program", ""))
         or _infer_collective(table.rows, table.labels)
         or _collective_of(table.facts.get("command", "")),
-        ranks=ranks,
-        nodes=len(hosts) or None,
-        hosts=hosts,
-        gpus=gpus,
-        devices=devices,
+        **_participants(table),
         algorithms=forced_classes(table.facts),
         rows=tuple(table.rows),
         partial_rows=len(table.partial),
@@ -314,38 +301,35 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
     ratio = bus_ratio(rows, least=2)  # below, its digits are too few
     data = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
     is_divided = {size > elements for size, elements in data if size and elements}
-    if ratio is None or len(is_divided) != 1:
+    if ratio is None or len(is_divided) != 1 or (is_divided == {False} and ratio <= 0.99):
         return None
-    if is_divided == {True}:
-        return "reduce_scatter" if is_reducing and not is_rooted else None
-    if ratio <= 0.99:
-        return None
-    if is_reducing:
-        return "reduce" if is_rooted else "all_reduce"
-    return "broadcast" if is_rooted else None
+    names = {
+        (True, True, False): "reduce_scatter", (False, True, False): "all_reduce", (False, True, True): "reduce",
+        (False, False, True): "broadcast",
+    }  # fmt: skip
+    return names.get((*is_divided, is_reducing, is_rooted))
 
 
 _BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
 
 
-def _devices(table: _Table) -> tuple[int | None, tuple[str, ...], int | None, tuple[str, ...]]:
-    """Return what the list of devices says: ranks, all hosts in the order of ranks, number and names of GPUs.
+def _participants(table: _Table) -> dict[str, Any]:
+    """Return what the list of devices says of ranks, hosts and GPUs, by the names that `Run` has; hosts if it is whole.
 
-    The name that most GPUs have comes first. Before 2.15 a bus has no domain, so buses 0 and 1, which machines have in
-    every domain, do not tell GPUs apart. The list of a JSON document has one device for `each` so many ranks.
+    Before 2.15 a bus has no domain, so buses 0 and 1, which machines have in every domain, do not tell GPUs apart. The
+    list of a JSON document has one device for `each` so many ranks.
     """
     listed = [table.ranks[rank] for rank in sorted(table.ranks)]
-    if not listed:
-        return None, (), None, ()
-    ranks = max(table.ranks) + 1
+    ranks = max(table.ranks, default=-1) + 1
     names = Counter(device["name"] for device in listed if device["name"])
-    devices = tuple(name for name, _ in names.most_common())
-    if len(listed) < ranks:
-        return ranks, (), None, devices
-    hosts = tuple(dict.fromkeys(device["host"] for device in listed))
-    places = {(device["host"], device["bus"]) for device in listed}
-    gpus = len(places) if all(_BUS.fullmatch(bus) for _, bus in places) else None
-    return ranks * int(listed[-1].get("each", 1)) or None, hosts, gpus, devices
+    facts: dict[str, Any] = {"ranks": ranks or None, "devices": tuple(name for name, _ in names.most_common())}
+    if listed and len(listed) == ranks:
+        hosts = tuple(dict.fromkeys(device["host"] for device in listed))
+        places = {(device["host"], device["bus"]) for device in listed}
+        gpus = len(places) if all(_BUS.fullmatch(bus) for _, bus in places) else None
+        ranks *= int(listed[-1].get("each", 1))
+        facts |= {"ranks": ranks or None, "nodes": len(hosts), "hosts": hosts, "gpus": gpus}
+    return facts
 
 
 def _compared_rows(table: _Table) -> int:
@@ -431,7 +415,7 @@ def _verdicts(table: _Table, run: Run, compared_rows: int, warning: str) -> Iter
     """Yield the verdicts that a run deserves, with their reasons: the worst and the cause first, `ok` last."""
     facts, rows = table.facts, len(table.rows)
     wrong = sum(half.wrong or 0 for row in table.rows for half in row.halves)
-    bounds = int(facts.get("bounds") or 0)
+    bounds = round(parse_number(facts.get("bounds", "")) or 0)
     if wrong or bounds or facts.get("bounds_state") == "FAILED":
         yield "wrong-data", f"{wrong} wrong elements in the rows read, {bounds} checks out of bounds"
     if facts.get("average_state") == "FAILED":
@@ -476,26 +460,13 @@ def _verdicts(table: _Table, run: Run, compared_rows: int, warning: str) -> Iter
 
 
 def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
-    """Read the run of a JSON document; None if it is not of nccl-tests."""
+    """Read the run of a JSON document, as a table; None if it is not of nccl-tests."""
     top = logs.json_object(document.value)
-    if "nccl_version" not in top and "minimum_bytes" not in logs.json_object(top.get("config")):
-        return None
-    table = _json_table(top, document.number)
-    run = _run_of(source, table)
-    errors = [error for error in map(str, logs.json_list(top.get("errors"))) if error.strip()]
-    if errors and "bounds" not in table.found:
-        # The run did not come to its end: the last errors of the library are the cause.
-        cause = min(logs.failure_of(error, 0) or logs.Failure(1, 0, "comm-failure", error[:240]) for error in errors)
-        run = run.spoiled(cause.verdict, cause.text)
-    return [run, *table.partial]
-
-
-def _json_table(top: Mapping[str, object], number: int) -> _Table:
-    """Return what a JSON document says, as the table of a run that was printed."""
-    table = _Table(number)
     config = logs.json_object(top.get("config"))
+    if "nccl_version" not in top and "minimum_bytes" not in config:
+        return None
     variables = (text.partition("=") for text in map(str, logs.json_list(top.get("env"))))
-    table.facts = {name: value for name, _, value in variables if name.startswith("NCCL_")}
+    table = _Table(document.number, facts={name: value for name, _, value in variables if name.startswith("NCCL_")})
     parameters = {
         "min": "minimum_bytes", "max": "maximum_bytes", "factor": "step_factor", "bytes": "step_bytes",
         "validation": "validation",
@@ -510,45 +481,37 @@ def _json_table(top: Mapping[str, object], number: int) -> _Table:
     for entry in map(logs.json_object, logs.json_list(top.get("results"))):
         if "cpu_time" in logs.json_object(entry.get("out_of_place")):
             table.facts["labels"] = "root cputime"
-        table.entries.append(_json_row(entry) or excerpt(f"results: {entry!r}"))
-    bounds = logs.json_object(top.get("out_of_bounds"))
-    count, state = _word(bounds.get("count")), _json_state(bounds)
-    if count or state == "FAILED":
-        table.add("bounds", {"bounds": count, "bounds_state": state}, number)
-    # The first releases with JSON have a typing error in both keys.
-    for outer, key in (("average_bus_bandwidth", "bandwidth"), ("average_bus_bandwidith", "bandwidith")):
-        if average := logs.json_object(top.get(outer)):
-            value = str(logs.json_number(average.get(key)))
-            table.add("average", {"average": value, "average_state": _json_state(average)}, number)
-    return table
+        row = _read_row(LogLine(_json_row(entry), "", document.number), ())
+        table.entries.append(row if isinstance(row, NcclRow) else excerpt(f"results: {entry!r}"))
+    # The first releases with JSON have a typing error in both keys of the average.
+    for kind, outer, key in (
+        ("bounds", "out_of_bounds", "count"),
+        ("average", "average_bus_bandwidth", "bandwidth"),
+        ("average", "average_bus_bandwidith", "bandwidith"),
+    ):
+        footer = logs.json_object(top.get(outer))
+        value, has_failed = logs.json_number(footer.get(key)), str(footer.get("okay")).lower() == "false"
+        if value is not None or has_failed:
+            facts = {kind: f"{value}", f"{kind}_state": "FAILED" if has_failed else "OK"}
+            table.add(kind, facts, document.number)
+    run = _run_of(source, table)
+    errors = [error for error in map(str, logs.json_list(top.get("errors"))) if error.strip()]
+    if errors and "bounds" not in table.found:
+        # The run did not come to its end: the last errors of the library are the cause.
+        cause = min(logs.failure_of(error, 0) or logs.Failure(1, 0, "comm-failure", error[:240]) for error in errors)
+        run = run.spoiled(cause.verdict, cause.text)
+    return [run, *table.partial]
 
 
-def _json_state(footer: Mapping[str, object]) -> str:
-    return "FAILED" if str(footer.get("okay", "")).lower() == "false" else "OK"
-
-
-def _json_row(entry: Mapping[str, object]) -> NcclRow | None:
-    """Return a row; None if it is not whole."""
-    size, count, root = (_word(entry.get(key)) for key in ("size", "count", "root"))
-    halves: list[Half] = []
-    for name in ("out_of_place", "in_place"):
-        values = entry.get(name)
-        if name not in entry or (isinstance(values, dict) and not {"bus_bw", "nwrong"} <= values.keys()):
-            return None
-        half = logs.json_object(values)
-        time = half.get("time", half.get("cpu_time"))
-        halves.append(_half(*map(logs.json_number, (time, half.get("alg_bw"), half.get("bus_bw"), half.get("nwrong")))))
-    if not size or not count:
-        return None
-    return NcclRow(
-        size_bytes=int(size),
-        count=int(count),
-        dtype=str(entry.get("type", "")),
-        redop=str(entry.get("redop") or "").strip() or None,
-        root=int(root) if root else None,
-        out_of_place=halves[0],
-        in_place=halves[1] if entry["in_place"] else None,
-    )
+def _json_row(entry: Mapping[str, object]) -> str:
+    """Return a row of a document as text; one that is not whole has fewer words."""
+    words = [_word(entry.get("size")), _word(entry.get("count")), str(entry.get("type"))]
+    words += [str(entry.get("redop") or ""), _word(entry.get("root"))]
+    for half in (logs.json_object(entry.get(name)) for name in ("out_of_place", "in_place")):
+        figures = [logs.json_number(half[key]) for key in ("time", "cpu_time", "alg_bw", "bus_bw") if key in half]
+        words += ["nan" if figure is None else f"{figure}" for figure in figures]
+        words += [_word(half["nwrong"]) or "N/A"] if "nwrong" in half else []
+    return " ".join(words)
 
 
 def _word(value: object) -> str:
