@@ -81,10 +81,9 @@ def judge_results(
 
     Raises ConfigError for an algorithm that is not a class of `ceilings`.
     """
-    expected = expected or Expected()
-    for algorithm in set(expected.algorithms) - set(get_args(AlgorithmName)):
-        known = ", ".join(get_args(AlgorithmName))
-        raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {known}")
+    expected, known = expected or Expected(), get_args(AlgorithmName)
+    for algorithm in set(expected.algorithms).difference(known):
+        raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {', '.join(known)}")
     diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
     return (
         *(_judge_run(run, results.runs, profile, expected) for run in results.runs),
@@ -134,8 +133,7 @@ def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected:
 def _nodes_of(run: Run, expected: Expected) -> int | None:
     """Return the number of hosts: what the output lists, or else the caller says.
 
-    Several hosts with the same name look like one host whose ranks share GPUs. As NCCL refuses that, the caller's
-    number counts then.
+    Several hosts of one name look like one whose ranks share GPUs. As NCCL refuses that, the caller's number counts.
     """
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
@@ -145,48 +143,40 @@ def _nodes_of(run: Run, expected: Expected) -> int | None:
 def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Claim:
     """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
+    counts = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
     wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
     wrong = [
-        f"{is_} of {plural(should, noun)} took part"
-        for is_, should, noun in ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
-        if is_ and should and is_ != should
+        f"{is_} of {plural(should, noun)} took part" for is_, should, noun in counts if should and is_ != should and is_
     ]
-    if problem := _foreign_devices(run.devices, profile):
-        wrong.append(problem)
-    apart = ""
-    if run.ranks == 1:
-        alike = [other for other in runs if other.ranks == 1 and other.collective == run.collective]
-        tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
-        if tables > 1 or files > 1:
-            what = f"{tables} tables" if tables > 1 else f"{files} files with a table"
-            apart = f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
-        # Files may be of several jobs, unless more ranks were asked for.
-        if tables > 1 or (files > 1 and (wanted or 1) > 1):
-            wrong.append(apart)
-    if ranks and run.ranks != 1 and (ratio := _wrong_ratio(run, ranks)):
-        wrong.append(f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}")
-    if wrong:
-        return Claim(state="incomplete", reason="; ".join(wrong))
+    wrong += [_foreign_devices(run.devices, profile), _not_joined(run, runs, wanted), _wrong_ratio(run, ranks)]
+    if ranks and run.gpus and run.gpus < ranks and nodes == run.nodes:
+        shared = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
+        wrong.append(f"{shared}; if these are hosts of the same name, say with --nodes how many")
+    if any(wrong):
+        return Claim(state="incomplete", reason="; ".join(filter(None, wrong)))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
-    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
-    if unknown and (asked or not ranks):
+    unknown = [f"{noun}s" for count, _, noun in counts if count is None]
+    if ranks is None or (unknown and asked):
         what = f"the output does not list the {' and '.join(unknown)}"
         if run.devices and run.tool not in NEVER_COMPARE:
             what = "the output's list of devices is incomplete"
         options = " and ".join(f"--{noun}" for noun in unknown)
         return Claim(state="not known", reason=f"{what}; say how many with {options}", allow=asked)
-    assert ranks
-    if run.gpus and run.gpus < ranks and nodes == run.nodes:
-        reason = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
-        if nodes == 1 and ranks % run.gpus == 0:
-            hosts = ranks // run.gpus
-            reason += f"; if these were {hosts} hosts that have the same name, say so with --nodes {hosts}"
-        return Claim(state="incomplete", reason=reason)
-    scale = ", ".join(plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count)
+    scale = ", ".join(plural(count, noun) for count, _, noun in counts if count)
     if not asked:
-        reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many there should be")))
+        reason = f"{scale}; neither a profile nor --ranks says how many there should be"
         return Claim(state="not known", reason=reason)
     return _gpus_claim(ranks, wanted or ranks, scale)
+
+
+def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
+    """Return that a run of one rank is one of several; of several files, only if more ranks were asked for."""
+    alike = [other for other in runs if run.ranks == other.ranks == 1 and other.collective == run.collective]
+    tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
+    if tables <= 1 and (files <= 1 or (wanted or 1) <= 1):
+        return ""
+    what = f"{tables} tables" if tables > 1 else f"{files} files with a table"
+    return f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
 
 
 def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
@@ -206,15 +196,17 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     return f"it ran on {', '.join(others)}, but {profile.name} describes {own}"
 
 
-def _wrong_ratio(run: Run, ranks: int) -> float | None:
-    """Return busbw / algbw of a run if it is not that of so many ranks."""
+def _wrong_ratio(run: Run, ranks: int | None) -> str:
+    """Return that busbw / algbw is not that of so many ranks."""
     ratio = bus_ratio(run.rows, RATIO_LEAST)
-    if ratio is None or run.collective not in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
-        return None
+    known = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
+    if ratio is None or not ranks or run.ranks == 1 or run.collective not in known:
+        return ""
     right = (2 if run.collective == "all_reduce" else 1) * (ranks - 1) / ranks
     # The first releases printed the same for both, but for all_reduce.
-    is_old = run.collective != "all_reduce" and ratio == 1
-    return None if is_old or abs(ratio - right) <= RATIO_ERROR else ratio
+    if abs(ratio - right) <= RATIO_ERROR or (run.collective != "all_reduce" and ratio == 1):
+        return ""
+    return f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}"
 
 
 def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound: str) -> SpeedClaim:

@@ -303,7 +303,7 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
     is_divided = {size > elements for size, elements in data if size and elements}
     if ratio is None or len(is_divided) != 1 or (is_divided == {False} and ratio <= 0.99):
         return None
-    names = {
+    names: dict[tuple[bool, ...], str] = {
         (True, True, False): "reduce_scatter", (False, True, False): "all_reduce", (False, True, True): "reduce",
         (False, False, True): "broadcast",
     }  # fmt: skip

@@ -6,7 +6,7 @@ Each begins with a title and a header, whose columns are known by their names, b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,8 +30,8 @@ class _TableBuilder:
     errors: list[str] = field(default_factory=list)
     compared: bool = False
     has_unread_row: bool = False
-    wrong_figures: list[str] = field(default_factory=list)
-    """What is wrong with figures that are no number, or below zero."""
+    wrong_figure: str = ""
+    """What is wrong with a figure that is no number, or below zero."""
     is_closed: bool = False
     """Whether no row can follow."""
 
@@ -49,29 +49,23 @@ class _TableBuilder:
         self.rows.append(TableRow(size_bytes=size, latency_us=latency or None, **rates))
         for value in values.values():
             if value is None or value < 0:
-                what = "is no number" if value is None else "is negative"
-                self.wrong_figures.append(f"a figure with {size} bytes {what}")
+                self.wrong_figure = f"a figure with {size} bytes is {'no number' if value is None else 'negative'}"
 
     def table(self, source: str) -> PerftestTable:
-        verdict, reason = next(self._verdicts())
+        """Return the table with the worst verdict that it deserves."""
+        verdicts: tuple[tuple[object, Verdict, str], ...] = (
+            (self.errors, "failed", "; ".join(dict.fromkeys(self.errors))[:1000]),
+            (self.has_unread_row, "truncated", "a row could not be read"),
+            (not self.columns, "no-data", "no result was printed"),
+            (not self.rows, "truncated", "the output ends before the first row"),
+            (self.wrong_figure, "failed", self.wrong_figure),
+            (True, "ok", ""),
+        )
+        _, verdict, reason = next(known for known in verdicts if known[0])
         return PerftestTable(
             source=source, tool=self.tool, test=self.test, unit=self.unit, rows=tuple(self.rows),
             compared=self.compared, verdict=verdict, reason=reason,
         )  # fmt: skip
-
-    def _verdicts(self) -> Iterator[tuple[Verdict, str]]:
-        """Yield the verdicts that the table deserves, the worst first, `ok` last."""
-        if self.errors:
-            yield "failed", "; ".join(dict.fromkeys(self.errors))[:1000]
-        if self.has_unread_row:
-            yield "truncated", "a row could not be read"
-        if not self.columns:
-            yield "no-data", "no result was printed"
-        if not self.rows:
-            yield "truncated", "the output ends before the first row"
-        for what in self.wrong_figures:
-            yield "failed", what
-        yield "ok", ""
 
 
 # How tools print tables

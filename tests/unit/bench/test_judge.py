@@ -73,7 +73,7 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
         ({"devices": ("NVIDIA Graphics Device",)}, {}, "h200", "complete", "8 ranks", None),
         # Ranks that share a GPU.
         ({"gpus": 8}, {}, "h200", "complete", "8 ranks, 1 node", None),
-        ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU; if these were 8 hosts that have the same name, say so with --nodes 8", None),
+        ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU; if these are hosts of the same name, say with --nodes how many", None),
         ({"gpus": 8, "ranks": 16}, {"nodes": 2}, "h200", "complete", "16 ranks, 2 nodes", None),
         ({"gpus": 8, "ranks": 16}, {"nodes": 4}, "h200", "incomplete", "1 of 4 nodes took part", None),
         ({"gpus": 15, "ranks": 16, "nodes": 2}, {"ranks": 16}, None, "incomplete", "16 ranks share 15 GPUs", None),
@@ -95,7 +95,7 @@ def test_participation(
         (1, "h200", None, "failed", "8 tables of one rank each: the ranks were not joined"),
         (8, "h200", None, "failed", "8 files with a table of one rank each: the ranks were not joined"),
         (8, None, 8, "failed", "8 files with a table of one rank each: the ranks were not joined"),
-        (8, None, None, "skipped", "1 rank, 1 node; 8 files with a table of one rank each: the ranks were not joined"),
+        (8, None, None, "skipped", "1 rank, 1 node; neither a profile nor --ranks"),
         (8, None, 1, "passed", "1 rank, 1 node"),
     ],
 )
