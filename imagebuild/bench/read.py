@@ -1,15 +1,11 @@
-"""Read files that benchmarks wrote, whichever benchmarks these were.
-
-A file may hold the output of several programs, and JSON between text. Lines that no parser knows are passed over. Those
-that look like results and could not be read are counted in the file's `Source`, with examples.
-"""
+"""Read files that benchmarks wrote, whichever these were: also several in one file, and JSON between text."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +14,7 @@ from typing import Any
 from imagebuild.bench import logs
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLines
-from imagebuild.bench.models import Result, Results, Run, Source
+from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Result, Results, Run, Source
 from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
@@ -32,23 +28,22 @@ from imagebuild.bench.tables import (
 )
 from imagebuild.core.errors import ConfigError
 
-_TextParser = Callable[[str, Sequence[LogLine]], ParsedLines[Any]]
-_JsonParser = Callable[[str, JsonDocument], Parsed[Any] | None]
-_PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = (
-    ("nccl-tests", "runs", None, parse_nccl_json),
-    ("nvbandwidth", "tests", parse_nvbandwidth_text, parse_nvbandwidth_json),
-    ("perftest", "tables", partial(parse_tables, PERFTEST), parse_perftest_json),
-    ("ucx_perftest", "tables", parse_ucx_text, None),
-    ("osu", "tables", partial(parse_tables, OSU), None),
-    ("nvshmem", "tables", partial(parse_tables, NVSHMEM), None),
-    ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
-    ("dcgmi", "diagnostics", None, parse_dcgm_json),
-)
-"""Tool; field of `Results` that its items go to; the function that reads the lines of one process; the function that
-reads a JSON document, and returns None for one of another tool.
-
-The text of nccl-tests needs the lines of all processes, since failures are printed by others.
-"""
+_TEXT_PARSERS: Mapping[str, Callable[[str, Sequence[LogLine]], ParsedLines[Any]]] = {
+    "nvbandwidth": parse_nvbandwidth_text,
+    "perftest": partial(parse_tables, PERFTEST),
+    "ucx_perftest": parse_ucx_text,
+    "osu": partial(parse_tables, OSU),
+    "nvshmem": partial(parse_tables, NVSHMEM),
+    "all_reduce_bench": parse_all_reduce_bench,
+}
+"""Tool → what reads the lines of one process. nccl-tests is not here: it needs those of all processes, in order."""
+_JSON_PARSERS: Mapping[str, Callable[[str, JsonDocument], Parsed[Any] | None]] = {
+    "nccl-tests": parse_nccl_json,
+    "nvbandwidth": parse_nvbandwidth_json,
+    "perftest": parse_perftest_json,
+    "dcgmi": parse_dcgm_json,
+}
+"""Tool → what reads a JSON document; it returns None for one of another tool."""
 _ERROR = re.compile(
     r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
     r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
@@ -62,7 +57,7 @@ def read_files(files: Iterable[Path | str]) -> Results:
 
     Raises ConfigError if one cannot be opened, ResultError if its compressed data are damaged.
     """
-    everything: dict[str, list[Any]] = defaultdict(list)
+    everything: dict[str, tuple[Any, ...]] = defaultdict(tuple)
     for file in files:
         try:
             log = logs.read_log(file)
@@ -71,7 +66,7 @@ def read_files(files: Iterable[Path | str]) -> Results:
             raise ConfigError(f"{file}: cannot be read: {why}") from None
         for part, items in _parse_log(log):
             everything[part] += items
-    return Results(**{part: tuple(items) for part, items in everything.items()})
+    return Results(**everything)
 
 
 def read_text(source: str, text: str) -> Results:
@@ -81,12 +76,11 @@ def read_text(source: str, text: str) -> Results:
 
 @dataclass
 class _Entry:
-    """Hold what a parser read, or a text that it could not read."""
+    """Hold a result that a parser read, or a text that it could not read."""
 
     line: int
     """Where it begins."""
     tool: str
-    part: str
     item: Any
 
 
@@ -105,19 +99,17 @@ def _parse_log(log: Log) -> Results:
             # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
             texts = (logs.log_from_text(log.path, text).lines for text in _printed_in(document.value))
             waiting += [[line._replace(number=document.number) for line in text] for text in texts]
-        for tool, part, parse_text, _ in _PARSERS:
-            if parse_text:
-                entries += [_Entry(number, tool, part, item) for number, item in parse_text(log.path, others)]
+        for tool, parse in _TEXT_PARSERS.items():
+            entries += [_Entry(number, tool, item) for number, item in parse(log.path, others)]
     outside.sort(key=lambda line: line.number)
     failures = sorted(failure for line in outside if (failure := logs.failure_of(line.text, line.number)))
     runs = parse_nccl_text(replace(log, lines=outside), failures)
-    entries = [*_unprinted(entries, runs), *(_Entry(number, "nccl-tests", "runs", item) for number, item in runs)]
+    entries = [*_unprinted(entries, runs), *(_Entry(number, "nccl-tests", item) for number, item in runs)]
     entries.sort(key=lambda entry: entry.line)
-    _place_failures([entry for entry in entries if isinstance(entry.item, Result)], failures)
-    parts: dict[str, list[Any]] = defaultdict(list)
-    for entry in entries:
-        parts["unread" if isinstance(entry.item, str) else entry.part].append(entry.item)
-    unread, tools = parts.pop("unread", []), dict.fromkeys(entry.tool for entry in entries if entry.tool)
+    results = [entry for entry in entries if isinstance(entry.item, Result)]
+    _place_failures(results, failures)
+    unread = [entry.item for entry in entries if isinstance(entry.item, str)]
+    tools = dict.fromkeys(entry.tool for entry in entries if entry.tool)
     source = Source(
         path=log.path,
         tools=tuple(tools),
@@ -126,22 +118,24 @@ def _parse_log(log: Log) -> Results:
         examples=tuple(text[:160] for text in unread[:5]),
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
     )
-    return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})
+    kinds = {"runs": Run, "tests": BandwidthTest, "tables": PerftestTable, "diagnostics": Diagnostic}
+    found = {part: tuple(e.item for e in results if isinstance(e.item, kind)) for part, kind in kinds.items()}
+    return Results(sources=(source,), **found)
 
 
 def _read_document(path: str, document: JsonDocument) -> Iterator[_Entry]:
     """Yield what the tools read of a JSON document. If it has no end, the last result may not be whole."""
+    where = f"line {document.number}: a JSON document"
     if document.value is None:
-        yield _Entry(document.number, "", "", f"line {document.number}: a JSON document that cannot be read")
-    for tool, part, _, parse_json in _PARSERS:
-        parsed: list[Any] | None = parse_json(path, document) if parse_json else None
+        yield _Entry(document.number, "", f"{where} that cannot be read")
+    for tool, parse in _JSON_PARSERS.items():
+        parsed = parse(path, document)
+        entries = [_Entry(document.number, tool, item) for item in parsed or ()]
         if parsed is not None and not document.is_whole:
-            cut = "the JSON document has no end"
-            for at in [at for at, item in enumerate(parsed) if isinstance(item, Result)][-1:]:
-                parsed[at] = parsed[at].spoiled("truncated", cut)
-            yield _Entry(document.number, "", "", f"line {document.number}: a JSON document of {tool} without its end")
-        for item in parsed or ():
-            yield _Entry(document.number, tool, part, item)
+            for entry in [entry for entry in entries if isinstance(entry.item, Result)][-1:]:
+                entry.item = entry.item.spoiled("truncated", "the JSON document has no end")
+            yield _Entry(document.number, "", f"{where} of {tool} without its end")
+        yield from entries
 
 
 def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator[_Entry]:
