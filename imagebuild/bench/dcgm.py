@@ -38,8 +38,10 @@ def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] |
             if not isinstance(tests, list):
                 parsed.append(excerpt(f"test_categories: {category!r}"))
             for test in filter(None, json_list(tests)):
-                is_test = isinstance(test, dict) and isinstance(test.get("name"), str)
-                parsed += _json_results(source, name, test) if is_test else [excerpt(f"tests: {test!r}")]
+                if isinstance(test, dict) and isinstance(test.get("name"), str):
+                    parsed += _json_results(source, name, test)
+                else:
+                    parsed.append(excerpt(f"tests: {test!r}"))
     return parsed or ["dcgmi diag: no test in the document"]
 
 

@@ -220,17 +220,18 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
         if not _speeds(run, _least_size(run)):
             problem = "speed is judged at 1 GiB or more, which was not measured"
             return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
-        is_fast = (measured or 0) >= expected.least
-        if not is_fast or profile is None:
-            reason = "" if is_fast else f"less than the {expected.least:g} GB/s asked for"
-            return SpeedClaim(state="fast enough" if is_fast else "too slow", reason=reason, **facts)
-    problem = unsound or _foreign_devices(run.devices, profile)
-    if profile is None or problem:
-        return _not_judged(profile, problem, **facts)
-    try:
-        return _speed_on_profile(run, profile, expected)
-    except NotComparable as reason:
-        return _not_judged(profile, "", str(reason), **facts)
+        if (measured or 0) < expected.least:
+            return SpeedClaim(state="too slow", reason=f"less than the {expected.least:g} GB/s asked for", **facts)
+        if profile is None:
+            return SpeedClaim(state="fast enough", **facts)
+    unsound = unsound or _foreign_devices(run.devices, profile)
+    problem = ""
+    if profile and not unsound:
+        try:
+            return _speed_on_profile(run, profile, expected)
+        except NotComparable as reason:
+            problem = str(reason)
+    return _not_judged(profile, unsound, problem, **facts)
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
@@ -418,10 +419,7 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
 
 
 def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **facts: Any) -> SpeedClaim:
-    """Return a claim that speed was not judged: data are `unsound`, there is no profile, or there is another problem.
-
-    It stays open if a profile was asked for and nothing is wrong with what was measured.
-    """
+    """Say why speed was not judged; it stays open if a profile was asked for and nothing is `unsound`."""
     reason = unsound or (problem if profile else "no profile says how fast it should be")
     return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 
