@@ -2,14 +2,12 @@
 
 Every result gets three claims. A pass is something that was seen: what the output does not say stays open.
 
-* Data are right if the benchmark compared them. A run that did not come to its end, or whose figures contradict each
-  other, is no result.
+* Data are right if the benchmark compared them, came to its end, and its figures do not contradict each other.
 * All took part if ranks and nodes are those that the caller asserts, or all GPUs of the profile's nodes, and if the
   devices that the output names are the profile's.
-* A collective is judged by its best row of 1 GiB or more, never by the average over sizes. A figure above its ceiling
-  by more than `MARGIN` is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference
-  for exactly its ranks, nodes and class of algorithms, it must reach a floor: the `floor_fraction` of the lowest
-  ceiling of the classes that it can have used, unless the network of the profile has a floor of its own.
+* A collective is judged by its best row of 1 GiB or more, never by the average over sizes. Above its ceiling by more
+  than `MARGIN`, it is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference for
+  exactly its ranks, nodes and class of algorithms, it must reach a floor (`floor_of`).
 """
 
 from __future__ import annotations
@@ -285,13 +283,14 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 
 
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
-    """Return the rate that every healthy run reaches, whichever of the classes it used."""
-    if not known:
-        return None
-    lowest = min(known, key=lambda ceiling: ceiling.value)
+    """Return the rate that every healthy run reaches, whichever of the classes it used.
+
+    It is the `floor_fraction` of the lowest ceiling, unless the network of the profile has a floor of its own.
+    """
     own = profile.network.floor if profile.network and layout.domains > 1 else None
-    if own is None and layout.domains > 1 and profile.hosts_per_domain > 1:
+    if not known or (own is None and layout.domains > 1 and profile.hosts_per_domain > 1):
         return None  # the network of a whole rack is far more than collectives reach between racks
+    lowest = min(known, key=lambda ceiling: ceiling.value)
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor_fraction, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
     return Limit(value=round(fraction * lowest.value, 3), what=what)
@@ -309,10 +308,7 @@ def best_row(run: Run) -> tuple[float | None, int | None]:
 
 
 def _least_size(run: Run) -> int:
-    """Return the least size that shows bandwidth.
-
-    Collectives that divide the data round 1 GiB down, by up to 16 bytes for each rank.
-    """
+    """Return 1 GiB as collectives that divide the data round it down: by up to 16 bytes for each rank."""
     return GATE_BYTES - 16 * (run.ranks or 1)
 
 
@@ -328,11 +324,9 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         participation = Claim(state="incomplete", reason=problem)
     elif len(pairs) < len(cells):
         joined = profile and any(link.gpus >= gpus for link in profile.links)
-        participation = Claim(
-            state="incomplete" if joined else "not known",
-            reason=f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured: N/A",
-            allow="partial" if profile else None,
-        )
+        state: ClaimWord = "incomplete" if joined else "not known"
+        reason = f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured: N/A"
+        participation = Claim(state=state, reason=reason, allow="partial" if profile else None)
     elif profile and gpus and test.verdict != "waived":
         participation = _gpus_claim(gpus, expected.ranks or profile.node.gpus * (expected.nodes or 1))
     unsound = problem or _unsound(data)

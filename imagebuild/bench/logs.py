@@ -195,10 +195,7 @@ def settings_in(text: str) -> Mapping[str, str]:
 
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
-    """Yield a line without colours, NUL characters and prefixes; several lines if it has carriage returns.
-
-    Markdown fences are left out.
-    """
+    """Yield a line without colours, NUL and prefixes; several if it has carriage returns, none for a Markdown fence."""
     if text.startswith('{"log":"'):  # as Docker's json-file driver wraps a line
         try:
             wrapped = json.loads(text)["log"]
@@ -310,10 +307,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(text: str, number: int) -> Failure | None:
-    """Return the failure that a line reports.
-
-    `# error:` is the last message of the library, which a run that ends well may have too.
-    """
+    """Return the failure that a line reports. `# error:` is none: a run that ends well may have it, too."""
     text = text[:2000]
     if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
         return None
@@ -369,9 +363,9 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
 def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
     """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
 
-    There may be a comma too many, and keys and values may lack quotes: that is YAML, which is read without types, so
-    numbers, also `nan` and `inf`, are strings. A value counts once a comma or bracket ends it, as a number at the end
-    may lack digits. Other output begins where two values have no comma between them.
+    There may be a comma too many, and keys and values may lack quotes: that is YAML, read without types. A value counts
+    once a comma or bracket ends it, as a number at the end may lack digits. Other output begins where two values have
+    no comma between them.
     """
     following = _NEXT_DOCUMENT.search(text, begin + 1)
     limit = min(following.start() if following else len(text), begin + (1 << 20))

@@ -79,6 +79,8 @@ class _NvbandwidthReader:
     test: _OpenTest | None = None
     has_failed: bool = False
     """Whether an error came, which others may follow."""
+    has_waived: bool = False
+    """Whether a test without a name was left out."""
     devices: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
@@ -98,7 +100,8 @@ class _NvbandwidthReader:
             self.running, self.test, self.has_failed = match[1], _OpenTest(self.line), False
         elif match := _VERSION.match(text):
             self.end_test()
-            self.version, self.running, self.devices, self.has_failed = match[1], None, [], False
+            self.version, self.running, self.devices = match[1], None, []
+            self.has_failed = self.has_waived = False
         elif match := _DEVICE.fullmatch(text):
             self.devices.append(match["name"])
         elif match := _WAIVED.fullmatch(text):
@@ -106,7 +109,10 @@ class _NvbandwidthReader:
             if self.test and not self.test.description:
                 name, self.test = name or self.running, None
             self.end_test()
-            self.add(name, "waived", match["reason"].strip())
+            # One result stands for all tests of a run that it left out and did not name.
+            if name or not self.has_waived:
+                self.add(name, "waived", match["reason"].strip())
+            self.has_waived = self.has_waived or not name
         elif (self.parsed or self.version or self.running or self.test or self.devices) and _ERROR.fullmatch(text):
             if missing := _NOT_FOUND.match(text):
                 self.end_test()
