@@ -328,7 +328,5 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
         if limit is None:
             mistakes.add(where, f"{name}: the profile has no rate that limits it; add its links, host-link or network")
         elif value >= limit.value:
-            most = f"{limit.value:.1f} GB/s ({limit.what})"
-            mistakes.add(
-                where, f"{name}: {value:g} GB/s is not below the ceiling, {most}; correct figure, scale or rates"
-            )
+            most = f"the ceiling, {limit.value:.1f} GB/s ({limit.what})"
+            mistakes.add(where, f"{name}: {value:g} GB/s is not below {most}; correct figure, scale or rates")

@@ -335,10 +335,9 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     elif test.unit != "GB/s" or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "it uses no link between devices"
         speed = SpeedClaim(state="not applicable", reason=reason)
-    elif profile is None or unsound or not pairs:
-        speed = _not_judged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
     else:
-        speed = _speed_of_path(profile, name, min(pairs), None, max(pairs))
+        figures = {"measured": min(pairs, default=None), "highest": max(pairs, default=None)}
+        speed = _speed_of_path(profile, name, **figures, unsound=unsound, problem="no pair was measured")
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
@@ -348,7 +347,6 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     scale = ceilings.GB_UNITS.get(table.unit or "")
     measured = best.bw_average * scale if best and best.bw_average is not None and scale else None
     size = best.size_bytes if best else None
-    facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     unjudged = {
         "times are not judged": any(row.latency_us for row in table.rows),
         "no profile has references for ucx_perftest": table.tool == "ucx_perftest",
@@ -356,23 +354,25 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
         "messages of 8 bytes show no bandwidth": "Atomic" in test,
     }
     if reason := next((reason for reason, holds in unjudged.items() if holds), ""):
-        speed = SpeedClaim(state="not applicable", reason=reason, **facts)
-    elif profile is None or unsound or measured is None or size is None:
-        is_unit_missing = best is not None and not scale
-        problem = "the unit was not printed; run with --report_gbits and keep the text" if is_unit_missing else ""
-        speed = _not_judged(profile, unsound, problem or "no bandwidth was read", **facts)
+        speed = SpeedClaim(state="not applicable", reason=reason, measured=measured, size_bytes=size)
     else:
-        speed = _speed_of_path(profile, test, measured, size)
+        problem = "no bandwidth was read"
+        if best and not scale:
+            problem = "the unit was not printed; run with --report_gbits and keep the text"
+        speed = _speed_of_path(profile, test, measured=measured, size=size, unsound=unsound, problem=problem)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
 def _speed_of_path(
-    profile: Profile, test: str, measured: float, size: int | None, highest: float | None = None
-) -> SpeedClaim:
+    profile: Profile | None, test: str, *, measured: float | None, size: int | None = None,
+    highest: float | None = None, unsound: str, problem: str,
+) -> SpeedClaim:  # fmt: skip
     """Judge what was moved between two places: the worst figure by the reference, the `highest` by the ceiling.
 
     The output does not say whether buffers of perftest were in GPU memory, so the lower reference counts.
     """
+    if profile is None or unsound or measured is None:
+        return _not_judged(profile, unsound, problem, measured=measured, size_bytes=size)
     fitting = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
     reference = min(fitting, key=lambda rate: rate.rate * rate.tolerance, default=None)
     notes = ["the worst pair"] if highest not in (None, measured) else []
@@ -389,13 +389,13 @@ def _speed_of_path(
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
     """Judge one dcgmi diag: it passes if tests of the hardware were run, and every test that was run passed."""
-    by_verdict = Counter(diagnostic.verdict for diagnostic in diagnostics)
     on_gpus = {d.entity for d in diagnostics if d.verdict != "waived" and (d.entity or "").startswith("GPU")}
     failed, warned = (
         "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
         for verdict in ("failed", "warned")
     )
     ran = [d for d in diagnostics if d.verdict == "ok" and (d.category or "").casefold() not in SOFTWARE]
+    by_verdict = Counter(diagnostic.verdict for diagnostic in diagnostics)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items())
     if failed:
         data = Claim(state="wrong", reason=failed)
