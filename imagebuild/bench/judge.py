@@ -120,12 +120,10 @@ def _unsound(data: Claim) -> str:
 
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
-    participation = _participation(run, runs, profile, expected)
-    known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
-    subject = run.subject if run.ranks and run.nodes else describe_run(run.collective, **known)
-    data = data_claim(run)
-    speed = _speed_of_run(run.model_copy(update=known), profile, expected, _unsound(data))
-    return Judgement(source=run.source, subject=subject, data=data, participation=participation, speed=speed)
+    data, participation = data_claim(run), _participation(run, runs, profile, expected)
+    run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)})
+    speed = _speed_of_run(run, profile, expected, _unsound(data))
+    return Judgement(source=run.source, subject=run.subject, data=data, participation=participation, speed=speed)
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:
@@ -336,8 +334,9 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         reason = "times are not judged" if test.unit != "GB/s" else "it uses no link between devices"
         speed = SpeedClaim(state="not applicable", reason=reason)
     else:
-        figures = {"measured": min(pairs, default=None), "highest": max(pairs, default=None)}
-        speed = _speed_of_path(profile, name, **figures, unsound=unsound, problem="no pair was measured")
+        lowest, highest = min(pairs, default=None), max(pairs, default=None)
+        none = "no pair was measured"
+        speed = _speed_of_path(profile, name, measured=lowest, highest=highest, unsound=unsound, problem=none)
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 

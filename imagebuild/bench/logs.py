@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
 import yaml
 
@@ -341,18 +341,16 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
     while attempts < _MOST_ATTEMPTS and (start := _BEGIN.search(text, at)):
         begin = start.end()
         number = lines[bisect_right(ends, begin)].number
-        value: object = None
+        value: Any = {}
+        end, is_whole = begin + 1, True
         try:
             value, end = _DECODER.raw_decode(text, begin)
-            is_whole = True
         except (ValueError, RecursionError):
             attempts += 1
-            end, is_whole = begin + 1, True
             if _KNOWN_KEYS.search(text, begin, begin + _KEYS_WITHIN):
                 value, end, is_whole = _read_broken_json(text, begin)
                 attempts += 0 if value else _BROKEN_COST
-                documents += [JsonDocument(None, is_whole=False, number=number)] if value is None else []
-        if value:
+        if value or value is None:
             documents.append(JsonDocument(value, is_whole=is_whole, number=number))
         outside += [text[at:begin], "\n" * text.count("\n", begin, end)] if value else [text[at:end]]
         at = end
@@ -360,7 +358,7 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
     return documents, [line._replace(text=left) for line, left in zip(lines, rest, strict=False)]
 
 
-def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
+def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
     """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
 
     There may be a comma too many, and keys and values may lack quotes: that is YAML, read without types. A value counts

@@ -201,12 +201,10 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
     top = logs.json_object(document.value).get("nvbandwidth")
     if not isinstance(top, dict):
         return None
-    listed = [_JSON_DEVICE.match(str(line)) for line in logs.json_list(top.get("GPU Device list"))]
-    about: dict[str, Any] = {
-        "source": source,
-        "tool_version": json_text(top.get("version")) or json_text(top.get("git_version")),
-        "devices": tuple(match["name"] for match in listed if match),
-    }
+    listed = map(_JSON_DEVICE.match, map(str, logs.json_list(top.get("GPU Device list"))))
+    version = json_text(top.get("version")) or json_text(top.get("git_version"))
+    devices = tuple(match["name"] for match in listed if match)
+    about: dict[str, Any] = {"source": source, "tool_version": version, "devices": devices}
     error = json_text(top.get("error")) or ""
     cases = [(logs.json_object(value), value) for value in logs.json_list(top.get("testcases"))]
     failed = [case.get("name") for case, _ in cases if str(case.get("status")).lower() == "error"]

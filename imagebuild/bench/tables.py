@@ -198,8 +198,7 @@ class _TableReader:
         return self.tables[-1]
 
     def read_header(self, text: str, announced: Sequence[_TableBuilder]) -> None:
-        test = self.tables[-1].test if self.tables else None
-        table = announced[-1] if announced else self.begin(test)
+        table = announced[-1] if announced else self.begin(self.tables[-1].test if self.tables else None)
         columns = [(match["name"].replace(" ", "_").replace("%%", "%"), match) for match in _COLUMN.finditer(text)]
         table.columns = tuple(_FIGURES.get(name.lower(), name) for name, _ in columns)
         # A column of OSU is called `MB/s`.
@@ -239,9 +238,9 @@ class _TableReader:
             return {}
         name, last = pairs[-1]
         decimals = 6 if self.form.is_mixed and name == "msg_rate" else self.form.decimals
-        is_whole = last.lower() in ("pass", "fail")
-        if name != "Validation":
-            is_whole = (name not in figures and not self.form.is_mixed) or len(last.partition(".")[2]) >= decimals
+        is_whole = (name not in figures and not self.form.is_mixed) or len(last.partition(".")[2]) >= decimals
+        if name == "Validation":
+            is_whole = last.lower() in ("pass", "fail")
         return {name: parse_number(word) for name, word in figures.items()} if is_whole else {}
 
 
@@ -264,8 +263,7 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     values = {key: logs.json_number(value) for key, value in results.items()}
     size = values.get("MsgSize")
     if size is None or size < 0:
-        printed = ", ".join(f"{key}: {value}" for key, value in results.items())
-        return [excerpt(f"results without a message size: {printed}")]
+        return [excerpt(f"results without a message size: {results}")]
     figures = {_FIGURES[key.lower()]: value for key, value in values.items() if key.lower() in _FIGURES}
     columns = tuple(name for name in figures if name != "bw_peak")
     # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
