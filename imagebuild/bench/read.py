@@ -166,8 +166,9 @@ def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure])
     begins = [entry.line for entry in entries]
     causes: dict[int, logs.Failure] = {}
     for failure in failures if entries else ():
-        at, first = bisect_right(begins, failure.number) - 1, entries[0].item
-        if at >= 0 or not isinstance(first, Run) or (failure.verdict != "failed" and first.verdict != "ok"):
+        at, first = bisect_right(begins, failure.number) - 1, entries[0]
+        is_of_another = first.tool == "nccl-tests" and (failure.verdict == "failed" or first.item.verdict == "ok")
+        if at >= 0 or not is_of_another:
             causes.setdefault(max(at, 0), failure)
     for at, cause in causes.items():
         entries[at].item = entries[at].item.spoiled(cause.verdict, f"line {cause.number}: {cause.text}")

@@ -79,6 +79,9 @@ def test_a_failure_belongs_to_what_began_before_it() -> None:
     """Whichever tool's it is: runs of nccl-tests do not take what others print."""
     results = read_text("log", f"{log()}\n{matrices()}\nsrun: error: Exited with exit code 124\n{PERFTEST}")
     assert [result.verdict for result in results.measured] == ["ok", "timeout", "ok"]
+    # What stands before the first result is of it, but for runs of nccl-tests, which begin with their first line.
+    for whole, verdict in ((matrices(), "failed"), (PERFTEST, "failed"), (log(), "ok")):
+        assert read_text("log", f"Segmentation fault\n{whole}").measured[0].verdict == verdict
 
 
 ROWS = log().count(" float ")
