@@ -115,6 +115,8 @@ class _Table:
 
     begin: int
     end: int = 0
+    stage: int = 0
+    """How far the run came, as in `_STAGES`."""
     found: set[str] = field(default_factory=set)
     """Kinds of its lines: `row`, `elision`, `command`, those of `_PATTERNS`."""
     facts: dict[str, str] = field(default_factory=dict)
@@ -137,11 +139,6 @@ class _Table:
         return bool(self.found - _ASIDE)
 
     @property
-    def stage(self) -> int:
-        """Return how far the run came."""
-        return max((_STAGES.get(kind, 0) for kind in self.found), default=0)
-
-    @property
     def is_open(self) -> bool:
         return self.stage == 2 or (self.stage == 1 and "header" in self.found)
 
@@ -160,7 +157,7 @@ class _Table:
     def add(self, kind: str, facts: Mapping[str, str], number: int) -> None:
         """Add what a line says; what is in a row is added beside this."""
         self.found.add(kind)
-        self.end = number
+        self.stage, self.end = max(self.stage, _STAGES.get(kind, 0)), number
         if kind == "rank":
             self.ranks[int(facts["rank"])] = facts
         # Of several commands, the last one is that of the table.
