@@ -7,9 +7,8 @@ each size counts. With the changes new / old - 1 at all sizes, a result is too s
 * the median change of the sizes of 1 GiB and more (of all, if there are none) is below -MEDIAN, or
 * the change at one size or cell is below -POINT.
 
-If whole runs of either document differ by more than SPREAD, their median shows nothing: what is not too slow by these
-rules stays open. The numbers are choices: a single run of a healthy machine was seen to be off by 2 %, and a size of it
-by 5 %.
+If whole runs of either document differ by more than SPREAD, what is not too slow by these rules stays open. The numbers
+are choices: a single run of a healthy machine was seen to be off by 2 %, and a size of it by 5 %.
 """
 
 from __future__ import annotations

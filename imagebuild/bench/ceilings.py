@@ -6,9 +6,8 @@ The bus bandwidth of a collective is at most min(a * link, b * W). With
 * link, the GB/s that one GPU can send to its peers in the node, one way;
 * W, the GB/s that the network cards of one node can send, one way; card, the part of it that one rank can use;
 
-a and b are what `ALGORITHMS` has for each class and collective; docs/profiles.md says why. Bus bandwidth is size / time
-* the factor of a ring, so a class that moves less than a ring has factors above 1. Within one node, the part with W
-falls away.
+a and b are what `ALGORITHMS` has for each class and collective; docs/profiles.md says why. Bus bandwidth is that of a
+ring, so a class that moves less has factors above 1. Within one node, the part with W falls away.
 """
 
 from __future__ import annotations
@@ -136,8 +135,7 @@ def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
 def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Ceiling, ...]:
     """Return the ceiling of each class that the hardware can run.
 
-    There is none for one rank, which moves nothing; for a collective without a formula; between domains whose network
-    is unknown; and if the ranks do not divide evenly between the domains.
+    There is none for one rank, which moves nothing, between domains whose network is unknown, and for uneven domains.
     """
     domains = layout.domains
     if ranks < 2 or domains < 1 or ranks % domains:
@@ -172,15 +170,12 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
     the hosts in use, but no more than what the GPUs in use can pass over their host links.
     """
     if ranks % nodes or ranks > nodes * profile.node.gpus:
-        raise NotComparable(
-            f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} do not fit {profile.name}, "
-            f"which has {plural(profile.node.gpus, 'GPU')} a node"
-        )
-    domains = -(-nodes // profile.hosts_per_domain)
+        there = f"{profile.name}, which has {plural(profile.node.gpus, 'GPU')} a node"
+        raise NotComparable(f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} do not fit {there}")
+    hosts = profile.hosts_per_domain
+    domains = -(-nodes // hosts)
     if nodes % domains:
-        raise NotComparable(
-            f"{nodes} nodes do not divide evenly between {domains} domains of {profile.hosts_per_domain} nodes"
-        )
+        raise NotComparable(f"{nodes} nodes do not divide evenly between {domains} domains of {hosts} nodes")
     gpus = ranks // domains
     link = next((link for link in profile.links if link.gpus >= gpus), None)
     if link is None:
@@ -223,10 +218,9 @@ and the least part of this that a healthy machine reaches; 0 where nothing says 
 bidirectional test of nvbandwidth between GPUs reports each direction and their total, and before 0.3 one direction
 only; one between a GPU and the host only the direction that it names.
 
-Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts. Both ways at once they
-reach 35 % to and from hosts, and 43 % of the total between GPUs with 0.2. The sources are a public write-up of
-nvbandwidth 0.2 (8 H800) and superbenchmark's tests (GH200); docs/evidence/gpu-results.md has H200,
-and what kernels that call NVSHMEM reach there."""
+Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts; both ways at once 35 % to and from
+hosts, and 43 % of the total between GPUs with 0.2. The sources are a public write-up of nvbandwidth 0.2 (8 H800) and
+superbenchmark's tests (GH200); docs/evidence/gpu-results.md has H200, also for kernels that call NVSHMEM."""
 
 
 def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
@@ -296,11 +290,7 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
 
 
 def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
-    """Add the mistakes in a profile that is otherwise sound.
-
-    Mistakes are: a reference that is not below its ceiling, does not fit the hardware or is listed twice; a test that
-    no rate of the profile limits; links in the wrong order, or without the number of their GPUs.
-    """
+    """Add the mistakes in a profile whose form is right: what does not fit its hardware, or is not below a ceiling."""
     profile = document.model
     if any(link.gpus < 2 for link in profile.links):
         mistakes.add(document.at("links"), "links: each joins two GPUs or more; say how many with `gpus`")
@@ -308,12 +298,11 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
         mistakes.add(document.at("links"), "links: the link that joins fewest GPUs must come first")
     inherited = len(profile.references) - sum(loc[:1] == ("references",) and len(loc) == 2 for loc in document.lines)
     keys = set()
+    limited: list[tuple[str, str, float, Limit | None]] = []
     for index, reference in enumerate(profile.references):
         where = document.at("references", index - inherited) if index >= inherited else document.at("extends")
-        scale = f"{plural(reference.ranks, 'rank')}, {plural(reference.nodes, 'node')}"
-        name = f"{reference.collective} on {scale}"
-        key = profile_key(reference)
-        if key in keys:
+        name = f"{reference.collective} on {plural(reference.ranks, 'rank')}, {plural(reference.nodes, 'node')}"
+        if (key := profile_key(reference)) in keys:
             mistakes.add(where, f"{name}: is listed twice; set `forced` in the reference whose algorithm was forced")
         keys.add(key)
         try:
@@ -323,27 +312,21 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             possible = class_ceilings(reference.collective, reference.ranks, layout)
             known = [ceiling for ceiling in possible if reference.algorithm in (None, ceiling.algorithm)]
             if not known:
-                raise NotComparable(
-                    f"{reference.algorithm} is not a class of {reference.collective} at this scale on {profile.name}"
-                )
+                where_not = f"{reference.collective} at this scale on {profile.name}"
+                raise NotComparable(f"{reference.algorithm} is not a class of {where_not}")
         except NotComparable as error:
             mistakes.add(where, f"{name}: {error}")
         else:
             ceiling = max(known, key=lambda ceiling: ceiling.value)
             what = f"{ceiling.algorithm}: {ceiling.formula}"
-            _lint_rate(mistakes, where, name, reference.rate, Limit(value=ceiling.value, what=what))
+            limited.append((where, name, reference.rate, Limit(value=ceiling.value, what=what)))
     for part, rates in (("copies", profile.copies), ("wires", profile.wires)):
         for index, named in enumerate(rates):
-            for test in named.tests:
-                _lint_rate(mistakes, document.at(part, index), test, named.rate, path_limits(profile, test)[0])
-
-
-def _lint_rate(mistakes: Mistakes, where: str, name: str, value: float, limit: Limit | None) -> None:
-    if limit is None:
-        mistakes.add(where, f"{name}: the profile has no rate that limits it; add its links, host-link or network")
-    elif value >= limit.value:
-        mistakes.add(
-            where,
-            f"{name}: {value:g} GB/s is not below the ceiling, {limit.value:.1f} GB/s ({limit.what}); "
-            "no machine exceeds that, so correct the figure, the scale or the rates",
-        )
+            where = document.at(part, index)
+            limited += [(where, test, named.rate, path_limits(profile, test)[0]) for test in named.tests]
+    for where, name, value, limit in limited:
+        if limit is None:
+            mistakes.add(where, f"{name}: the profile has no rate that limits it; add its links, host-link or network")
+        elif value >= limit.value:
+            most = f"the ceiling, {limit.value:.1f} GB/s ({limit.what})"
+            mistakes.add(where, f"{name}: {value:g} GB/s is not below {most}; correct figure, scale or rates")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from imagebuild.bench.logs import JsonDocument, Parsed, excerpt, json_list, json_object, json_text
 from imagebuild.bench.models import Diagnostic, Verdict
 
 _VERDICTS: dict[str, tuple[Verdict, str]] = {
     "pass": ("ok", ""), "passed": ("ok", ""), "fail": ("failed", ""), "failed": ("failed", ""), "warn": ("warned", ""),
-    "skip": ("waived", "skipped"), "skipped": ("waived", "skipped"),
+    "skip": ("waived", "skipped"), "skipped": ("waived", "skipped"), "notrun": ("waived", "not run"),
 }  # fmt: skip
 """Word of dcgmi → verdict, and reason of one without messages."""
 _JSON_TITLES = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
@@ -19,17 +20,16 @@ _JSON_TITLES = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] | None:
     """Read the results of a JSON document; None if it is not of dcgmi diag."""
     top = json_object(document.value)
-    runs = [top, *json_list(top.get("iterations"))]
-    if not any(title in json_object(run) for run in runs for title in _JSON_TITLES):
+    runs = [top, *map(json_object, json_list(top.get("iterations")))]
+    if not any(title in run for run in runs for title in _JSON_TITLES):
         return None
     parsed: Parsed[Diagnostic] = []
     for run in runs:
-        titled = [part for title in _JSON_TITLES if isinstance(part := json_object(run).get(title), dict)]
-        for part in (json_object(run), *titled):
-            # An error of dcgmi itself is that of a test which stands for the whole run.
-            about = {"source": source, "category": None, "test": "diag", "verdict": "failed"}
-            errors = filter(None, (json_text(part.get(key)) for key in ("runtime_error", "Warning")))
-            parsed += [Diagnostic(**about, reason=excerpt(error)) for error in errors]
+        titled = [json_object(run[title]) for title in _JSON_TITLES if isinstance(run.get(title), dict)]
+        # An error of dcgmi itself is that of a test which stands for the whole run.
+        about = {"source": source, "category": None, "test": "diag", "verdict": "failed"}
+        errors = (json_text(part.get(key)) for part in (run, *titled) for key in ("runtime_error", "Warning"))
+        parsed += [Diagnostic(**about, reason=excerpt(error)) for error in errors if error]
         # What is around several runs has no tests, but may have an error.
         if not titled and (run is not top or len(runs) == 1):
             parsed.append(excerpt(f"dcgmi diag: {run!r}"))
@@ -37,42 +37,35 @@ def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] |
             tests, name = json_object(category).get("tests"), json_text(json_object(category).get("category"))
             if not isinstance(tests, list):
                 parsed.append(excerpt(f"test_categories: {category!r}"))
-                continue
-            for test in tests:
+            for test in filter(None, json_list(tests)):
                 if isinstance(test, dict) and isinstance(test.get("name"), str):
                     parsed += _json_results(source, name, test)
-                elif test is not None:
+                else:
                     parsed.append(excerpt(f"tests: {test!r}"))
     return parsed or ["dcgmi diag: no test in the document"]
 
 
-def _json_results(source: str, category: str | None, test: Mapping[str, object]) -> Iterator[Diagnostic]:
+def _json_results(source: str, category: str | None, test: Mapping[str, Any]) -> Iterator[Diagnostic]:
     """Yield the result of a test as a whole, if there is one, and those of its entities."""
-    entries: list[tuple[str | None, Mapping[str, object]]] = []
+    entries: list[tuple[str | None, Mapping[str, Any]]] = []
     if isinstance(summary := test.get("test_summary"), dict):
         entries.append((None, summary))
-    for entry in json_list(test.get("results")):
-        if not isinstance(entry, dict):
-            continue
+    for entry in map(json_object, json_list(test.get("results"))):
         gpus = entry.get("gpu_id", entry.get("gpu_ids"))
-        numbers = re.findall(r"\d{1,6}", str(gpus)[:1000]) if isinstance(gpus, int | str) else []
-        entities: list[str | None] = [f"GPU {number}" for number in numbers]
+        entities: list[str | None] = [f"GPU {number}" for number in re.findall(r"\d{1,6}", str(gpus)[:1000])]
         if isinstance(identity := entry.get("entity_id"), int | str):
             entities = [f"{json_text(entry.get('entity_group')) or 'entity'} {identity}"]
-        entries.extend((entity, entry) for entity in entities or [None])
+        entries += [(entity, entry) for entity in entities or [None]]
     # A test that was not run has no results.
     for entity, entry in entries or [(None, {"status": "Not Run"})]:
         messages = []
         for value in (entry.get("warnings"), entry.get("info")):
             for message in value if isinstance(value, list) else [value]:
-                text = json_text(message.get("warning") if isinstance(message, dict) else message)
-                messages += [text.strip()] if text and text.strip() else []
+                text = json_text(message.get("warning") if isinstance(message, dict) else message) or ""
+                messages += [text.strip()] if text.strip() else []
         printed = str(entry.get("status")).strip().lower()
-        unknown: tuple[Verdict, str] = ("failed", f"its status is {excerpt(printed)}")
-        verdict, word = (
-            ("waived", "not run") if re.fullmatch("not[ _-]?run", printed) else _VERDICTS.get(printed, unknown)
-        )
+        verdict, word = _VERDICTS.get(re.sub("[ _-]", "", printed), ("failed", f"its status is {excerpt(printed)}"))
         yield Diagnostic(
-            source=source, category=category, test=str(test["name"]), entity=entity, verdict=verdict,
+            source=source, category=category, test=test["name"], entity=entity, verdict=verdict,
             reason="; ".join(messages) or word,
         )  # fmt: skip

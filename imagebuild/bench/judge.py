@@ -2,14 +2,12 @@
 
 Every result gets three claims. A pass is something that was seen: what the output does not say stays open.
 
-* Data are right if the benchmark compared them. A run that did not come to its end, or whose figures contradict each
-  other, is no result.
+* Data are right if the benchmark compared them, came to its end, and its figures do not contradict each other.
 * All took part if ranks and nodes are those that the caller asserts, or all GPUs of the profile's nodes, and if the
   devices that the output names are the profile's.
-* A collective is judged by its best row of 1 GiB or more, never by the average over sizes. A figure above its ceiling
-  by more than `MARGIN` is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference
-  for exactly its ranks, nodes and class of algorithms, it must reach a floor: the `floor_fraction` of the lowest
-  ceiling of the classes that it can have used, unless the network of the profile has a floor of its own.
+* A collective is judged by its best row of 1 GiB or more, never by the average over sizes. Above its ceiling by more
+  than `MARGIN`, it is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference for
+  exactly its ranks, nodes and class of algorithms, it must reach a floor (`floor_of`).
 """
 
 from __future__ import annotations
@@ -81,10 +79,9 @@ def judge_results(
 
     Raises ConfigError for an algorithm that is not a class of `ceilings`.
     """
-    expected = expected or Expected()
-    for algorithm in set(expected.algorithms) - set(get_args(AlgorithmName)):
-        known = ", ".join(get_args(AlgorithmName))
-        raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {known}")
+    expected, known = expected or Expected(), get_args(AlgorithmName)
+    for algorithm in set(expected.algorithms).difference(known):
+        raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {', '.join(known)}")
     diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
     return (
         *(_judge_run(run, results.runs, profile, expected) for run in results.runs),
@@ -123,19 +120,16 @@ def _unsound(data: Claim) -> str:
 
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
-    participation = _participation(run, runs, profile, expected)
-    known = {"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)}
-    subject = run.subject if run.ranks and run.nodes else describe_run(run.collective, **known)
-    data = data_claim(run)
-    speed = _speed_of_run(run.model_copy(update=known), profile, expected, _unsound(data))
-    return Judgement(source=run.source, subject=subject, data=data, participation=participation, speed=speed)
+    data, participation = data_claim(run), _participation(run, runs, profile, expected)
+    run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)})
+    speed = _speed_of_run(run, profile, expected, _unsound(data))
+    return Judgement(source=run.source, subject=run.subject, data=data, participation=participation, speed=speed)
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:
     """Return the number of hosts: what the output lists, or else the caller says.
 
-    Several hosts with the same name look like one host whose ranks share GPUs. As NCCL refuses that, the caller's
-    number counts then.
+    Several hosts of one name look like one whose ranks share GPUs. As NCCL refuses that, the caller's number counts.
     """
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
@@ -145,48 +139,40 @@ def _nodes_of(run: Run, expected: Expected) -> int | None:
 def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Claim:
     """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
+    counts = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
     wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
     wrong = [
-        f"{is_} of {plural(should, noun)} took part"
-        for is_, should, noun in ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
-        if is_ and should and is_ != should
+        f"{is_} of {plural(should, noun)} took part" for is_, should, noun in counts if should and is_ != should and is_
     ]
-    if problem := _foreign_devices(run.devices, profile):
-        wrong.append(problem)
-    apart = ""
-    if run.ranks == 1:
-        alike = [other for other in runs if other.ranks == 1 and other.collective == run.collective]
-        tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
-        if tables > 1 or files > 1:
-            what = f"{tables} tables" if tables > 1 else f"{files} files with a table"
-            apart = f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
-        # Files may be of several jobs, unless more ranks were asked for.
-        if tables > 1 or (files > 1 and (wanted or 1) > 1):
-            wrong.append(apart)
-    if ranks and run.ranks != 1 and (ratio := _wrong_ratio(run, ranks)):
-        wrong.append(f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}")
-    if wrong:
-        return Claim(state="incomplete", reason="; ".join(wrong))
+    wrong += [_foreign_devices(run.devices, profile), _not_joined(run, runs, wanted), _wrong_ratio(run, ranks)]
+    if ranks and run.gpus and run.gpus < ranks and nodes == run.nodes:
+        shared = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
+        wrong.append(f"{shared}; if these are hosts of the same name, say with --nodes how many")
+    if any(wrong):
+        return Claim(state="incomplete", reason="; ".join(filter(None, wrong)))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
-    unknown = [noun for count, noun in ((ranks, "ranks"), (nodes, "nodes")) if count is None]
-    if unknown and (asked or not ranks):
+    unknown = [f"{noun}s" for count, _, noun in counts if count is None]
+    if ranks is None or (unknown and asked):
         what = f"the output does not list the {' and '.join(unknown)}"
         if run.devices and run.tool not in NEVER_COMPARE:
             what = "the output's list of devices is incomplete"
         options = " and ".join(f"--{noun}" for noun in unknown)
         return Claim(state="not known", reason=f"{what}; say how many with {options}", allow=asked)
-    assert ranks
-    if run.gpus and run.gpus < ranks and nodes == run.nodes:
-        reason = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
-        if nodes == 1 and ranks % run.gpus == 0:
-            hosts = ranks // run.gpus
-            reason += f"; if these were {hosts} hosts that have the same name, say so with --nodes {hosts}"
-        return Claim(state="incomplete", reason=reason)
-    scale = ", ".join(plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count)
+    scale = ", ".join(plural(count, noun) for count, _, noun in counts if count)
     if not asked:
-        reason = "; ".join(filter(None, (scale, apart, "neither a profile nor --ranks says how many there should be")))
+        reason = f"{scale}; neither a profile nor --ranks says how many there should be"
         return Claim(state="not known", reason=reason)
     return _gpus_claim(ranks, wanted or ranks, scale)
+
+
+def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
+    """Return that a run of one rank is one of several; of several files, only if more ranks were asked for."""
+    alike = [other for other in runs if run.ranks == other.ranks == 1 and other.collective == run.collective]
+    tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
+    if tables <= 1 and (files <= 1 or (wanted or 1) <= 1):
+        return ""
+    what = f"{tables} tables" if tables > 1 else f"{files} files with a table"
+    return f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
 
 
 def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
@@ -206,15 +192,17 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     return f"it ran on {', '.join(others)}, but {profile.name} describes {own}"
 
 
-def _wrong_ratio(run: Run, ranks: int) -> float | None:
-    """Return busbw / algbw of a run if it is not that of so many ranks."""
+def _wrong_ratio(run: Run, ranks: int | None) -> str:
+    """Return that busbw / algbw is not that of so many ranks."""
     ratio = bus_ratio(run.rows, RATIO_LEAST)
-    if ratio is None or run.collective not in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
-        return None
+    known = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
+    if ratio is None or not ranks or run.ranks == 1 or run.collective not in known:
+        return ""
     right = (2 if run.collective == "all_reduce" else 1) * (ranks - 1) / ranks
     # The first releases printed the same for both, but for all_reduce.
-    is_old = run.collective != "all_reduce" and ratio == 1
-    return None if is_old or abs(ratio - right) <= RATIO_ERROR else ratio
+    if abs(ratio - right) <= RATIO_ERROR or (run.collective != "all_reduce" and ratio == 1):
+        return ""
+    return f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}"
 
 
 def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound: str) -> SpeedClaim:
@@ -228,17 +216,18 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
         if not _speeds(run, _least_size(run)):
             problem = "speed is judged at 1 GiB or more, which was not measured"
             return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
-        is_fast = (measured or 0) >= expected.least
-        if not is_fast or profile is None:
-            reason = "" if is_fast else f"less than the {expected.least:g} GB/s asked for"
-            return SpeedClaim(state="fast enough" if is_fast else "too slow", reason=reason, **facts)
-    problem = unsound or _foreign_devices(run.devices, profile)
-    if profile is None or problem:
-        return _not_judged(profile, problem, **facts)
-    try:
-        return _speed_on_profile(run, profile, expected)
-    except NotComparable as reason:
-        return _not_judged(profile, "", str(reason), **facts)
+        if (measured or 0) < expected.least:
+            return SpeedClaim(state="too slow", reason=f"less than the {expected.least:g} GB/s asked for", **facts)
+        if profile is None:
+            return SpeedClaim(state="fast enough", **facts)
+    unsound = unsound or _foreign_devices(run.devices, profile)
+    problem = ""
+    if profile and not unsound:
+        try:
+            return _speed_on_profile(run, profile, expected)
+        except NotComparable as reason:
+            problem = str(reason)
+    return _not_judged(profile, unsound, problem, **facts)
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
@@ -292,13 +281,14 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 
 
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
-    """Return the rate that every healthy run reaches, whichever of the classes it used."""
-    if not known:
-        return None
-    lowest = min(known, key=lambda ceiling: ceiling.value)
+    """Return the rate that every healthy run reaches, whichever of the classes it used.
+
+    It is the `floor_fraction` of the lowest ceiling, unless the network of the profile has a floor of its own.
+    """
     own = profile.network.floor if profile.network and layout.domains > 1 else None
-    if own is None and layout.domains > 1 and profile.hosts_per_domain > 1:
+    if not known or (own is None and layout.domains > 1 and profile.hosts_per_domain > 1):
         return None  # the network of a whole rack is far more than collectives reach between racks
+    lowest = min(known, key=lambda ceiling: ceiling.value)
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor_fraction, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
     return Limit(value=round(fraction * lowest.value, 3), what=what)
@@ -316,10 +306,7 @@ def best_row(run: Run) -> tuple[float | None, int | None]:
 
 
 def _least_size(run: Run) -> int:
-    """Return the least size that shows bandwidth.
-
-    Collectives that divide the data round 1 GiB down, by up to 16 bytes for each rank.
-    """
+    """Return 1 GiB as collectives that divide the data round it down: by up to 16 bytes for each rank."""
     return GATE_BYTES - 16 * (run.ranks or 1)
 
 
@@ -335,11 +322,9 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         participation = Claim(state="incomplete", reason=problem)
     elif len(pairs) < len(cells):
         joined = profile and any(link.gpus >= gpus for link in profile.links)
-        participation = Claim(
-            state="incomplete" if joined else "not known",
-            reason=f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured: N/A",
-            allow="partial" if profile else None,
-        )
+        state: ClaimWord = "incomplete" if joined else "not known"
+        reason = f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured: N/A"
+        participation = Claim(state=state, reason=reason, allow="partial" if profile else None)
     elif profile and gpus and test.verdict != "waived":
         participation = _gpus_claim(gpus, expected.ranks or profile.node.gpus * (expected.nodes or 1))
     unsound = problem or _unsound(data)
@@ -348,10 +333,10 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     elif test.unit != "GB/s" or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "it uses no link between devices"
         speed = SpeedClaim(state="not applicable", reason=reason)
-    elif profile is None or unsound or not pairs:
-        speed = _not_judged(profile, unsound, "no pair was measured", measured=min(pairs, default=None))
     else:
-        speed = _speed_of_path(profile, name, min(pairs), None, max(pairs))
+        lowest, highest = min(pairs, default=None), max(pairs, default=None)
+        none = "no pair was measured"
+        speed = _speed_of_path(profile, name, measured=lowest, highest=highest, unsound=unsound, problem=none)
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
@@ -361,7 +346,6 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     scale = ceilings.GB_UNITS.get(table.unit or "")
     measured = best.bw_average * scale if best and best.bw_average is not None and scale else None
     size = best.size_bytes if best else None
-    facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     unjudged = {
         "times are not judged": any(row.latency_us for row in table.rows),
         "no profile has references for ucx_perftest": table.tool == "ucx_perftest",
@@ -369,23 +353,25 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
         "messages of 8 bytes show no bandwidth": "Atomic" in test,
     }
     if reason := next((reason for reason, holds in unjudged.items() if holds), ""):
-        speed = SpeedClaim(state="not applicable", reason=reason, **facts)
-    elif profile is None or unsound or measured is None or size is None:
-        is_unit_missing = best is not None and not scale
-        problem = "the unit was not printed; run with --report_gbits and keep the text" if is_unit_missing else ""
-        speed = _not_judged(profile, unsound, problem or "no bandwidth was read", **facts)
+        speed = SpeedClaim(state="not applicable", reason=reason, measured=measured, size_bytes=size)
     else:
-        speed = _speed_of_path(profile, test, measured, size)
+        problem = "no bandwidth was read"
+        if best and not scale:
+            problem = "the unit was not printed; run with --report_gbits and keep the text"
+        speed = _speed_of_path(profile, test, measured=measured, size=size, unsound=unsound, problem=problem)
     return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
 
 
 def _speed_of_path(
-    profile: Profile, test: str, measured: float, size: int | None, highest: float | None = None
-) -> SpeedClaim:
+    profile: Profile | None, test: str, *, measured: float | None, size: int | None = None,
+    highest: float | None = None, unsound: str, problem: str,
+) -> SpeedClaim:  # fmt: skip
     """Judge what was moved between two places: the worst figure by the reference, the `highest` by the ceiling.
 
     The output does not say whether buffers of perftest were in GPU memory, so the lower reference counts.
     """
+    if profile is None or unsound or measured is None:
+        return _not_judged(profile, unsound, problem, measured=measured, size_bytes=size)
     fitting = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
     reference = min(fitting, key=lambda rate: rate.rate * rate.tolerance, default=None)
     notes = ["the worst pair"] if highest not in (None, measured) else []
@@ -402,13 +388,13 @@ def _speed_of_path(
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
     """Judge one dcgmi diag: it passes if tests of the hardware were run, and every test that was run passed."""
-    by_verdict = Counter(diagnostic.verdict for diagnostic in diagnostics)
     on_gpus = {d.entity for d in diagnostics if d.verdict != "waived" and (d.entity or "").startswith("GPU")}
     failed, warned = (
         "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
         for verdict in ("failed", "warned")
     )
     ran = [d for d in diagnostics if d.verdict == "ok" and (d.category or "").casefold() not in SOFTWARE]
+    by_verdict = Counter(diagnostic.verdict for diagnostic in diagnostics)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in by_verdict.items())
     if failed:
         data = Claim(state="wrong", reason=failed)
@@ -426,10 +412,7 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
 
 
 def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **facts: Any) -> SpeedClaim:
-    """Return a claim that speed was not judged: data are `unsound`, there is no profile, or there is another problem.
-
-    It stays open if a profile was asked for and nothing is wrong with what was measured.
-    """
+    """Say why speed was not judged; it stays open if a profile was asked for and nothing is `unsound`."""
     reason = unsound or (problem if profile else "no profile says how fast it should be")
     return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 

@@ -1,7 +1,6 @@
 """Split a log into lines of single processes and JSON documents, and read the numbers in them.
 
-A log may come from any launcher, terminal or copy: prefixes, colours and debug output of NCCL and UCX are removed here,
-so that parsers see what their program printed.
+Prefixes of launchers, colours and debug output are removed here, so that parsers see what their program printed.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TextIO, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
 
 import yaml
 
+from imagebuild.bench.models import Verdict
 from imagebuild.core.errors import ResultError
 
 
@@ -54,16 +54,18 @@ class Log:
 
 Item = TypeVar("Item")
 Parsed = list[Item | str]
-"""What a parser read of its tool in one source, empty if the source holds nothing of that tool: results, and lines (or
-pieces of JSON, shortened) that look like results and could not be read."""
+"""What a parser read of its tool, empty if there is nothing of that tool: results, and lines (or pieces of JSON,
+shortened) that look like results and could not be read."""
+ParsedLines = list[tuple[int, Item | str]]
+"""The same of text, each with the number of the line where it begins."""
 
 
-def lines_of(tool: re.Pattern[str], lines: Sequence[str], longest: int) -> Iterator[str]:
-    """Yield cleaned lines of up to `longest` characters, without blanks around them, if one is of this tool alone."""
-    if any(map(tool.match, lines)):
+def lines_of(tool: re.Pattern[str], lines: Sequence[LogLine], longest: int) -> Iterator[tuple[int, str]]:
+    """Yield lines of up to `longest` characters, without blanks around them, if one is of this tool alone."""
+    if any(tool.match(line.text) for line in lines):
         for line in lines:
-            if len(line) <= longest and (text := line.strip().removeprefix("> ")):
-                yield text
+            if len(line.text) <= longest and (text := line.text.strip().removeprefix("> ")):
+                yield line.number, text
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,12 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
 
     Raises OSError if it cannot be opened, and ResultError when damaged compressed data are read in the block.
     """
-    with ExitStack() as opened:
-        is_input = str(path) == "-"
-        file = io.BytesIO(_standard_input(sys.stdin)) if is_input else opened.enter_context(path.open("rb"))
+    with io.BytesIO(_standard_input(sys.stdin)) if str(path) == "-" else path.open("rb") as file:
         content: BinaryIO = file if file.seekable() else io.BytesIO(file.read())
-        if content.read(2) == b"\x1f\x8b":
-            content.seek(0)
-            content = cast(BinaryIO, opened.enter_context(gzip.open(content)))
+        is_compressed = content.read(2) == b"\x1f\x8b"
         content.seek(0)
         try:
-            yield content
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=content)) if is_compressed else content
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise ResultError(f"{path}: its compressed data are cut or damaged: {error}; name a whole file") from None
 
@@ -197,10 +195,7 @@ def settings_in(text: str) -> Mapping[str, str]:
 
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
-    """Yield a line without colours, NUL characters and prefixes; several lines if it has carriage returns.
-
-    Markdown fences are left out.
-    """
+    """Yield a line without colours, NUL and prefixes; several if it has carriage returns, none for a Markdown fence."""
     if text.startswith('{"log":"'):  # as Docker's json-file driver wraps a line
         try:
             wrapped = json.loads(text)["log"]
@@ -265,6 +260,61 @@ def split_prefix(text: str) -> tuple[str, str]:
     return " ".join(filter(None, names)), text
 
 
+# Lines by which programs and launchers say that something failed.
+
+_FAILURES: tuple[tuple[Verdict, str], ...] = (
+    ("cuda-failure", r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
+    (
+        "comm-failure",
+        r"^(?!.*remote process exited).*?(?:Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error"
+        r"|nccl(?:System|Internal|Remote)Error)",
+    ),
+    (
+        "timeout",
+        r"Test timeout \(|DUE TO (?:\w+ )?TIME LIMIT|time limit for job execution has been|APPLICATION TIMED OUT"
+        r"|DeadlineExceeded|timeout: (?:sending signal|the monitored command)|[Cc]ommand timed out"
+        r"|[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:code|status):? 124\b|[Ww]alltime \S{1,20} exceeded",
+    ),
+    ("comm-failure", r"remote process exited or there was a network error"),
+    (
+        "failed",
+        r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"
+        r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
+        r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
+        r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
+        r"|is not supported by this test|\bKilled\s{0,4}$",
+    ),
+    ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
+)
+"""Verdict and pattern of a message, the nearest to the cause first.
+
+No other error causes a CUDA error. An error of communication may end in a time limit. "remote process exited" is what
+all other ranks say. Launchers and traces say only that something happened. Nothing as short as `timeout` is searched:
+MPICH ends every output with "0 network timeouts". PMIx, which "was unable to find a usable compression library", goes
+on without one.
+"""
+_ANY_FAILURE = re.compile("|".join(pattern for _, pattern in _FAILURES))
+
+
+class Failure(NamedTuple):
+    """Hold a line that reports a failure. Of several, the least (by pattern, then line) is the cause of the others."""
+
+    pattern: int
+    """Place in `_FAILURES`."""
+    number: int
+    verdict: Verdict
+    text: str
+
+
+def failure_of(text: str, number: int) -> Failure | None:
+    """Return the failure that a line reports. `# error:` is none: a run that ends well may have it, too."""
+    text = text[:2000]
+    if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
+        return None
+    place = next(place for place, (_, pattern) in enumerate(_FAILURES) if re.search(pattern, text))
+    return Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240])
+
+
 # JSON documents between lines, also those with mistakes or without an end.
 
 _DECODER = json.JSONDecoder(strict=False)
@@ -291,18 +341,16 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
     while attempts < _MOST_ATTEMPTS and (start := _BEGIN.search(text, at)):
         begin = start.end()
         number = lines[bisect_right(ends, begin)].number
-        value: object = None
+        value: Any = {}
+        end, is_whole = begin + 1, True
         try:
             value, end = _DECODER.raw_decode(text, begin)
-            is_whole = True
         except (ValueError, RecursionError):
             attempts += 1
-            end, is_whole = begin + 1, True
             if _KNOWN_KEYS.search(text, begin, begin + _KEYS_WITHIN):
                 value, end, is_whole = _read_broken_json(text, begin)
                 attempts += 0 if value else _BROKEN_COST
-                documents += [JsonDocument(None, is_whole=False, number=number)] if value is None else []
-        if value:
+        if value or value is None:
             documents.append(JsonDocument(value, is_whole=is_whole, number=number))
         outside += [text[at:begin], "\n" * text.count("\n", begin, end)] if value else [text[at:end]]
         at = end
@@ -310,12 +358,12 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
     return documents, [line._replace(text=left) for line, left in zip(lines, rest, strict=False)]
 
 
-def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
+def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
     """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
 
-    There may be a comma too many, and keys and values may lack quotes: that is YAML, which is read without types, so
-    numbers, also `nan` and `inf`, are strings. A value counts once a comma or bracket ends it, as a number at the end
-    may lack digits. Other output begins where two values have no comma between them.
+    There may be a comma too many, and keys and values may lack quotes: that is YAML, read without types. A value counts
+    once a comma or bracket ends it, as a number at the end may lack digits. Other output begins where two values have
+    no comma between them.
     """
     following = _NEXT_DOCUMENT.search(text, begin + 1)
     limit = min(following.start() if following else len(text), begin + (1 << 20))
@@ -347,8 +395,7 @@ def _read_broken_json(text: str, begin: int) -> tuple[object, int, bool]:
 
 _INTEGER = re.compile(r"\d{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
-_NO_NUMBER = frozenset(("n/a", "nan", "-nan", "+nan", "inf", "-inf", "+inf"))
-_LONGEST_NUMBER = 64
+_NO_NUMBER = re.compile(r"n/a|[+-]?(?:nan|inf)", re.IGNORECASE)
 _LONGEST_EXCERPT = 200
 
 
@@ -359,15 +406,13 @@ def parse_integer(word: str) -> int | None:
 
 def parse_number(word: str) -> float | None:
     """Return the finite number that the word is; None for every other word, also for N/A and nan."""
-    if len(word) > _LONGEST_NUMBER or not _NUMBER.fullmatch(word):
-        return None
-    value = float(word)
+    value = float(word) if _NUMBER.fullmatch(word) else math.inf
     return value if math.isfinite(value) else None
 
 
 def is_table_value(word: str) -> bool:
     """Return whether a column of numbers can hold this word: a number, N/A, nan or infinity."""
-    return len(word) <= _LONGEST_NUMBER and (_NUMBER.fullmatch(word) is not None or word.lower() in _NO_NUMBER)
+    return bool(_NUMBER.fullmatch(word) or _NO_NUMBER.fullmatch(word))
 
 
 def json_number(value: object) -> float | None:

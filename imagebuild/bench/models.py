@@ -35,6 +35,12 @@ class Result(Model):
     verdict: Verdict = "ok"
     reason: str = ""
 
+    def spoiled(self, verdict: Verdict, reason: str) -> Self:
+        """Return the result with a verdict for what came after it; one that failed by itself keeps its own."""
+        if self.verdict in ("wrong-data", "comm-failure", "cuda-failure", "timeout", "failed"):
+            return self.model_copy(update={"reason": f"{self.reason}; {reason}"})
+        return self.model_copy(update={"verdict": verdict, "reason": reason})
+
 
 class Half(Model):
     """Hold one half of a row of nccl-tests: the figures out of place, or those in place."""
@@ -143,12 +149,8 @@ class BandwidthTest(Result):
         if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
             matrix = matrix[2 * width :]  # two directions and, below them, their total
         is_within, is_between = "local" in name and len(matrix) > 1, "device_to_device" in name
-        return [
-            cell
-            for row, cells in enumerate(matrix)
-            for column, cell in enumerate(cells)
-            if (row == column) == is_within or not (is_within or is_between)
-        ]
+        places = [(row == column, cell) for row, cells in enumerate(matrix) for column, cell in enumerate(cells)]
+        return [cell for is_own, cell in places if is_own == is_within or not (is_within or is_between)]
 
     @property
     def pairs(self) -> list[float]:
@@ -277,15 +279,11 @@ class Claim(Model):
 
     def standing(self, allowed: Collection[str] = ()) -> State | None:
         """Return what the claim counts as, where `--allow` names these kinds; None if it is not applicable."""
-        if self.state == "not applicable":
-            return None
-        if self.state in PASSED:
-            return "passed"
-        if self.allow in allowed:
+        if self.state in (*PASSED, "not applicable"):
+            return "passed" if self.state in PASSED else None
+        if self.allow in allowed or (self.state in OPEN and not self.allow):
             return "skipped"
-        if self.state in OPEN:
-            return "open" if self.allow else "skipped"
-        return "failed"
+        return "open" if self.state in OPEN else "failed"
 
 
 class SpeedClaim(Claim):

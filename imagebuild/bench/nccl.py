@@ -1,9 +1,6 @@
 """Read the runs that nccl-tests and rccl-tests print: tables of every release since 2.10, and the JSON of `-J`.
 
-What a process prints fills tables, one for each run: its parameters, ranks, rows and footer. A JSON document fills a
-table with the same facts. A table, and the failures after its beginning, become a `Run` with a verdict. A run that was
-both printed as text and written as JSON is merged.
-
+What a process prints fills tables, one for each run: its parameters, ranks, rows and footer; so does a JSON document.
 Rows are read by their shape, since headers are often missing; a header says what the shape leaves open.
 """
 
@@ -11,51 +8,46 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import fmean, median
-from typing import NamedTuple, get_args
+from typing import Any, get_args
 
 from imagebuild.bench import logs
 from imagebuild.bench.ceilings import forced_classes
-from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, excerpt, parse_number
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLines, excerpt, parse_number
 from imagebuild.bench.models import Collective, Half, NcclRow, Run, Verdict, bus_ratio
 from imagebuild.core.errors import plural
 
+_OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
+"""Messages that only these programs print."""
 
-def parse_nccl_text(log: Log) -> Parsed[Run]:
-    """Read the runs of a log, in the order in which they begin; nothing if the log is not of these programs."""
-    by_process, failures = _read_lines(log.lines)
-    tables = sorted((t for tables in by_process.values() for t in tables), key=lambda table: table.begin)
-    if not any(table.has_output for table in tables) and any(_OWN_FAILURE.search(f.text) for f in failures):
-        tables.append(_Table(0, found={"starting"}))
-    # A shell's trace of a command whose lines another process labels is no run of its own.
-    tables = [
-        table
-        for table, following in zip_longest(tables, tables[1:])
-        if table.has_output or following is None or not following.has_output or "command" in following.found
-    ]
-    by_table = _failures_by_table(tables, failures)
-    parsed: Parsed[Run] = []
-    for index, table in enumerate(tables):
-        # A command without output counts as a run if it failed.
-        if table.has_output or (by_table[index] and "command" in table.found):
-            warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
-            begin = tables[index - 1].end if index else 0
-            said = (variables for number, variables in log.settings if begin < number <= table.end)
-            table.facts = {**dict(item for variables in said for item in variables.items()), **table.facts}
-            parsed += [_run_of(log.path, table, by_table[index], next(warnings, "")), *table.partial]
+
+def parse_nccl_text(log: Log, failures: Sequence[logs.Failure]) -> ParsedLines[Run]:
+    """Read the runs of a log; nothing if it is not of these programs. A command without output is one if it failed."""
+    tables = sorted(_read_lines(log.lines), key=lambda table: table.begin)
+    own = [failure.number for failure in failures if _OWN_FAILURE.search(failure.text)]
+    if own and not tables:
+        tables.append(_Table(min(own), found={"starting"}))
+    parsed: ParsedLines[Run] = []
+    end = 0
+    for table, following in zip_longest(tables, tables[1:]):
+        if not table.has_output:
+            # A shell's trace of a command whose lines another process labels is no run of its own.
+            is_trace = following and following.has_output and "command" not in following.found
+            limit = following.begin if following else math.inf
+            if is_trace or not any(table.begin <= failure.number < limit for failure in failures):
+                continue
+        warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
+        for number, variables in log.settings:
+            if end < number <= table.end:
+                table.facts = {**variables, **table.facts}
+        end = table.end
+        run = _run_of(log.path, table, next(warnings, ""))
+        parsed += [(table.begin, item) for item in (run, *table.partial)]
     return parsed
-
-
-def find_failure(lines: Iterable[LogLine]) -> str:
-    """Return the line by which a program, a launcher or a scheduler says that something failed; empty without one."""
-    failures = (failure for line in lines if (failure := _failure_of(line.text, line.number)))
-    cause = min(failures, default=None)
-    return f"line {cause.number}: {cause.text}" if cause else ""
 
 
 # Lines: what a table has of them.
@@ -123,6 +115,8 @@ class _Table:
 
     begin: int
     end: int = 0
+    stage: int = 0
+    """How far the run came, as in `_STAGES`."""
     found: set[str] = field(default_factory=set)
     """Kinds of its lines: `row`, `elision`, `command`, those of `_PATTERNS`."""
     facts: dict[str, str] = field(default_factory=dict)
@@ -142,13 +136,7 @@ class _Table:
 
     @property
     def has_output(self) -> bool:
-        """Return whether the program itself printed something, rather than its command alone."""
         return bool(self.found - _ASIDE)
-
-    @property
-    def stage(self) -> int:
-        """Return how far the run came; 0 if only what has no stage was printed."""
-        return max((_STAGES.get(kind, 0) for kind in self.found), default=0)
 
     @property
     def is_open(self) -> bool:
@@ -161,29 +149,27 @@ class _Table:
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
         """Return whether a line of this kind, which follows, belongs to the next run: most come once, in order."""
-        if kind not in _STAGES or _STAGES[kind] < self.stage:
-            return kind in _STAGES
+        is_repeated = kind in self.found - {"command", "row"}
         if kind == "rank":
-            return int(facts["rank"]) in self.ranks
-        return kind in self.found - {"command", "row"}
+            is_repeated = int(facts["rank"]) in self.ranks
+        return kind in _STAGES and (is_repeated or _STAGES[kind] < self.stage)
 
     def add(self, kind: str, facts: Mapping[str, str], number: int) -> None:
         """Add what a line says; what is in a row is added beside this."""
         self.found.add(kind)
-        self.end = number
+        self.stage, self.end = max(self.stage, _STAGES.get(kind, 0)), number
         if kind == "rank":
             self.ranks[int(facts["rank"])] = facts
         # Of several commands, the last one is that of the table.
         self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
 
 
-def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]], Sequence[_Failure]]:
-    """Return the tables of each process, by its name, and the failures.
+def _read_lines(lines: Iterable[LogLine]) -> list[_Table]:
+    """Return the tables of all processes.
 
     Lines without a name are of the process that printed last, unless a process without a name printed something.
     """
     processes: dict[str, list[_Table]] = {}
-    failures: list[_Failure] = []
     last_process = ""
     for line in lines:
         name = line.process or ("" if "" in processes else last_process)
@@ -191,8 +177,6 @@ def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]
         kind, facts = _fact_of(line.text)
         entry = None
         if not kind:
-            if failure := _failure_of(line.text, line.number):
-                failures.append(failure)
             entry = _read_row(line, tables[-1].labels if tables else ())
             if entry is None and tables and tables[-1].is_open:
                 # A line may end like a row, whatever it begins with.
@@ -207,81 +191,7 @@ def _read_lines(lines: Iterable[LogLine]) -> tuple[Mapping[str, Sequence[_Table]
         tables[-1].add(kind, facts, line.number)
         tables[-1].entries += [] if entry is None else [entry]
         last_process = last_process if kind in _ASIDE else name
-    return processes, failures
-
-
-# Lines: failures.
-
-_FAILURES: tuple[tuple[Verdict, str], ...] = (
-    ("cuda-failure", r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
-    (
-        "comm-failure",
-        r"^(?!.*remote process exited).*?(?:Test NCCL failure|\bNCCL (?:failure|error)\b|unhandled system error"
-        r"|nccl(?:System|Internal|Remote)Error)",
-    ),
-    (
-        "timeout",
-        r"Test timeout \(|DUE TO (?:\w+ )?TIME LIMIT|time limit for job execution has been|APPLICATION TIMED OUT"
-        r"|DeadlineExceeded|timeout: (?:sending signal|the monitored command)|[Cc]ommand timed out"
-        r"|[Ee]xit(?:ed)?(?: with)?(?: exit)? (?:code|status):? 124\b|[Ww]alltime \S{1,20} exceeded",
-    ),
-    ("comm-failure", r"remote process exited or there was a network error"),
-    (
-        "failed",
-        r"non-zero (?:exit )?(?:status|code)|exited on signal|[Ee]xited with (?:exit )?(?:code|status):? [1-9]"
-        r"|terminated with exit code [1-9]|BAD TERMINATION OF|Segmentation fault|Process received signal|CANCELLED AT"
-        r"|\boom[-_ ]?kill|OOMKilled|MPI_ABORT was invoked|error while loading shared libraries|Invalid number of GPUs"
-        r"|not enough slots available|(?<!PMIx )was unable to (?:launch|find|start)|driver version is insufficient"
-        r"|is not supported by this test|\bKilled\s{0,4}$",
-    ),
-    ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
-)
-"""Verdict and pattern of a message, the nearest to the cause first.
-
-No other error causes a CUDA error. An error of communication may end in a time limit. "remote process exited" is what
-all other ranks say. Launchers and traces say only that something happened. Nothing as short as `timeout` is searched:
-MPICH ends every output with "0 network timeouts". PMIx, which "was unable to find a usable compression library", goes
-on without one.
-"""
-_ANY_FAILURE = re.compile("|".join(pattern for _, pattern in _FAILURES))
-_OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
-"""Messages that only these programs print."""
-
-
-class _Failure(NamedTuple):
-    """Hold a line that reports a failure. Of several, the least (by pattern, then line) is the cause of the others."""
-
-    pattern: int
-    """Place in `_FAILURES`."""
-    number: int
-    verdict: Verdict
-    text: str
-
-
-def _failure_of(text: str, number: int) -> _Failure | None:
-    """Return the failure that a line reports.
-
-    `# error:` is the last message of the library, which a run that ends well may have too.
-    """
-    text = text[:2000]
-    if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
-        return None
-    place = next(place for place, (_, pattern) in enumerate(_FAILURES) if re.search(pattern, text))
-    return _Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240])
-
-
-def _failures_by_table(tables: Sequence[_Table], failures: Iterable[_Failure]) -> Mapping[int, list[_Failure]]:
-    """Return the failures of each run, by index: those after its beginning. The first has those before it, too.
-
-    What a launcher or a trace says before the first run is of something else, and so is all if that run ended well.
-    """
-    by_table: dict[int, list[_Failure]] = defaultdict(list)
-    begins = [table.begin for table in tables]
-    for failure in failures:
-        index = bisect_right(begins, failure.number) - 1
-        if index >= 0 or (tables and failure.verdict != "failed" and "bounds" not in tables[0].found):
-            by_table[max(index, 0)].append(failure)
-    return by_table
+    return [table for tables in processes.values() for table in tables]
 
 
 # Lines: rows with size, count, type, operation, root, and two halves of time, algbw, busbw, wrong.
@@ -310,10 +220,7 @@ _END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\
 
 
 def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
-    """Return the row in a line, its text if it cannot be read; None if there is none.
-
-    `labels` are those of the header, if there was one.
-    """
+    """Return the row in a line, its text if it cannot be read; None if there is none. `labels` are of the header."""
     lead = _LEAD.search(line.text)
     if lead is None:
         return None
@@ -325,7 +232,11 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     is_cut = figures is None or size < count * element or ("i_min" in labels and not figures["iterations"])
     if figures is None or is_cut or (line.is_joined and not _is_consistent(size, count * element, printed)):
         return line.text.strip() if element else None
-    halves = [_half(*map(parse_number, half)) for half in printed]
+    halves = []
+    for half in printed:
+        time, algbw, busbw, wrong = map(parse_number, half)
+        wrong = None if wrong is None else round(wrong)
+        halves.append(Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong))
     return NcclRow(
         size_bytes=size,
         count=count,
@@ -335,10 +246,6 @@ def _read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
         out_of_place=halves[0],
         in_place=halves[1],
     )
-
-
-def _half(time: float | None, algbw: float | None, busbw: float | None, wrong: float | None) -> Half:
-    return Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=None if wrong is None else round(wrong))
 
 
 def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> bool:
@@ -352,8 +259,7 @@ def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> boo
 # What a table says: who took part, which sizes, and whether its figures fit each other.
 
 
-def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: str = "") -> Run:
-    ranks, hosts, gpus, devices = _devices(table)
+def _run_of(source: str, table: _Table, warning: str = "") -> Run:
     compared_rows = _compared_rows(table)
     facts = Run(
         source=source,
@@ -362,18 +268,14 @@ def _run_of(source: str, table: _Table, failures: Iterable[_Failure], warning: s
         collective=_collective_of(table.facts.get("program", ""))
         or _infer_collective(table.rows, table.labels)
         or _collective_of(table.facts.get("command", "")),
-        ranks=ranks,
-        nodes=len(hosts) or None,
-        hosts=hosts,
-        gpus=gpus,
-        devices=devices,
+        **_participants(table),
         algorithms=forced_classes(table.facts),
         rows=tuple(table.rows),
         partial_rows=len(table.partial),
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
         compared=compared_rows == len(table.rows),
     )
-    verdict, reason = next(_verdicts(table, facts, failures, compared_rows, warning))
+    verdict, reason = next(_verdicts(table, facts, compared_rows, warning))
     return facts.model_copy(update={"verdict": verdict, "reason": reason})
 
 
@@ -396,38 +298,35 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
     ratio = bus_ratio(rows, least=2)  # below, its digits are too few
     data = [(row.size_bytes, row.count * _TYPE_BYTES.get(row.dtype, 0)) for row in rows]
     is_divided = {size > elements for size, elements in data if size and elements}
-    if ratio is None or len(is_divided) != 1:
+    if ratio is None or len(is_divided) != 1 or (is_divided == {False} and ratio <= 0.99):
         return None
-    if is_divided == {True}:
-        return "reduce_scatter" if is_reducing and not is_rooted else None
-    if ratio <= 0.99:
-        return None
-    if is_reducing:
-        return "reduce" if is_rooted else "all_reduce"
-    return "broadcast" if is_rooted else None
+    names: dict[tuple[bool, ...], str] = {
+        (True, True, False): "reduce_scatter", (False, True, False): "all_reduce", (False, True, True): "reduce",
+        (False, False, True): "broadcast",
+    }  # fmt: skip
+    return names.get((*is_divided, is_reducing, is_rooted))
 
 
 _BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
 
 
-def _devices(table: _Table) -> tuple[int | None, tuple[str, ...], int | None, tuple[str, ...]]:
-    """Return what the list of devices says: ranks, all hosts in the order of ranks, number and names of GPUs.
+def _participants(table: _Table) -> dict[str, Any]:
+    """Return what the list of devices says of ranks, hosts and GPUs, by the names that `Run` has; hosts if it is whole.
 
-    The name that most GPUs have comes first. Before 2.15 a bus has no domain, so buses 0 and 1, which machines have in
-    every domain, do not tell GPUs apart. The list of a JSON document has one device for `each` so many ranks.
+    Before 2.15 a bus has no domain, so buses 0 and 1, which machines have in every domain, do not tell GPUs apart. The
+    list of a JSON document has one device for `each` so many ranks.
     """
     listed = [table.ranks[rank] for rank in sorted(table.ranks)]
-    if not listed:
-        return None, (), None, ()
-    ranks = max(table.ranks) + 1
+    ranks = max(table.ranks, default=-1) + 1
     names = Counter(device["name"] for device in listed if device["name"])
-    devices = tuple(name for name, _ in names.most_common())
-    if len(listed) < ranks:
-        return ranks, (), None, devices
-    hosts = tuple(dict.fromkeys(device["host"] for device in listed))
-    places = {(device["host"], device["bus"]) for device in listed}
-    gpus = len(places) if all(_BUS.fullmatch(bus) for _, bus in places) else None
-    return ranks * int(listed[-1].get("each", 1)) or None, hosts, gpus, devices
+    facts: dict[str, Any] = {"ranks": ranks or None, "devices": tuple(name for name, _ in names.most_common())}
+    if listed and len(listed) == ranks:
+        hosts = tuple(dict.fromkeys(device["host"] for device in listed))
+        places = {(device["host"], device["bus"]) for device in listed}
+        gpus = len(places) if all(_BUS.fullmatch(bus) for _, bus in places) else None
+        ranks *= int(listed[-1].get("each", 1))
+        facts |= {"ranks": ranks or None, "nodes": len(hosts), "hosts": hosts, "gpus": gpus}
+    return facts
 
 
 def _compared_rows(table: _Table) -> int:
@@ -509,17 +408,13 @@ def _contradiction(table: _Table, collective: str | None) -> str:
     return ""
 
 
-def _verdicts(
-    table: _Table, run: Run, failures: Iterable[_Failure], compared_rows: int, warning: str
-) -> Iterator[tuple[Verdict, str]]:
+def _verdicts(table: _Table, run: Run, compared_rows: int, warning: str) -> Iterator[tuple[Verdict, str]]:
     """Yield the verdicts that a run deserves, with their reasons: the worst and the cause first, `ok` last."""
     facts, rows = table.facts, len(table.rows)
     wrong = sum(half.wrong or 0 for row in table.rows for half in row.halves)
-    bounds = int(facts.get("bounds") or 0)
+    bounds = round(parse_number(facts.get("bounds", "")) or 0)
     if wrong or bounds or facts.get("bounds_state") == "FAILED":
         yield "wrong-data", f"{wrong} wrong elements in the rows read, {bounds} checks out of bounds"
-    for failure in sorted(failures):
-        yield failure.verdict, f"line {failure.number}: {failure.text}"
     if facts.get("average_state") == "FAILED":
         yield "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"
     warned = f"; NCCL warned: {warning}" if warning else ""
@@ -562,26 +457,13 @@ def _verdicts(
 
 
 def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
-    """Read the run of a JSON document; None if it is not of nccl-tests."""
+    """Read the run of a JSON document, as a table; None if it is not of nccl-tests."""
     top = logs.json_object(document.value)
-    if "nccl_version" not in top and "minimum_bytes" not in logs.json_object(top.get("config")):
-        return None
-    table = _json_table(top, document.number)
-    failures: list[_Failure] = []
-    if "bounds" not in table.found:
-        # The run did not come to its end: the last errors of the library are the cause.
-        for error in filter(str.strip, map(str, logs.json_list(top.get("errors")))):
-            unknown = _Failure(1, document.number, "comm-failure", error[:240])
-            failures.append(_failure_of(error, document.number) or unknown)
-    return [_run_of(source, table, failures), *table.partial]
-
-
-def _json_table(top: Mapping[str, object], number: int) -> _Table:
-    """Return what a JSON document says, as the table of a run that was printed."""
-    table = _Table(number)
     config = logs.json_object(top.get("config"))
+    if "nccl_version" not in top and "minimum_bytes" not in config:
+        return None
     variables = (text.partition("=") for text in map(str, logs.json_list(top.get("env"))))
-    table.facts = {name: value for name, _, value in variables if name.startswith("NCCL_")}
+    table = _Table(document.number, facts={name: value for name, _, value in variables if name.startswith("NCCL_")})
     parameters = {
         "min": "minimum_bytes", "max": "maximum_bytes", "factor": "step_factor", "bytes": "step_bytes",
         "validation": "validation",
@@ -596,70 +478,40 @@ def _json_table(top: Mapping[str, object], number: int) -> _Table:
     for entry in map(logs.json_object, logs.json_list(top.get("results"))):
         if "cpu_time" in logs.json_object(entry.get("out_of_place")):
             table.facts["labels"] = "root cputime"
-        table.entries.append(_json_row(entry) or excerpt(f"results: {entry!r}"))
-    bounds = logs.json_object(top.get("out_of_bounds"))
-    count, state = _word(bounds.get("count")), _json_state(bounds)
-    if count or state == "FAILED":
-        table.add("bounds", {"bounds": count, "bounds_state": state}, number)
-    # The first releases with JSON have a typing error in both keys.
-    for outer, key in (("average_bus_bandwidth", "bandwidth"), ("average_bus_bandwidith", "bandwidith")):
-        if average := logs.json_object(top.get(outer)):
-            value = str(logs.json_number(average.get(key)))
-            table.add("average", {"average": value, "average_state": _json_state(average)}, number)
-    return table
+        row = _read_row(LogLine(_json_row(entry), "", document.number), ())
+        table.entries.append(row if isinstance(row, NcclRow) else excerpt(f"results: {entry!r}"))
+    # The first releases with JSON have a typing error in both keys of the average.
+    for kind, outer, key in (
+        ("bounds", "out_of_bounds", "count"),
+        ("average", "average_bus_bandwidth", "bandwidth"),
+        ("average", "average_bus_bandwidith", "bandwidith"),
+    ):
+        footer = logs.json_object(top.get(outer))
+        value, has_failed = logs.json_number(footer.get(key)), str(footer.get("okay")).lower() == "false"
+        if value is not None or has_failed:
+            facts = {kind: f"{value}", f"{kind}_state": "FAILED" if has_failed else "OK"}
+            table.add(kind, facts, document.number)
+    run = _run_of(source, table)
+    errors = [error for error in map(str, logs.json_list(top.get("errors"))) if error.strip()]
+    if errors and "bounds" not in table.found:
+        # The run did not come to its end: the last errors of the library are the cause.
+        cause = min(logs.failure_of(error, 0) or logs.Failure(1, 0, "comm-failure", error[:240]) for error in errors)
+        run = run.spoiled(cause.verdict, cause.text)
+    return [run, *table.partial]
 
 
-def _json_state(footer: Mapping[str, object]) -> str:
-    return "FAILED" if str(footer.get("okay", "")).lower() == "false" else "OK"
-
-
-def _json_row(entry: Mapping[str, object]) -> NcclRow | None:
-    """Return a row; None if it is not whole."""
-    size, count, root = (_word(entry.get(key)) for key in ("size", "count", "root"))
-    halves: list[Half] = []
-    for name in ("out_of_place", "in_place"):
-        values = entry.get(name)
-        if name not in entry or (isinstance(values, dict) and not {"bus_bw", "nwrong"} <= values.keys()):
-            return None
-        half = logs.json_object(values)
-        time = half.get("time", half.get("cpu_time"))
-        halves.append(_half(*map(logs.json_number, (time, half.get("alg_bw"), half.get("bus_bw"), half.get("nwrong")))))
-    if not size or not count:
-        return None
-    return NcclRow(
-        size_bytes=int(size),
-        count=int(count),
-        dtype=str(entry.get("type", "")),
-        redop=str(entry.get("redop") or "").strip() or None,
-        root=int(root) if root else None,
-        out_of_place=halves[0],
-        in_place=halves[1] if entry["in_place"] else None,
-    )
+def _json_row(entry: Mapping[str, object]) -> str:
+    """Return a row of a document as text; one that is not whole has fewer words."""
+    words = [_word(entry.get("size")), _word(entry.get("count")), str(entry.get("type"))]
+    words += [str(entry.get("redop") or ""), _word(entry.get("root"))]
+    for half in (logs.json_object(entry.get(name)) for name in ("out_of_place", "in_place")):
+        figures = [logs.json_number(half[key]) for key in ("time", "cpu_time", "alg_bw", "bus_bw") if key in half]
+        words += ["nan" if figure is None else f"{figure}" for figure in figures]
+        words += [_word(half["nwrong"]) or "N/A"] if "nwrong" in half else []
+    return " ".join(words)
 
 
 def _word(value: object) -> str:
     """Return an integer of a JSON document as text would have it; empty for every other value."""
     number = logs.json_number(value)
     return "" if number is None else f"{round(number)}"
-
-
-# Runs that were both printed as text and written as JSON.
-
-
-def merge_runs(printed: Sequence[Run], written: Iterable[Run]) -> tuple[Run, ...]:
-    """Return the runs `written` as JSON that are not in the text, then those `printed` as text.
-
-    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
-    rest. A run that is broken in one of the forms has another verdict there, and stays.
-    """
-    known = Counter(map(_shape_of, printed))
-    others = []
-    for run in written:
-        others += [] if run.rows and known[_shape_of(run)] > 0 else [run]
-        known[_shape_of(run)] -= 1
-    return (*others, *printed)
-
-
-def _shape_of(run: Run) -> tuple[object, ...]:
-    rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
-    return run.collective, run.ranks, run.verdict, rows

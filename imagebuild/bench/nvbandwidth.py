@@ -46,10 +46,10 @@ _DEVICE = re.compile(
 )
 
 
-def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[BandwidthTest]:
-    """Read the tests of nvbandwidth in cleaned lines."""
+def parse_nvbandwidth_text(source: str, lines: Sequence[logs.LogLine]) -> logs.ParsedLines[BandwidthTest]:
+    """Read the tests of nvbandwidth."""
     reader = _NvbandwidthReader(source)
-    for text in logs.lines_of(_MARK, lines, longest=100_000):
+    for reader.line, text in logs.lines_of(_MARK, lines, longest=100_000):
         reader.read(text)
     reader.end_test()
     return reader.parsed
@@ -59,6 +59,8 @@ def parse_nvbandwidth_text(source: str, lines: Sequence[str]) -> logs.Parsed[Ban
 class _OpenTest:
     """Collect what a test prints before the line with its sum."""
 
+    line: int
+    """Where it begins."""
     description: str = ""
     columns: int | None = None
     """Of its matrix, once the header came."""
@@ -69,13 +71,16 @@ class _OpenTest:
 @dataclass
 class _NvbandwidthReader:
     source: str
-    parsed: logs.Parsed[BandwidthTest] = field(default_factory=list)
+    line: int = 0
+    parsed: logs.ParsedLines[BandwidthTest] = field(default_factory=list)
     version: str | None = None
     running: str | None = None
     """The test that was announced last; its matrices, one or several, follow."""
     test: _OpenTest | None = None
     has_failed: bool = False
     """Whether an error came, which others may follow."""
+    has_waived: bool = False
+    """Whether a test without a name was left out."""
     devices: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
@@ -83,19 +88,20 @@ class _NvbandwidthReader:
             return
         if match := _SUM.fullmatch(text):
             is_cut = not match["more"] and not match["unit"] and not _CELL.fullmatch(match["sum"])
-            self.parsed += [excerpt(text)] if is_cut else []
-            self.test = self.test or _OpenTest()
+            self.parsed += [(self.line, excerpt(text))] if is_cut else []
+            self.test = self.test or _OpenTest(self.line)
             self.end_test(match["name"], None if is_cut else parse_number(match["sum"]), match["unit"])
         elif _DESCRIPTION.fullmatch(text):
             if self.test and self.test.description:
                 self.end_test()
-            self.test = _OpenTest(text)
+            self.test = _OpenTest(self.line, text)
         elif match := _RUNNING.fullmatch(text):
             self.end_test()
-            self.running, self.test, self.has_failed = match[1], _OpenTest(), False
+            self.running, self.test, self.has_failed = match[1], _OpenTest(self.line), False
         elif match := _VERSION.match(text):
             self.end_test()
-            self.version, self.running, self.devices, self.has_failed = match[1], None, [], False
+            self.version, self.running, self.devices = match[1], None, []
+            self.has_failed = self.has_waived = False
         elif match := _DEVICE.fullmatch(text):
             self.devices.append(match["name"])
         elif match := _WAIVED.fullmatch(text):
@@ -103,7 +109,10 @@ class _NvbandwidthReader:
             if self.test and not self.test.description:
                 name, self.test = name or self.running, None
             self.end_test()
-            self.add(name, "waived", match["reason"].strip())
+            # One result stands for all tests of a run that it left out and did not name.
+            if name or not self.has_waived:
+                self.add(name, "waived", match["reason"].strip())
+            self.has_waived = self.has_waived or not name
         elif (self.parsed or self.version or self.running or self.test or self.devices) and _ERROR.fullmatch(text):
             if missing := _NOT_FOUND.match(text):
                 self.end_test()
@@ -132,7 +141,7 @@ class _NvbandwidthReader:
             test.rows.append(tuple(map(parse_number, values)))
         elif is_whole or (is_next and any(map(logs.is_table_value, values))):
             test.has_unread_row = True
-            self.parsed.append(excerpt(text))
+            self.parsed.append((self.line, excerpt(text)))
         else:
             return False
         return True
@@ -158,13 +167,12 @@ class _NvbandwidthReader:
         self, name: str | None, verdict: Verdict, reason: str, unit: str | None = None, total: float | None = None
     ) -> None:
         """Add a test with the matrix that is open, and close that."""
-        test, self.test = self.test or _OpenTest(), None
-        self.parsed.append(
-            BandwidthTest(
-                source=self.source, tool_version=self.version, name=name, unit=_unit_of(test.description) or unit,
-                verdict=verdict, matrix=tuple(test.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
-            )
+        test, self.test = self.test or _OpenTest(self.line), None
+        result = BandwidthTest(
+            source=self.source, tool_version=self.version, name=name, unit=_unit_of(test.description) or unit,
+            verdict=verdict, matrix=tuple(test.rows) or None, sum=total, reason=reason, devices=tuple(self.devices),
         )  # fmt: skip
+        self.parsed.append((test.line, result))
 
 
 def _unit_of(description: str | None) -> str | None:
@@ -193,12 +201,10 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
     top = logs.json_object(document.value).get("nvbandwidth")
     if not isinstance(top, dict):
         return None
-    listed = [_JSON_DEVICE.match(str(line)) for line in logs.json_list(top.get("GPU Device list"))]
-    about: dict[str, Any] = {
-        "source": source,
-        "tool_version": json_text(top.get("version")) or json_text(top.get("git_version")),
-        "devices": tuple(match["name"] for match in listed if match),
-    }
+    listed = map(_JSON_DEVICE.match, map(str, logs.json_list(top.get("GPU Device list"))))
+    version = json_text(top.get("version")) or json_text(top.get("git_version"))
+    devices = tuple(match["name"] for match in listed if match)
+    about: dict[str, Any] = {"source": source, "tool_version": version, "devices": devices}
     error = json_text(top.get("error")) or ""
     cases = [(logs.json_object(value), value) for value in logs.json_list(top.get("testcases"))]
     failed = [case.get("name") for case, _ in cases if str(case.get("status")).lower() == "error"]

@@ -209,37 +209,27 @@ def _complete_profile(
 ) -> YamlFile[Profile] | None:
     """Return a profile with what it takes over from the one it extends; None if that cannot be done."""
     document = documents[name]
-    own = document.model
-    values = _given_values(own)
+    own, problem = document.model, ""
+    values = dict(own)
     if own.extends:
+        base = documents[own.extends].model if own.extends in documents else None
         if own.extends not in known:
-            mistakes.add(document.at("extends"), f"extends: no profile {own.extends!r}{suggestion(own.extends, known)}")
-            return None
-        if own.extends not in documents:
-            return None  # the mistakes of that file are reported
-        base = documents[own.extends].model
-        if base.extends:
-            mistakes.add(document.at("extends"), f"extends: {own.extends} extends {base.extends}; name {base.extends}")
-            return None
-        inherited = _given_values(base)
-        references = base.references
-        if own.network:
-            domain = _hosts_per_domain(base.links, base.node) if base.links and base.node else 1
-            references = tuple(r for r in references if r.nodes <= domain)
-            inherited.pop("wires", None)
+            problem = f"no profile {own.extends!r}{suggestion(own.extends, known)}"
+        elif base and base.extends:
+            problem = f"{own.extends} extends {base.extends}; name {base.extends}"
+        if problem:
+            mistakes.add(document.at("extends"), f"extends: {problem}")
+        if problem or base is None:
+            return None  # the mistakes of a base are reported with its file
+        domain = _hosts_per_domain(base.links, base.node) if base.links and base.node else 1
         replaced = {profile_key(reference) for reference in own.references}
-        kept = tuple(r for r in references if profile_key(r) not in replaced)
-        values = {**inherited, **values, "references": kept + own.references}
-    missing = [field for field in ("gpu", "node", "links") if field not in values]
+        kept = (r for r in base.references if profile_key(r) not in replaced and not (own.network and r.nodes > domain))
+        values = dict(base) | {field: values[field] for field in own.model_fields_set}
+        values |= {"references": (*kept, *own.references), "wires": own.wires if own.network else values["wires"]}
+    missing = [field for field in ("gpu", "node", "links") if not values[field]]
     for field in missing:
         mistakes.add(document.at(), f"{field}: is missing")
-    if missing:
-        return None
-    return YamlFile(document.path, Profile(name=name, **values), document.lines)
-
-
-def _given_values(model: ProfileFile) -> dict[str, Any]:
-    return {field: value for field, value in model if field in model.model_fields_set}
+    return None if missing else YamlFile(document.path, Profile(name=name, **values), document.lines)
 
 
 def _hosts_per_domain(links: tuple[Link, ...], node: Node) -> int:

@@ -1,23 +1,21 @@
-"""Read files that benchmarks wrote, whichever benchmarks these were.
-
-A file may hold the output of several programs, and JSON between text. Lines that no parser knows are passed over. Those
-that look like results and could not be read are counted in the file's `Source`, with examples.
-"""
+"""Read files that benchmarks wrote, whichever these were: also several in one file, and JSON between text."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from imagebuild.bench import logs
 from imagebuild.bench.dcgm import parse_dcgm_json
-from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, extract_json, log_from_text, read_log
-from imagebuild.bench.models import Result, Results, Source, Verdict
-from imagebuild.bench.nccl import find_failure, merge_runs, parse_nccl_json, parse_nccl_text
+from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLines
+from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Result, Results, Run, Source
+from imagebuild.bench.nccl import parse_nccl_json, parse_nccl_text
 from imagebuild.bench.nvbandwidth import parse_nvbandwidth_json, parse_nvbandwidth_text
 from imagebuild.bench.tables import (
     NVSHMEM,
@@ -30,23 +28,22 @@ from imagebuild.bench.tables import (
 )
 from imagebuild.core.errors import ConfigError
 
-_TextParser = Callable[[str, Sequence[str]], Parsed[Any]]
-_JsonParser = Callable[[str, JsonDocument], Parsed[Any] | None]
-_PARSERS: tuple[tuple[str, str, _TextParser | None, _JsonParser | None], ...] = (
-    ("nccl-tests", "runs", None, parse_nccl_json),
-    ("nvbandwidth", "tests", parse_nvbandwidth_text, parse_nvbandwidth_json),
-    ("perftest", "tables", partial(parse_tables, PERFTEST), parse_perftest_json),
-    ("ucx_perftest", "tables", parse_ucx_text, None),
-    ("osu", "tables", partial(parse_tables, OSU), None),
-    ("nvshmem", "tables", partial(parse_tables, NVSHMEM), None),
-    ("all_reduce_bench", "runs", parse_all_reduce_bench, None),
-    ("dcgmi", "diagnostics", None, parse_dcgm_json),
-)
-"""Tool; field of `Results` that its items go to; the function that reads the lines of one process; the function that
-reads a JSON document, and returns None for one of another tool.
-
-The text of nccl-tests needs the lines of all processes, since failures are printed by others.
-"""
+_TEXT_PARSERS: Mapping[str, Callable[[str, Sequence[LogLine]], ParsedLines[Any]]] = {
+    "nvbandwidth": parse_nvbandwidth_text,
+    "perftest": partial(parse_tables, PERFTEST),
+    "ucx_perftest": parse_ucx_text,
+    "osu": partial(parse_tables, OSU),
+    "nvshmem": partial(parse_tables, NVSHMEM),
+    "all_reduce_bench": parse_all_reduce_bench,
+}
+"""Tool → what reads the lines of one process. nccl-tests is not here: it needs those of all processes, in order."""
+_JSON_PARSERS: Mapping[str, Callable[[str, JsonDocument], Parsed[Any] | None]] = {
+    "nccl-tests": parse_nccl_json,
+    "nvbandwidth": parse_nvbandwidth_json,
+    "perftest": parse_perftest_json,
+    "dcgmi": parse_dcgm_json,
+}
+"""Tool → what reads a JSON document; it returns None for one of another tool."""
 _ERROR = re.compile(
     r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
     r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
@@ -60,63 +57,59 @@ def read_files(files: Iterable[Path | str]) -> Results:
 
     Raises ConfigError if one cannot be opened, ResultError if its compressed data are damaged.
     """
-    everything: dict[str, list[Any]] = defaultdict(list)
+    everything: dict[str, tuple[Any, ...]] = defaultdict(tuple)
     for file in files:
         try:
-            log = read_log(file)
+            log = logs.read_log(file)
         except OSError as error:
             why = f"{error.strerror or error}; name logs, JSON files or folders"
             raise ConfigError(f"{file}: cannot be read: {why}") from None
         for part, items in _parse_log(log):
             everything[part] += items
-    return Results(**{part: tuple(items) for part, items in everything.items()})
+    return Results(**everything)
 
 
 def read_text(source: str, text: str) -> Results:
     """Read a text that `source` printed. It may hold no output of a benchmark."""
-    return _parse_log(log_from_text(source, text))
+    return _parse_log(logs.log_from_text(source, text))
+
+
+@dataclass
+class _Entry:
+    """Hold a result that a parser read, or a text that it could not read."""
+
+    line: int
+    """Where it begins."""
+    tool: str
+    item: Any
 
 
 def _parse_log(log: Log) -> Results:
-    parts: dict[str, list[Any]] = defaultdict(list)
-    tools: dict[str, None] = {}
-    unread: list[str] = []
-
-    def add(tool: str, part: str, parsed: Parsed[Any]) -> None:
-        tools.update(dict.fromkeys([tool] if parsed else ()))
-        for entry in parsed:
-            (unread if isinstance(entry, str) else parts[part]).append(entry)
-
     by_process: dict[str, list[LogLine]] = defaultdict(list)
     for line in log.lines:
         by_process[line.process].append(line)
+    entries: list[_Entry] = []
     outside: list[LogLine] = []
     waiting = list(by_process.values())
     for lines in waiting:
-        documents, others = extract_json(lines)
+        documents, others = logs.extract_json(lines)
         outside += others
-        texts = [line.text for line in others]
         for document in documents:
+            entries += _read_document(log.path, document)
             # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
-            waiting += [log_from_text(log.path, text).lines for text in _printed_in(document.value)]
-        unread += [f"line {d.number}: a JSON document that cannot be read" for d in documents if d.value is None]
-        for tool, part, parse_text, parse_json in _PARSERS:
-            for document in documents:
-                if parse_json and (parsed := parse_json(log.path, document)) is not None:
-                    cut = "the JSON document has no end"  # so its last result may not be whole
-                    add(tool, part, parsed if document.is_whole else _spoiled(parsed, "truncated", cut))
-                    if not document.is_whole:
-                        unread.append(f"line {document.number}: a JSON document of {tool} without its end")
-            if parse_text:
-                add(tool, part, parse_text(log.path, texts))
+            texts = (logs.log_from_text(log.path, text).lines for text in _printed_in(document.value))
+            waiting += [[line._replace(number=document.number) for line in text] for text in texts]
+        for tool, parse in _TEXT_PARSERS.items():
+            entries += [_Entry(number, tool, item) for number, item in parse(log.path, others)]
     outside.sort(key=lambda line: line.number)
-    json_runs = parts.pop("runs", [])
-    add("nccl-tests", "runs", parse_nccl_text(replace(log, lines=outside)))
-    printed, parts["runs"] = parts["runs"], list(merge_runs(parts["runs"], json_runs))
-    # What launchers print belongs to the text of nccl-tests, if there is any; else to what was read last.
-    if not printed and (failure := find_failure(outside)):
-        kind = next((kind for kind in reversed(parts) if parts[kind]), "runs")
-        parts[kind] = _spoiled(parts[kind], "failed", failure)
+    failures = sorted(failure for line in outside if (failure := logs.failure_of(line.text, line.number)))
+    runs = parse_nccl_text(replace(log, lines=outside), failures)
+    entries = [*_unprinted(entries, runs), *(_Entry(number, "nccl-tests", item) for number, item in runs)]
+    entries.sort(key=lambda entry: entry.line)
+    results = [entry for entry in entries if isinstance(entry.item, Result)]
+    _place_failures(results, failures)
+    unread = [entry.item for entry in entries if isinstance(entry.item, str)]
+    tools = dict.fromkeys(entry.tool for entry in entries if entry.tool)
     source = Source(
         path=log.path,
         tools=tuple(tools),
@@ -125,17 +118,60 @@ def _parse_log(log: Log) -> Results:
         examples=tuple(text[:160] for text in unread[:5]),
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
     )
-    return Results(sources=(source,), **{part: tuple(items) for part, items in parts.items()})
+    kinds = {"runs": Run, "tests": BandwidthTest, "tables": PerftestTable, "diagnostics": Diagnostic}
+    found = {part: tuple(e.item for e in results if isinstance(e.item, kind)) for part, kind in kinds.items()}
+    return Results(sources=(source,), **found)
 
 
-def _spoiled(parsed: Parsed[Any], verdict: Verdict, reason: str) -> Parsed[Any]:
-    """Return what was read, with a verdict on its last result, unless that failed by itself."""
-    for at in range(len(parsed) - 1, -1, -1):
-        if isinstance(last := parsed[at], Result):
-            changes = {"reason": "; ".join(filter(None, (last.reason, reason)))}
-            changes |= {"verdict": verdict} if last.verdict in ("ok", "waived", "warned") else {}
-            return [*parsed[:at], last.model_copy(update=changes), *parsed[at + 1 :]]
-    return parsed
+def _read_document(path: str, document: JsonDocument) -> Iterator[_Entry]:
+    """Yield what the tools read of a JSON document. If it has no end, the last result may not be whole."""
+    where = f"line {document.number}: a JSON document"
+    if document.value is None:
+        yield _Entry(document.number, "", f"{where} that cannot be read")
+    for tool, parse in _JSON_PARSERS.items():
+        parsed = parse(path, document)
+        entries = [_Entry(document.number, tool, item) for item in parsed or ()]
+        if parsed is not None and not document.is_whole:
+            for entry in [entry for entry in entries if isinstance(entry.item, Result)][-1:]:
+                entry.item = entry.item.spoiled("truncated", "the JSON document has no end")
+            yield _Entry(document.number, "", f"{where} of {tool} without its end")
+        yield from entries
+
+
+def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator[_Entry]:
+    """Yield the entries but for runs of nccl-tests, written as JSON, that were `printed` as text, too.
+
+    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
+    rest. A run that is broken in one of the forms alone stays.
+    """
+
+    def shape(run: Run) -> tuple[object, ...]:
+        rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
+        return run.collective, run.ranks, run.verdict == "ok", rows
+
+    known = Counter(shape(run) for _, run in printed if isinstance(run, Run) and run.rows)
+    for entry in entries:
+        if isinstance(entry.item, Run) and known[shape(entry.item)]:
+            known[shape(entry.item)] -= 1
+        else:
+            yield entry
+
+
+def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure]) -> None:
+    """Give each failure's verdict to the result that began last before it; of several, the first is the cause.
+
+    Before a run of nccl-tests, whose first line begins it, a launcher or a trace speaks of something else, and so do
+    all if that run is whole. Other programs begin before their first result.
+    """
+    begins = [entry.line for entry in entries]
+    causes: dict[int, logs.Failure] = {}
+    for failure in failures if entries else ():
+        at, first = bisect_right(begins, failure.number) - 1, entries[0]
+        is_of_another = first.tool == "nccl-tests" and (failure.verdict == "failed" or first.item.verdict == "ok")
+        if at >= 0 or not is_of_another:
+            causes.setdefault(max(at, 0), failure)
+    for at, cause in causes.items():
+        entries[at].item = entries[at].item.spoiled(cause.verdict, f"line {cause.number}: {cause.text}")
 
 
 def _printed_in(value: object) -> Iterator[str]:

@@ -6,12 +6,12 @@ Each begins with a title and a header, whose columns are known by their names, b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from imagebuild.bench import logs
-from imagebuild.bench.logs import excerpt, json_object, parse_integer, parse_number
+from imagebuild.bench.logs import LogLine, ParsedLines, excerpt, json_object, parse_integer, parse_number
 from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, Verdict
 
 
@@ -19,6 +19,8 @@ from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow,
 class _TableBuilder:
     """Collect what one program prints of a table; at the end of the output, give it a verdict."""
 
+    line: int
+    """Where it begins."""
     tool: str
     test: str | None = None
     columns: Sequence[str] = ()
@@ -28,8 +30,8 @@ class _TableBuilder:
     errors: list[str] = field(default_factory=list)
     compared: bool = False
     has_unread_row: bool = False
-    wrong_figures: list[str] = field(default_factory=list)
-    """What is wrong with figures that are no number, or below zero."""
+    wrong_figure: str = ""
+    """What is wrong with a figure that is no number, or below zero."""
     is_closed: bool = False
     """Whether no row can follow."""
 
@@ -47,29 +49,23 @@ class _TableBuilder:
         self.rows.append(TableRow(size_bytes=size, latency_us=latency or None, **rates))
         for value in values.values():
             if value is None or value < 0:
-                what = "is no number" if value is None else "is negative"
-                self.wrong_figures.append(f"a figure with {size} bytes {what}")
+                self.wrong_figure = f"a figure with {size} bytes is {'no number' if value is None else 'negative'}"
 
     def table(self, source: str) -> PerftestTable:
-        verdict, reason = next(self._verdicts())
+        """Return the table with the worst verdict that it deserves."""
+        verdicts: tuple[tuple[object, Verdict, str], ...] = (
+            (self.errors, "failed", "; ".join(dict.fromkeys(self.errors))[:1000]),
+            (self.has_unread_row, "truncated", "a row could not be read"),
+            (not self.columns, "no-data", "no result was printed"),
+            (not self.rows, "truncated", "the output ends before the first row"),
+            (self.wrong_figure, "failed", self.wrong_figure),
+            (True, "ok", ""),
+        )
+        _, verdict, reason = next(known for known in verdicts if known[0])
         return PerftestTable(
             source=source, tool=self.tool, test=self.test, unit=self.unit, rows=tuple(self.rows),
             compared=self.compared, verdict=verdict, reason=reason,
         )  # fmt: skip
-
-    def _verdicts(self) -> Iterator[tuple[Verdict, str]]:
-        """Yield the verdicts that the table deserves, the worst first, `ok` last."""
-        if self.errors:
-            yield "failed", "; ".join(dict.fromkeys(self.errors))[:1000]
-        if self.has_unread_row:
-            yield "truncated", "a row could not be read"
-        if not self.columns:
-            yield "no-data", "no result was printed"
-        if not self.rows:
-            yield "truncated", "the output ends before the first row"
-        for what in self.wrong_figures:
-            yield "failed", what
-        yield "ok", ""
 
 
 # How tools print tables
@@ -155,14 +151,14 @@ _UNITS = {"us": "usec", "GB/sec": "GB/s", **{unit: unit for unit in ("usec", "MB
 _DASHES = re.compile(r"-{20,}")
 
 
-def parse_tables(form: TableFormat, source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
-    """Read the tables in cleaned lines; a row whose data were wrong makes a table fail."""
+def parse_tables(form: TableFormat, source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
+    """Read the tables of a tool; a row whose data were wrong makes a table fail."""
     reader = _TableReader(form)
-    for text in logs.lines_of(form.mark, lines, longest=4000):
+    for reader.line, text in logs.lines_of(form.mark, lines, longest=4000):
         reader.read(text)
-    tables = [table.table(source) for table in reader.tables]
+    tables = [(table.line, table.table(source)) for table in reader.tables]
     # Of NVSHMEM, any comment of one word looks like a title.
-    return [*reader.unread, *(table for table in tables if form is not NVSHMEM or table.verdict != "no-data")]
+    return [*reader.unread, *(entry for entry in tables if form is not NVSHMEM or entry[1].verdict != "no-data")]
 
 
 @dataclass
@@ -170,8 +166,9 @@ class _TableReader:
     """Read text line by line: titles, headers, rows, errors."""
 
     form: TableFormat
+    line: int = 0
     tables: list[_TableBuilder] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
+    unread: list[tuple[int, str]] = field(default_factory=list)
 
     def read(self, text: str) -> None:
         running = [table for table in self.tables if not table.is_closed]
@@ -197,12 +194,11 @@ class _TableReader:
             # What begins now is another program than one that failed before its table.
             has_failed = bool(table.errors) and not table.columns
             table.is_closed = table.is_closed or not self.form.is_mixed or has_failed
-        self.tables.append(_TableBuilder(self.form.tool, test))
+        self.tables.append(_TableBuilder(self.line, self.form.tool, test))
         return self.tables[-1]
 
     def read_header(self, text: str, announced: Sequence[_TableBuilder]) -> None:
-        test = self.tables[-1].test if self.tables else None
-        table = announced[-1] if announced else self.begin(test)
+        table = announced[-1] if announced else self.begin(self.tables[-1].test if self.tables else None)
         columns = [(match["name"].replace(" ", "_").replace("%%", "%"), match) for match in _COLUMN.finditer(text)]
         table.columns = tuple(_FIGURES.get(name.lower(), name) for name, _ in columns)
         # A column of OSU is called `MB/s`.
@@ -228,7 +224,7 @@ class _TableReader:
             return False  # another program's
         else:
             table.has_unread_row = True
-            self.unread.append(excerpt(text))
+            self.unread.append((self.line, excerpt(text)))
         return True
 
     def values_of(self, columns: Sequence[str], words: Sequence[str]) -> dict[str, float | None]:
@@ -242,9 +238,9 @@ class _TableReader:
             return {}
         name, last = pairs[-1]
         decimals = 6 if self.form.is_mixed and name == "msg_rate" else self.form.decimals
-        is_whole = last.lower() in ("pass", "fail")
-        if name != "Validation":
-            is_whole = (name not in figures and not self.form.is_mixed) or len(last.partition(".")[2]) >= decimals
+        is_whole = (name not in figures and not self.form.is_mixed) or len(last.partition(".")[2]) >= decimals
+        if name == "Validation":
+            is_whole = last.lower() in ("pass", "fail")
         return {name: parse_number(word) for name, word in figures.items()} if is_whole else {}
 
 
@@ -267,14 +263,13 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     values = {key: logs.json_number(value) for key, value in results.items()}
     size = values.get("MsgSize")
     if size is None or size < 0:
-        printed = ", ".join(f"{key}: {value}" for key, value in results.items())
-        return [excerpt(f"results without a message size: {printed}")]
+        return [excerpt(f"results without a message size: {results}")]
     figures = {_FIGURES[key.lower()]: value for key, value in values.items() if key.lower() in _FIGURES}
     columns = tuple(name for name in figures if name != "bw_peak")
     # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
     name = (logs.json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
     name = _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List")
-    table = _TableBuilder("perftest", name or None, columns=columns, has_unread_row=not columns)
+    table = _TableBuilder(document.number, "perftest", name or None, columns=columns, has_unread_row=not columns)
     table.add_row(int(size), figures)
     table.unit = "usec" if table.rows[0].latency_us else None
     return [table.table(source)]
@@ -291,19 +286,19 @@ _LEAST_TIME_US = 0.02
 """Below this, the three decimals of a time are too few to compute the rate from it."""
 
 
-def parse_ucx_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTable]:
-    """Read the results in cleaned lines. What is printed as MB is 2^20 bytes."""
+def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
+    """Read the results of single tests. What is printed as MB is 2^20 bytes."""
     tables: list[_TableBuilder] = []
-    unread: list[str] = []
+    unread: ParsedLines[PerftestTable] = []
     test = quantity = size = table = None
 
     def begin(*columns: str) -> _TableBuilder:
         # The name may be another run's: of a latency, above a header of an overhead.
         is_of_another = test and quantity and ("latency" in test) != (quantity == "latency")
-        tables.append(_TableBuilder("ucx_perftest", quantity if is_of_another else test or quantity, columns))
+        tables.append(_TableBuilder(number, "ucx_perftest", quantity if is_of_another else test or quantity, columns))
         return tables[-1]
 
-    for text in logs.lines_of(_UCX_MARK, lines, longest=500):
+    for number, text in logs.lines_of(_UCX_MARK, lines, longest=500):
         is_result = text.startswith("Final:") or (table is not None and "Test" in table.columns and not table.rows)
         if match := _UCX_FIELD.match(text):
             value = match["value"].strip()
@@ -325,8 +320,8 @@ def parse_ucx_text(source: str, lines: Sequence[str]) -> logs.Parsed[PerftestTab
             table.unit = "usec" if is_latency else "MiB/sec"
             table.add_row(size, {name: v for name, v in figures.items() if name.startswith("lat ") == is_latency})
         elif text.startswith("Final:") and any(map(logs.is_table_value, text.split())):
-            unread.append(excerpt(text))
-    return [*unread, *(table.table(source) for table in tables)]
+            unread.append((number, excerpt(text)))
+    return [*unread, *((table.line, table.table(source)) for table in tables)]
 
 
 def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
@@ -354,18 +349,18 @@ _ARB_ROW = re.compile(
 _ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*")
 
 
-def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> logs.Parsed[Run]:
-    """Read the runs of all_reduce_bench.py in cleaned lines. It does not compare data, and does not say the nodes."""
-    runs: list[Run] = []
+def parse_all_reduce_bench(source: str, lines: Sequence[LogLine]) -> ParsedLines[Run]:
+    """Read the runs of all_reduce_bench.py. It does not compare data, and does not say the nodes."""
+    runs: list[tuple[int, Run]] = []
     devices: tuple[str, ...] = ()
-    for text in map(str.strip, lines):
+    for line in lines:
+        text = line.text.strip()
         if match := _ARB_DEVICE.fullmatch(text):
             devices = (match["device"],)
         elif match := _ARB_TITLE.fullmatch(text):
-            runs.append(
-                Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
-                    devices=devices, compared=False, verdict="no-data", reason="no row of results")
-            )  # fmt: skip
+            run = Run(source=source, tool="all_reduce_bench", collective="all_reduce", ranks=int(match["ranks"]),
+                      devices=devices, compared=False, verdict="no-data", reason="no row of results")  # fmt: skip
+            runs.append((line.number, run))
         elif runs and (match := _ARB_ROW.fullmatch(text)):
             size = round(float(match["size"]) * 1024 ** " KMGT".index(match["unit"] or " "))
             algbw = float(match["algbw"])
@@ -373,6 +368,7 @@ def parse_all_reduce_bench(source: str, lines: Sequence[str]) -> logs.Parsed[Run
             half = Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=float(match["busbw"]), wrong=None)
             row = NcclRow(size_bytes=size, count=size // 4, dtype="float", redop="sum", root=None, out_of_place=half,
                           in_place=None)  # fmt: skip
-            update = {"rows": (*runs[-1].rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
-            runs[-1] = runs[-1].model_copy(update=update)
+            begin, run = runs[-1]
+            update = {"rows": (*run.rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
+            runs[-1] = begin, run.model_copy(update=update)
     return [*runs]

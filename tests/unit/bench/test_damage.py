@@ -66,12 +66,22 @@ PERFTEST = """\
         "srun: error: n1: task 0: Exited with exit code 1", "Segmentation fault (core dumped)", "Killed",
         "command terminated with exit code 137", "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-24 ***",
         "CUDA failure common.cu:1", "terminate called after throwing an instance of 'std::bad_alloc'",
+        "bash: line 1: 71 Segmentation fault (core dumped) ./all_reduce_perf -b 8",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("whole", [matrices(), PERFTEST, log()], ids=["nvbandwidth", "perftest", "nccl-tests"])
 def test_what_crashes_after_its_results_does_not_pass(whole: str, crash: str) -> None:
     assert {result.verdict for result in read_text("log", whole).measured} == {"ok"}
     assert standing(f"{whole}\n{crash}\n", None)[0] == "failed"
+
+
+def test_a_failure_belongs_to_what_began_before_it() -> None:
+    """Whichever tool's it is: runs of nccl-tests do not take what others print."""
+    results = read_text("log", f"{log()}\n{matrices()}\nsrun: error: Exited with exit code 124\n{PERFTEST}")
+    assert [result.verdict for result in results.measured] == ["ok", "timeout", "ok"]
+    # What stands before the first result is of it, but for runs of nccl-tests, which begin with their first line.
+    for whole, verdict in ((matrices(), "failed"), (PERFTEST, "failed"), (log(), "ok")):
+        assert read_text("log", f"Segmentation fault\n{whole}").measured[0].verdict == verdict
 
 
 ROWS = log().count(" float ")

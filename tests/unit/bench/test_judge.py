@@ -1,12 +1,15 @@
 """The three claims about a result: data, participation and speed."""
 
+from typing import Any
+
 import pytest
+import yaml
 
 from imagebuild.bench import (
+    Claim,
     Diagnostic,
     Expected,
     Judgement,
-    Openness,
     Results,
     Run,
     TableRow,
@@ -14,12 +17,10 @@ from imagebuild.bench import (
     judge_results,
 )
 from imagebuild.core import ConfigError
+from tests.conftest import ROOT
 from tests.unit.bench.speed_fakes import GIB, matrix, run, shipped, table
 
-H100 = "NVIDIA H100 80GB HBM3"
-WRITE, READ = "device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_ce"
-BOTH = "device_to_device_bidirectional_memcpy_write_ce"
-TOTAL, WAY = ((None, 783.0), (782.0, None)), ((None, 392.0), (391.0, None))
+WRITE = "device_to_device_memcpy_write_ce"
 
 
 def judged(profile: str | None = "h200", expected: Expected | None = None, **results: object) -> Judgement:
@@ -45,47 +46,46 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
     assert speed.reason == "99.9% of the reference, at least the 90% that pass; 69% of the ceiling"
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected", "profile", "state", "reason", "allow"),
-    [
-        ({}, {}, "h200", "complete", "8 ranks, 1 node", None),
-        ({}, {}, None, "not known", "neither a profile nor --ranks says how many there should be", None),
-        ({}, {"ranks": 8}, None, "complete", "8 ranks, 1 node", None),
-        # A GPU of the node is missing.
-        ({"ranks": 7}, {}, "h200", "incomplete", "7 of 8 GPUs took part", "partial"),
-        ({"ranks": 1}, {}, "h200", "incomplete", "1 of 8 GPUs took part", "partial"),
-        # What the caller asserts.
-        ({"ranks": 4}, {"ranks": 4}, "h200", "complete", "4 ranks", None),
-        ({"ranks": 4}, {"ranks": 8, "nodes": 1}, "h200", "incomplete", "4 of 8 ranks took part", None),
-        ({}, {"ranks": 16, "nodes": 2}, None, "incomplete", "8 of 16 ranks took part; 1 of 2 nodes took part", None),
-        # The figures are of 8 ranks, whatever the caller says.
-        ({"ranks": None, "nodes": None}, {"ranks": 4, "nodes": 1}, "h200", "incomplete", "busbw is 1.7500 * algbw, which does not fit 4 ranks", None),
-        ({"ranks": None, "nodes": None}, {"ranks": 1, "nodes": 1}, None, "incomplete", "which does not fit 1 rank", None),
-        # What the output does not list.
-        ({"ranks": None, "nodes": None}, {}, "h200", "not known", "list of devices is incomplete; say how many with --ranks and --nodes", "partial"),
-        ({"ranks": None, "nodes": None, "devices": ()}, {}, "h200", "not known", "does not list the ranks and nodes; say how many with --ranks and --nodes", "partial"),
-        ({"ranks": None, "nodes": None}, {"ranks": 8, "nodes": 1}, "h200", "complete", "8 ranks", None),
-        # Devices.
-        ({"devices": (H100,)}, {}, "h200", "incomplete", f"it ran on {H100}, but h200 describes NVIDIA H200", None),
-        ({"devices": (f"{H100} MIG 3g.40gb",)}, {}, "h100", "incomplete", "it ran on NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
-        ({"devices": ("NVIDIA H20",)}, {}, "h100", "incomplete", "it ran on NVIDIA H20", None),
-        ({"devices": ("NVIDIA H200", "NVIDIA GeForce RTX 5090",)}, {}, "h200", "incomplete", "RTX 5090", None),
-        ({"devices": ("NVIDIA Graphics Device",)}, {}, "h200", "complete", "8 ranks", None),
-        # Ranks that share a GPU.
-        ({"gpus": 8}, {}, "h200", "complete", "8 ranks, 1 node", None),
-        ({"gpus": 1}, {}, "h200", "incomplete", "8 ranks share 1 GPU; if these were 8 hosts that have the same name, say so with --nodes 8", None),
-        ({"gpus": 8, "ranks": 16}, {"nodes": 2}, "h200", "complete", "16 ranks, 2 nodes", None),
-        ({"gpus": 8, "ranks": 16}, {"nodes": 4}, "h200", "incomplete", "1 of 4 nodes took part", None),
-        ({"gpus": 15, "ranks": 16, "nodes": 2}, {"ranks": 16}, None, "incomplete", "16 ranks share 15 GPUs", None),
-    ],
-)  # fmt: skip
-def test_participation(
-    changes: dict[str, object], expected: dict[str, object], profile: str | None, state: str, reason: str,
-    allow: Openness | None,
-) -> None:  # fmt: skip
-    claim = judge(run((GIB, 480.0, 480.0), **changes), profile, **expected).participation
-    assert (claim.state, claim.allow) == (state, allow)
-    assert reason in claim.reason
+CLAIMS = yaml.safe_load((ROOT / "tests/data/bench/claims.yaml").read_text())
+
+
+def found(claim: Claim, row: dict[str, Any], *names: str) -> None:
+    """What the row says of these is what is claimed."""
+    assert {name: getattr(claim, name) for name in names} == {name: row.get(name) for name in names}
+    assert row.get("reason", "") in claim.reason
+
+
+@pytest.mark.parametrize("row", CLAIMS["participation"], ids=str)
+def test_participation(row: dict[str, Any]) -> None:
+    result = run((GIB, 480.0, 480.0), **row.get("changes", {}))
+    found(judge(result, row.get("profile", "h200"), **row.get("expected", {})).participation, row, "state", "allow")
+
+
+@pytest.mark.parametrize("row", CLAIMS["speed"], ids=str)
+def test_speed(row: dict[str, Any]) -> None:
+    result = run((4 * GIB, *row["rates"]), **row.get("changes", {}))
+    found(judge(result, row.get("profile", "h200")).speed, row, "state")
+
+
+@pytest.mark.parametrize("row", CLAIMS["matrices"], ids=str)
+def test_speed_of_matrices(row: dict[str, Any]) -> None:
+    claim = judged(row.get("profile", "h200"), tests=(matrix(row["name"], *row["cells"]),)).speed
+    found(claim, row, "state", "measured")
+    if claim.state == "too slow" and len(row["cells"]) > 1:
+        assert "the worst pair" in claim.reason
+
+
+@pytest.mark.parametrize("row", CLAIMS["pairs"], ids=str)
+def test_pairs_that_were_not_measured(row: dict[str, Any]) -> None:
+    test = matrix(row["name"], *row["cells"])
+    claim = judged(row.get("profile", "h200"), Expected(len(row["cells"][0])), tests=(test,)).participation
+    found(claim, row, "state", "allow")
+
+
+@pytest.mark.parametrize("row", CLAIMS["tables"], ids=str)
+def test_perftest_in_every_unit(row: dict[str, Any]) -> None:
+    claim = judged(row.get("profile", "h200"), tables=(table(row["average"], row["unit"], row["test"]),)).speed
+    assert (claim.state, claim.measured) == (row["state"], row["measured"] and pytest.approx(row["measured"]))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_participation(
         (1, "h200", None, "failed", "8 tables of one rank each: the ranks were not joined"),
         (8, "h200", None, "failed", "8 files with a table of one rank each: the ranks were not joined"),
         (8, None, 8, "failed", "8 files with a table of one rank each: the ranks were not joined"),
-        (8, None, None, "skipped", "1 rank, 1 node; 8 files with a table of one rank each: the ranks were not joined"),
+        (8, None, None, "skipped", "1 rank, 1 node; neither a profile nor --ranks"),
         (8, None, 1, "passed", "1 rank, 1 node"),
     ],
 )
@@ -124,44 +124,6 @@ def test_data(changes: dict[str, object], state: str, reason: str, standing: str
     assert judgement.worst().standing() == standing
     if standing == "failed":
         assert judgement.speed.reason == "its data failed, so its speed is not judged"
-
-
-@pytest.mark.parametrize(
-    ("changes", "rates", "profile", "state", "reason"),
-    [
-        ({}, (435.0, 430.0), "h200", "fast enough", "90.2% of the reference, at least the 90% that pass"),
-        ({}, (433.0, 430.0), "h200", "too slow", "89.8% of the reference, below the 90% that pass"),
-        ({}, (713.0, 100.0), "h200", "fast enough", "of the reference"),  # within the margin of 2 %
-        ({}, (720.0, 100.0), "h200", "impossible", "103% of the ceiling"),
-        # A ring is not held against NVLS, if the output says that it was one.
-        ({}, (366.0, 365.5), "h200", "too slow", "100% of the reference with ring: was NCCL made to use it?"),
-        ({"algorithms": ("ring",)}, (366.0, 365.5), "h200", "fast enough",
-         "as ring; 81% of the ceiling"),
-        ({"algorithms": ("ring",)}, (480.0, None), "h200", "impossible", "107% of the ceiling"),
-        ({"algorithms": ("ring",), "collective": "alltoall", "devices": (H100,)}, (348.0, 347.0), "h100", "fast enough", ""),
-        ({"algorithms": ("nvls",), "devices": ("NVIDIA A100-SXM4-80GB",)}, (230.0, 231.0), "a100-sxm", "not judged",
-         "a100-sxm cannot run all_reduce, 8 ranks, 1 node with nvls"),
-        # Without a reference, a floor is judged.
-        ({"ranks": 16, "nodes": 2}, (360.0, None), "h200", "fast enough",
-         "at least the floor of 200.0 GB/s (50% of the lowest ceiling, ring: min(link, W)); h200 has no reference for "
-         "all_reduce, 16 ranks, 2 nodes; 48% of the ceiling"),
-        ({"ranks": 16, "nodes": 2}, (50.0, None), "h200", "too slow", "below the floor of 200.0 GB/s"),
-        # What moves between nodes in sendrecv is one rank's, over one card.
-        ({"ranks": 16, "nodes": 2, "collective": "sendrecv"}, (8.4, None), "h200", "too slow", "17% of the ceiling"),
-        ({"ranks": 4, "collective": "sendrecv", "devices": ("NVIDIA GH200 120GB",)}, (110.0, None), "gh200", "fast enough",
-         "73% of the ceiling"),
-        # What cannot be judged.
-        ({"collective": None}, (480.0, None), "h200", "not judged", "the output does not say the collective"),
-        ({"ranks": 1}, (0.0, None), "h200", "not applicable", "one rank moves nothing between GPUs"),
-        ({}, (480.0, None), None, "not judged", "no profile says how fast it should be"),
-    ],
-)  # fmt: skip
-def test_speed(
-    changes: dict[str, object], rates: tuple[float, float | None], profile: str | None, state: str, reason: str
-) -> None:
-    claim = judge(run((4 * GIB, *rates), **changes), profile).speed
-    assert claim.state == state
-    assert reason in claim.reason
 
 
 def test_sizes() -> None:
@@ -206,57 +168,6 @@ def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[s
 
 
 @pytest.mark.parametrize(
-    ("profile", "device", "rate", "state"),
-    [
-        ("gb200-nvl72", "NVIDIA GB200", 405.0, "fast enough"),  # the floor of its own: 0.4 * 900
-        ("gb200-nvl72", "NVIDIA GB200", 300.0, "too slow"),
-        ("coreweave-gb300-roce", "NVIDIA GB300", 405.0, "not judged"),
-    ],
-)
-def test_floors_between_racks(profile: str, device: str, rate: float, state: str) -> None:
-    racks = run((16 * GIB, rate, rate), ranks=720, nodes=180, devices=(device,))
-    claim = judge(racks, profile).speed
-    assert (claim.state, claim.allow) == (state, "unjudged" if state == "not judged" else None)
-
-
-@pytest.mark.parametrize(("name", "cells", "profile", "state", "measured"), [
-    # The worst pair counts; the diagonal, which is a copy within a GPU, does not.
-    (WRITE, ((0.0, 396.0, 390.0), (395.0, 0.0, 340.0), (396.0, 396.0, 0.0)), "h200", "too slow", 340.0),
-    (WRITE, ((None, 396.0), (360.0, None)), "h200", "fast enough", 360.0),
-    (WRITE, ((2500.0, 396.0), (470.0, 2500.0)), "h200", "impossible", 470.0),
-    (WRITE, (), "h200", "not judged", None),
-    # Both directions may be twice the link.
-    (BOTH, (*WAY, *WAY, *TOTAL), "h200", "fast enough", 782.0),
-    (f"{BOTH}_total", TOTAL, "h200", "fast enough", 782.0),
-    # Without a reference, a floor is judged.
-    (READ, ((None, 230.0), (226.0, None)), "h200", "fast enough", 226.0),
-    (READ, ((None, 394.0), (224.0, None)), "h200", "too slow", 224.0),
-    (f"{BOTH}_total", ((None, 441.0), (440.0, None)), "h100", "too slow", 440.0),
-    (BOTH, ((None, 440.0), (440.0, None)), "h100", "fast enough", 440.0),  # one direction, before 0.3
-    ("host_to_device_memcpy_ce", ((30.0, 55.0),), "h100", "too slow", 30.0),
-    ("host_to_device_bidirectional_memcpy_ce", ((30.0, 55.0),), "h100", "fast enough", 30.0),
-    ("device_to_host_memcpy_ce", ((200.0,),), "gb200-nvl72", "fast enough", 200.0),
-    (READ, ((None, 14.0), (14.0, None)), "a40", "not judged", 14.0),  # PCIe: no floor
-    ("device_local_copy", ((1400.0, 1401.0),), "h200", "not applicable", None),
-    (f"{BOTH}_read1", TOTAL, "h200", "impossible", 783.0),
-    # Copies to and from hosts have no diagonal.
-    ("host_to_device_memcpy_ce", ((40.0, 55.4, 55.4),), "h200", "too slow", 40.0),
-    # Pairs without a switch.
-    (READ, ((None, 140.0), (141.0, None)), "gh200", "fast enough", 140.0),
-    (READ, ((None, 160.0), (141.0, None)), "gh200", "impossible", 160.0),
-])  # fmt: skip
-def test_speed_of_matrices(
-    name: str, cells: tuple[tuple[float | None, ...], ...], profile: str, state: str, measured: float | None
-) -> None:
-    claim = judged(profile, tests=(matrix(name, *cells),)).speed
-    assert (claim.state, claim.measured) == (state, measured)
-    if state == "too slow" and len(cells) > 1:
-        assert "the worst pair" in claim.reason
-    standings = {"too slow": "failed", "impossible": "failed", "not judged": "open", "fast enough": "passed"}
-    assert claim.standing() == standings.get(state)
-
-
-@pytest.mark.parametrize(
     ("changes", "states"),
     [
         ({}, ("right", "incomplete", "fast enough")),
@@ -271,47 +182,6 @@ def test_speed_of_matrices(
 def test_matrices(changes: dict[str, object], states: tuple[str, ...]) -> None:
     judgement = judged(tests=(matrix(WRITE, (None, 396.0), (395.0, None), **changes),))
     assert tuple(claim.state for claim in judgement.claims) == states
-
-
-@pytest.mark.parametrize(
-    ("name", "cells", "profile", "state", "allow"),
-    [
-        (WRITE, ((None, 396.0), (None, None)), "h200", "incomplete", "partial"),
-        (f"{BOTH}_total", ((None, None), (780.0, None)), "h200", "incomplete", "partial"),
-        (WRITE, ((None, 50.0, None), (50.0, None, None), (None, None, None)), "a100-pcie", "incomplete", "partial"),
-        # Nothing says whether they should see each other.
-        (WRITE, ((None, 396.0), (None, None)), None, "not known", None),
-        ("device_local_copy", ((1400.0, None), (None, 1401.0)), "h200", "complete", None),
-    ],
-)
-def test_pairs_that_were_not_measured(
-    name: str, cells: tuple[tuple[float | None, ...], ...], profile: str | None, state: str, allow: Openness | None
-) -> None:
-    claim = judged(profile, Expected(len(cells[0])), tests=(matrix(name, *cells),)).participation
-    assert (claim.state, claim.allow) == (state, allow)
-    if state != "complete":
-        assert "were not measured: N/A" in claim.reason
-
-
-@pytest.mark.parametrize(
-    ("average", "unit", "test", "profile", "state", "measured"),
-    [
-        (391.0, "Gb/sec", "RDMA_Write BW", "h200", "fast enough", 391.0 / 8),
-        (350.0, "Gb/sec", "RDMA_Write BW", "h200", "too slow", 350.0 / 8),
-        (46610.0, "MB/sec", "RDMA_Write BW", "h200", "fast enough", 46610 * 2**20 / 1e9),
-        (46610.0, None, "RDMA_Write BW", "h200", "not judged", None),
-        (760.0, "Gb/sec", "RDMA_Write Bidirectional BW", "h200", "fast enough", 760.0 / 8),
-        (0.3, "Gb/sec", "Atomic Fetch_And_Add BW", "h200", "not applicable", 0.3 / 8),
-        # A loopback at line rate is within the margin.
-        (24056.72, "MB/sec", "RDMA_Write BW", "a100-sxm", "fast enough", 24056.72 * 2**20 / 1e9),
-    ],
-)
-def test_perftest_in_every_unit(
-    average: float, unit: str | None, test: str, profile: str, state: str, measured: float | None
-) -> None:
-    claim = judged(profile, tables=(table(average, unit, test),)).speed
-    assert claim.state == state
-    assert claim.measured == (measured if measured is None else pytest.approx(measured))
 
 
 def test_perftest_that_failed_and_latencies() -> None:
