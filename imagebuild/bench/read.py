@@ -82,6 +82,8 @@ class _Entry:
     """Where it begins."""
     tool: str
     item: Any
+    begins_program: bool = False
+    """The program, too, begins at this line, or only what it printed of this result."""
 
 
 def _parse_log(log: Log) -> Results:
@@ -104,7 +106,7 @@ def _parse_log(log: Log) -> Results:
     outside.sort(key=lambda line: line.number)
     failures = sorted(failure for line in outside if (failure := logs.failure_of(line.text, line.number)))
     runs = parse_nccl_text(replace(log, lines=outside), failures)
-    entries = [*_unprinted(entries, runs), *(_Entry(number, "nccl-tests", item) for number, item in runs)]
+    entries = [*_unprinted(entries, runs), *(_Entry(number, "nccl-tests", item, True) for number, item in runs)]
     entries.sort(key=lambda entry: entry.line)
     results = [entry for entry in entries if isinstance(entry.item, Result)]
     _place_failures(results, failures)
@@ -160,14 +162,14 @@ def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator
 def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure]) -> None:
     """Give each failure's verdict to the result that began last before it; of several, the first is the cause.
 
-    Before a run of nccl-tests, whose first line begins it, a launcher or a trace speaks of something else, and so do
-    all if that run is whole. Other programs begin before their first result.
+    Before the first line of a program, a launcher or a trace speaks of something else, and so do all if the program
+    ended well. Where only a result begins, its program began before.
     """
     begins = [entry.line for entry in entries]
     causes: dict[int, logs.Failure] = {}
     for failure in failures if entries else ():
         at, first = bisect_right(begins, failure.number) - 1, entries[0]
-        is_of_another = first.tool == "nccl-tests" and (failure.verdict == "failed" or first.item.verdict == "ok")
+        is_of_another = first.begins_program and (failure.verdict == "failed" or first.item.verdict == "ok")
         if at >= 0 or not is_of_another:
             causes.setdefault(max(at, 0), failure)
     for at, cause in causes.items():

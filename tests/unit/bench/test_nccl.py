@@ -331,6 +331,8 @@ def written(**changes: Any) -> str:
     (written(average_bus_bandwidth={"bandwidth": WRITTEN.average, "okay": "false"}), ["failed"]),
     (written(out_of_bounds={"count": 3, "okay": "false"}), ["wrong-data"]),
     (written() + "\nsrun: error: n1: task 0: Exited with exit code 1\n", ["failed"]),
+    # Where a document stands, nobody knows when its program began.
+    ("srun: error: n1: task 0: Exited with exit code 1\n" + written(), ["failed"]),
     (written(results=[]), ["no-data"]),
     (written(results=json.loads(written())["results"][:-1]), ["truncated"]),
     (written().replace('"bus_bw":', '"bus_bw":nan,"x":', 1), ["damaged"]),
