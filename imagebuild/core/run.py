@@ -182,9 +182,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
     Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
     finishes the package that it is setting up.
     """
-    with os_errors_as_command_errors():
-        files = (TemporaryFile(), TemporaryFile())
-    with files[0] as output, files[1] as errors:
+    with os_errors_as_command_errors(), TemporaryFile() as output, TemporaryFile() as errors:
         process = start_program(argv, env, output=output.fileno(), errors=errors.fileno())
         try:
             status = process.wait(timeout)
@@ -196,7 +194,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
             raise
         finally:
             end_program(process)
-        printed, complaints = (_text_of(file) for file in files)
+        printed, complaints = (_text_of(file) for file in (output, errors))
     if status:
         lines = "\n".join((complaints.strip() or printed.strip()).splitlines()[-10:])
         raise CommandError(f"`{' '.join(argv)}` failed ({status}): {lines}")

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
@@ -99,97 +99,10 @@ def stored_credentials(host: str) -> Mapping[str, str]:
     return found if {"password", "identitytoken"} & found.keys() else {}
 
 
-def parse_challenge(headers: list[str]) -> dict[str, str] | None:
-    """Return the first of the `WWW-Authenticate` headers that can be met, as its `scheme` and fields.
-
-    It is `basic` or, preferred, `bearer`: with a token of the server at `realm`.
-    """
-    challenges = {}
-    for header in headers:
-        scheme, _, rest = header.partition(" ")
-        fields: dict[str, str | None] = parse_dict_header(rest)  # type: ignore[no-untyped-call]
-        challenges[scheme.lower()] = {"scheme": scheme.lower()} | {n: value or "" for n, value in fields.items()}
-    return challenges.get("bearer") or challenges.get("basic")
-
-
-@dataclass(repr=False)
-class Login:
-    """Provide the `Authorization` header of requests to one registry, for several threads."""
-
-    host: str
-    ask: Callable[..., requests.Response]
-    """Sends a request to the server of tokens: method, address and options as `requests` has them."""
-    plain: bool = False
-    """The registry is reached without TLS, as its user wants: its tokens may be too."""
-    _challenge: Mapping[str, str] | None = None
-    _tokens: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Scopes → token, which is used until the registry refuses it."""
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-
-    @cached_property
-    def credentials(self) -> Mapping[str, str]:
-        """Return what `docker login` has stored; it is looked up when the registry first wants it."""
-        return stored_credentials(self.host)
-
-    @property
-    def _basic(self) -> str:
-        own = self.credentials
-        pair = f"{own.get('username', '')}:{own.get('password', '')}"
-        return f"Basic {base64.b64encode(pair.encode()).decode()}" if own else ""
-
-    def header(self, scopes: tuple[str, ...]) -> str:
-        """Return the header for these scopes; "" before a challenge. Raises CommandError if there is no token."""
-        with self._lock:
-            if self._challenge is None:
-                return ""
-            if self._challenge["scheme"] == "basic":
-                return self._basic
-            if scopes not in self._tokens:
-                self._tokens[scopes] = self._fetch_token(scopes)
-            return f"Bearer {self._tokens[scopes]}"
-
-    def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: str) -> str:
-        """Learn from a 401 how to log in. Return the header to send instead, "" if none. Raises as `header` does."""
-        challenge = parse_challenge(answer.raw.headers.getlist("WWW-Authenticate"))
-        if challenge is None:
-            return ""
-        with self._lock:
-            self._challenge = challenge
-            # Another thread may have fetched a new token since this request was sent.
-            if f"Bearer {self._tokens.get(scopes)}" == shown:
-                del self._tokens[scopes]
-            better = self.header(scopes)
-        return better if better != shown else ""
-
-    def _fetch_token(self, scopes: tuple[str, ...]) -> str:
-        assert self._challenge
-        own, challenge = self.credentials, self._challenge
-        realm, service = challenge.get("realm", ""), challenge.get("service", "")
-        server = urlsplit(realm)
-        if own and server.scheme != "https" and not self.plain and not is_loopback(server.netloc):
-            raise CommandError(f"{self.host}: wants the password sent to {realm} without TLS; not done")
-        wanted = tuple(dict.fromkeys(scope for scope in (*scopes, challenge.get("scope")) if scope))
-        if own.get("identitytoken"):
-            form = {
-                "grant_type": "refresh_token", "service": service, "client_id": AGENT, "scope": " ".join(wanted),
-                "refresh_token": own["identitytoken"],
-            }  # fmt: skip
-            answer = self.ask("POST", realm, data=form)
-        else:
-            parameters = [("service", service), *(("scope", scope) for scope in wanted)]
-            answer = self.ask("GET", realm, params=parameters, authorization=self._basic)
-        document = json_of(answer)
-        token = document.get("token") or document.get("access_token")
-        if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
-            with_what = "with the credentials of `docker login`" if own else "without login; try `docker login`"
-            raise CommandError(f"{self.host}: gives no token for {' '.join(wanted)} ({answer.status_code}) {with_what}")
-        return token
-
-
 # The registry
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Registry:
     """Reach one registry, from several threads."""
 
@@ -208,7 +121,9 @@ class Registry:
         # Docker does not look for registries of this machine behind a proxy either.
         self.client.session.trust_env = not is_loopback(self.host)
         self.client.session.auth = lambda request: request  # or the password of a netrc file replaces what we send
-        self.login = Login(self.host, self._send, plain=self.base.startswith("http:"))
+        self._logins: dict[tuple[str, ...], str] = {}
+        """Scopes → `Authorization` header, which is sent until the registry refuses it."""
+        self._lock = threading.Lock()
 
     def at(self, repository: str) -> Repository:
         """Return one of its repositories: `gpu/open`."""
@@ -232,13 +147,56 @@ class Registry:
                 f"{self.host}: says that uploads go to {there.scheme}://{there.netloc}; if a proxy is in front of the "
                 "registry, it has to set X-Forwarded-Proto"
             )
-        shown = self.login.header(scopes)
+        shown = self._logins.get(scopes, "")
         answer = self._send(method, url, authorization=shown, **options)
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
             answer.close()
-            if better := self.login.learn(answer, scopes, shown):
+            with self._lock:
+                # Another thread may have logged in since this request was sent.
+                if self._logins.get(scopes, "") == shown:
+                    self._logins[scopes] = self._log_in(answer, scopes)
+                better = self._logins[scopes]
+            if better not in ("", shown):
                 answer = self._send(method, url, authorization=better, **options)
         return answer
+
+    @cached_property
+    def credentials(self) -> Mapping[str, str]:
+        """Return what `docker login` has stored; it is looked up when the registry first wants it."""
+        return stored_credentials(self.host)
+
+    def _log_in(self, refusal: requests.Response, scopes: tuple[str, ...]) -> str:
+        """Return the `Authorization` header that a refusal asks for; "" if we have none. Raises CommandError."""
+        own = self.credentials
+        pair = f"{own.get('username', '')}:{own.get('password', '')}"
+        basic = f"Basic {base64.b64encode(pair.encode()).decode()}" if own else ""
+        parts = (header.partition(" ") for header in refusal.raw.headers.getlist("WWW-Authenticate"))
+        challenges: dict[str, dict[str, str]] = {
+            scheme.lower(): parse_dict_header(rest)  # type: ignore[no-untyped-call]
+            for scheme, _, rest in parts
+        }
+        if not (challenge := challenges.get("bearer")):
+            return basic if "basic" in challenges else ""
+        realm, service = challenge.get("realm", ""), challenge.get("service", "")
+        server, is_plain = urlsplit(realm), self.base.startswith("http:")  # as the user wants it
+        if own and server.scheme != "https" and not is_plain and not is_loopback(server.netloc):
+            raise CommandError(f"{self.host}: wants the password sent to {realm} without TLS; not done")
+        wanted = tuple(dict.fromkeys((*scopes, *challenge.get("scope", "").split())))
+        if own.get("identitytoken"):
+            form = {
+                "grant_type": "refresh_token", "service": service, "client_id": AGENT, "scope": " ".join(wanted),
+                "refresh_token": own["identitytoken"],
+            }  # fmt: skip
+            answer = self._send("POST", realm, data=form)
+        else:
+            parameters = [("service", service), *(("scope", scope) for scope in wanted)]
+            answer = self._send("GET", realm, params=parameters, authorization=basic)
+        document = json_of(answer)
+        token = document.get("token") or document.get("access_token")
+        if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
+            with_what = "with the credentials of `docker login`" if own else "without login; try `docker login`"
+            raise CommandError(f"{self.host}: gives no token for {' '.join(wanted)} ({answer.status_code}) {with_what}")
+        return f"Bearer {token}"
 
     def _send(self, method: str, url: str, authorization: str = "", **options: Any) -> requests.Response:
         headers = {**options.pop("headers", {}), **({"Authorization": authorization} if authorization else {})}
