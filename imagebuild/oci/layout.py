@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from io import BufferedReader, RawIOBase
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 import zstandard
 
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import file_sha256, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
+
+if TYPE_CHECKING:
+    from imagebuild.oci.registry import Repository
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -289,13 +293,6 @@ MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})
 NO_IMAGE = "neither an OCI image layout nor an archive of one, as `docker save` writes it since Docker 25"
 
 
-class BlobSource(Protocol):
-    """Have blobs: a repository of a registry, or another layout."""
-
-    def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob to a file, if it is not there yet; it appears under its name when it is whole."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """Read and write the images of an OCI layout in a folder."""
@@ -358,7 +355,7 @@ class Layout:
                 shutil.copyfile(self.path(blob.digest), temporary)
                 temporary.rename(path)
 
-    def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
+    def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
         """Get a blob from another place, if it is not here yet. Return how many `blobs` and `bytes` that are."""
         if self.path(blob.digest).is_file():
             return Counter()
@@ -409,23 +406,15 @@ class Layout:
         return replace(manifest.descriptor, platform=platform_of(config))
 
 
-class ChunkReader(RawIOBase):
-    """Read what comes in chunks as a file."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer. Return the number of bytes; 0 is the end."""
-        self._rest = self._rest or next(filter(None, self._chunks), b"")
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
+@contextmanager
+def _opened(archive: Path | Iterable[bytes]) -> Iterator[Any]:
+    """Open an archive, as far as tarfile needs a file that is a stream."""
+    if isinstance(archive, Path):
+        with archive.open("rb") as file:
+            yield decompressed(file)
+    else:
+        chunks = filter(None, archive)
+        yield SimpleNamespace(read=lambda _: next(chunks, b""))
 
 
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
@@ -434,8 +423,7 @@ def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     Raises ConfigError if it is no archive of a layout, ResultError if it cannot be read or stored.
     """
     try:
-        file: Any = archive.open("rb") if isinstance(archive, Path) else BufferedReader(ChunkReader(archive), CHUNK)
-        with file, tarfile.open(fileobj=decompressed(file), mode="r|", bufsize=CHUNK) as members:
+        with _opened(archive) as file, tarfile.open(fileobj=file, mode="r|", bufsize=CHUNK) as members:
             for member in members:
                 name = MEMBER.fullmatch(member.name)
                 if name and (content := members.extractfile(member)):

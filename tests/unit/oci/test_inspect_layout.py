@@ -66,11 +66,8 @@ def test_folder_tar_compressed_tar_and_stream_are_the_same(tmp_path: Path) -> No
     (tmp_path / "x.tar").write_bytes(saved(made.root))
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(saved(made.root)))
     (tmp_path / "x.tar.zst").write_bytes(zstandard.compress(saved(made.root)))
-    streams = [
-        [data[i : i + 777] for i in range(0, len(data), 777)]
-        for data in (saved(made.root), gzip.compress(saved(made.root)))
-    ]
-    for source in (*(tmp_path / name for name in ("x", "x.tar", "x.tar.gz", "x.tar.zst")), *streams):
+    stream = [saved(made.root)[i : i + 777] for i in range(0, len(saved(made.root)), 777)]
+    for source in (*(tmp_path / name for name in ("x", "x.tar", "x.tar.gz", "x.tar.zst")), [b"", *stream]):
         assert read(source, tmp_path / "spool") == [["etc/hostname"]]
     # Nothing else than what is of images is unpacked.
     (tmp_path / "evil.tar").write_bytes(saved(made.root, {"../evil": b"x", "blobs/sha256/../../evil": b"x"}))
