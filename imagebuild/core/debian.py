@@ -36,8 +36,8 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
     """Return the folder of a flat repository, with a slash at the end; None for a suite below `dists/`."""
     if not suite.endswith("/"):
         return None
-    path = posixpath.normpath(suite.lstrip("/")) if suite.strip("/") else "."
-    return f"{url.rstrip('/')}/" if path == "." else f"{url.rstrip('/')}/{path}/"
+    path = posixpath.normpath(f"./{suite}")
+    return f"{url.rstrip('/')}/" + ("" if path == "." else f"{path}/")
 
 
 def expired_since(release: Release, now: datetime) -> str | None:
@@ -140,12 +140,7 @@ def os_release() -> dict[str, str]:
 def parse_deb822(text: str) -> tuple[AptSource, ...]:
     """Return the enabled binary sources of a `*.sources` file."""
     return tuple(
-        AptSource(
-            uri,
-            suite,
-            tuple(stanza.get("Components", "").split()),
-            stanza.get("Signed-By", "").strip() or None,
-        )
+        AptSource(uri, suite, tuple(stanza.get("Components", "").split()), stanza.get("Signed-By", "").strip() or None)
         for stanza in Deb822.iter_paragraphs(text, use_apt_pkg=False)
         if "deb" in stanza.get("Types", "").split() and stanza.get("Enabled", "yes").lower() != "no"
         for uri in stanza.get("URIs", "").split()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -199,11 +199,7 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
 
 
 @cache
-def known_keys(kind: Any) -> frozenset[str]:
+def known_keys(model: type[BaseModel]) -> frozenset[str]:
     """Return all keys of a model and of the models in it."""
-    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
-    fields = kind.model_fields if is_model else {}
-    arguments = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
-    inside = [info.annotation for info in fields.values()] if is_model else arguments
-    own = frozenset(info.alias or name for name, info in fields.items())
-    return own.union(*map(known_keys, inside))
+    schema = model.model_json_schema()
+    return frozenset(key for part in (schema, *schema.get("$defs", {}).values()) for key in part.get("properties", ()))

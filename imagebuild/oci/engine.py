@@ -179,9 +179,7 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     try:
         stored = client.images.get(image)
     except ImageNotFound:
-        raise ConfigError(
-            f"{image}: not in the engine's image store; build it, or pull it: verify has --pull"
-        ) from None
+        raise ConfigError(f"{image}: not in the engine's image store; build it, or use --pull of verify") from None
     except APIError as error:
         raise CommandError(f"{image}: {error.explanation or error}") from None
     digests = stored.attrs.get("RepoDigests") or []

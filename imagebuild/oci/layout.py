@@ -227,7 +227,8 @@ class Blob:
             with self.file.open("rb") as file:
                 yield file
         except UNREADABLE as error:
-            raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {why}") from None
 
     def read(self) -> bytes:
         """Return all of a small blob. Raises what `open` raises."""
@@ -329,10 +330,7 @@ class Layout:
 
     def blob(self, digest: str) -> bytes:
         """Return a document. Raises ResultError if it is missing or damaged."""
-        path = self.path(digest)
-        if not path.is_file():
-            raise ResultError(f"{self.folder}: {digest} is missing")
-        return Blob(path, path.stat().st_size, digest).read()
+        return Blob(self.path(digest), 0, digest).read()
 
     def content(self, blob: Descriptor) -> BlobStream:
         """Return a blob, to be read when it is needed. Raises ResultError if not all of it is here."""

@@ -355,23 +355,15 @@ class Repository:
         return answer.status_code == HTTPStatus.OK
 
     def chunks(self, digest: str) -> Iterator[bytes]:
-        """Yield a blob of any size in pieces, compared with its digest at its end.
-
-        Raises TryAgain if the connection breaks midway, or if it is something else.
-        """
-        answer = self._open_blob(digest)
+        """Yield a blob of any size in pieces, compared with its digest at its end. Raises TryAgain for what may pass."""
+        answer = self._request("GET", f"blobs/{digest}", stream=True)
+        self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         content = hashlib.sha256()
         for chunk in self.registry.client.chunks(answer, f"{self}: blob {digest}"):
             content.update(chunk)
             yield chunk
         if f"sha256:{content.hexdigest()}" != digest:
             raise TryAgain(f"{self}: the registry sent something else as blob {digest}")
-
-    @retried
-    def _open_blob(self, digest: str) -> requests.Response:
-        answer = self._request("GET", f"blobs/{digest}", stream=True)
-        self._expect(answer, f"blob {digest}", HTTPStatus.OK)
-        return answer
 
     def content(self, blob: Descriptor) -> BlobStream:
         """Return a blob, to be read when it is needed."""
@@ -519,10 +511,8 @@ def push_image(layout: Layout, digest: str, target: Repository, tag: str = "") -
     A tag is given last. Raises ResultError if the layout does not have it all, CommandError if the registry fails.
     """
     moved = copy_image(digest, layout, target)
-    if tag and target.digest(tag) != digest:
-        manifest = layout.manifest(digest)
-        target.put_manifest(manifest, tag)
-        moved += Counter(manifests=1, bytes=len(manifest.content))
+    if tag:
+        target.put_manifest(layout.manifest(digest), tag)
     return moved
 
 
