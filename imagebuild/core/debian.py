@@ -61,10 +61,7 @@ def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
 
 
 def verified_index(path: str, wanted: str, content: bytes) -> str:
-    """Return the text of an index.
-
-    Raises CommandError if it is not the one that the release lists, ResultError if it cannot be unpacked.
-    """
+    """Return the text of an index. Raises CommandError if the release lists another, ResultError if it is damaged."""
     digest = hashlib.sha256(content).hexdigest()
     if digest != wanted.lower():
         raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; ask again")

@@ -199,10 +199,7 @@ def _text_of(file: IO[bytes]) -> str:
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a program whose output people see at once. Return its exit status, as a shell gives it.
-
-    Raises CommandError if it cannot be started.
-    """
+    """Run a program whose output people see at once. Return its exit status, as a shell gives it."""
     try:
         status = subprocess.run(command, env=program_environment(), check=False).returncode
     except OSError as error:

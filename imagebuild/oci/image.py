@@ -79,10 +79,7 @@ class PlatformImage:
         return self.platform.split("/")[1]
 
     def fetch(self, layer: Blob) -> Blob:
-        """Put a layer on this machine, if it is not there.
-
-        Raises CommandError if the registry fails, ResultError if the layer is damaged or does not fit.
-        """
+        """Put a layer on this machine, if it is not there. Raises CommandError, or ResultError if it does not fit."""
         self.place.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
 
@@ -134,10 +131,7 @@ def is_image(item: Descriptor) -> bool:
 
 
 def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
-    """Return the image of a manifest; layers of a registry that are asked for are put into `folder`.
-
-    Raises CommandError if the registry refuses, ResultError for what is no image.
-    """
+    """Return the image of a manifest; layers that are fetched are put into `folder`. Raises ResultError for no image."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))
@@ -196,10 +190,7 @@ def _manifests(layout: Layout, index: Mapping[str, Any]) -> Iterator[Manifest]:
 
 
 def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
-    """Return an image of the engine's store; None if there is no engine, or it does not have the image.
-
-    Raises CommandError if the engine fails, ResultError if the image cannot be read.
-    """
+    """Return an image of the engine's store; None without engine or image. Raises CommandError or ResultError."""
     try:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:

@@ -157,10 +157,7 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
-    """Return the platform of a configuration or descriptor: `linux/amd64`.
-
-    The variant of arm64 is always v8, and left out.
-    """
+    """Return `linux/amd64`, of a configuration or a descriptor. The variant of arm64 is always v8, and left out."""
     variant = document.get("variant")
     plain = f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
     return f"{plain}/{variant}" if variant and document.get("architecture") == "arm" else plain
@@ -384,10 +381,7 @@ class Layout:
         return self.put_manifest(index)
 
     def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
-        """Add `tar` as an image of one layer. Return its descriptor, for `write_index`.
-
-        `config` is its configuration, which gets the digest of the layer.
-        """
+        """Add an image of one layer, whose digest the configuration gets. Return its descriptor, for `write_index`."""
         with temporary_file(self.folder / BLOBS) as path:
             # Without a name and a time, the digest depends on content alone.
             with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:

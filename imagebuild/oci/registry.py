@@ -135,10 +135,7 @@ class Registry:
         self.client.stopped.set()
 
     def request(self, method: str, url: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
-        """Send one request and return its answer, which may be a refusal.
-
-        Raises TryAgain for what may pass, CommandError for what stays wrong.
-        """
+        """Send one request and return its answer, which may be a refusal. Raises TryAgain or CommandError."""
         there, here = urlsplit(url), urlsplit(self.base)
         if there.netloc != here.netloc:
             # Uploads may go to another server, which authenticates them in its own way.
@@ -227,10 +224,7 @@ def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concate
 
 @dataclass(frozen=True)
 class Repository:
-    """Read and write the images of one repository of a registry.
-
-    Every method raises CommandError if the registry refuses, Unreachable if it fails for longer than we are patient.
-    """
+    """Read and write one repository. All methods raise CommandError; Unreachable, if our patience ends."""
 
     registry: Registry
     name: str
@@ -355,7 +349,7 @@ class Repository:
         return answer.status_code == HTTPStatus.OK
 
     def chunks(self, digest: str) -> Iterator[bytes]:
-        """Yield a blob of any size in pieces, compared with its digest at its end. Raises TryAgain for what may pass."""
+        """Yield a blob in pieces, compared with its digest at its end. Raises TryAgain for what may pass."""
         answer = self._request("GET", f"blobs/{digest}", stream=True)
         self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         content = hashlib.sha256()
@@ -381,10 +375,7 @@ class Repository:
 
     @retried
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob of any size to a file, if it is not there yet; it appears under its name when it is whole.
-
-        Raises ResultError if the disk is too small.
-        """
+        """Write a blob to a file that is not there yet, and appears when it is whole. Raises ResultError if it is too large."""
         if path.exists():
             return
         try:
@@ -461,10 +452,7 @@ class Repository:
         return manifests_of(index.document) if index else ()
 
     def attach(self, subject: Descriptor, attachment: Attachment) -> str:
-        """Store a file that refers to a manifest, and return the digest of its own manifest.
-
-        The same file and annotations again change nothing.
-        """
+        """Store a file that refers to a manifest, unless it is there already. Return the digest of its own manifest."""
         manifest = attachment.manifest(subject)
         own = manifest.as_referrer
         for data in (EMPTY, attachment.content):
@@ -517,10 +505,7 @@ def push_image(layout: Layout, digest: str, target: Repository, tag: str = "") -
 
 
 def pull_image(reference: str, layout: Layout) -> str:
-    """Copy `image:tag@digest`, all its platforms, from its registry into a layout. Return the digest.
-
-    Raises CommandError if the registry fails or does not have it, ResultError if it cannot be stored.
-    """
+    """Copy `image:tag@digest`, all its platforms, from its registry into a layout. Return the digest."""
     name = parse_reference(reference)
     layout.start()
     copy_image(name.wanted, connect_registry(name.host).at(name.repository), layout)
