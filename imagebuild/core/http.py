@@ -125,7 +125,7 @@ class Client:
     def send(
         self, method: str, url: str, what: str, *, timeout_s: float = READ_TIMEOUT_S, **options: Any
     ) -> requests.Response:
-        """Return the answer to a request (`what` in errors), which may be a refusal. Raises TryAgain or CommandError."""
+        """Return the answer to a request (`what` in errors), perhaps a refusal. Raises TryAgain or CommandError."""
         self.check_stopped(what)
         try:
             answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), **options)

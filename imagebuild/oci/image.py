@@ -131,7 +131,7 @@ def is_image(item: Descriptor) -> bool:
 
 
 def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
-    """Return the image of a manifest; layers that are fetched are put into `folder`. Raises ResultError for no image."""
+    """Return the image of a manifest; fetched layers are put into `folder`. Raises ResultError if it is none."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))

@@ -375,7 +375,7 @@ class Repository:
 
     @retried
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob to a file that is not there yet, and appears when it is whole. Raises ResultError if it is too large."""
+        """Write a blob to a file, if it is not there; it appears when it is whole. Raises ResultError for a full disk."""
         if path.exists():
             return
         try:
