@@ -108,8 +108,7 @@ class Client:
                         backoff = self.patience.backoff_s * 2 ** (attempts - 1) * random.uniform(0.5, 1.5)  # noqa: S311
                         pause = max(min(backoff, LONGEST_PAUSE_S), again.pause_s)
                         limit = self.patience.seconds * (BUSY_FACTOR if again.pause_s else 1)
-                        is_late = pause > limit or (now - first + pause > limit and attempts >= LEAST_ATTEMPTS)
-                        if not limit or is_late:
+                        if pause > limit or (now - first + pause > limit and attempts >= LEAST_ATTEMPTS):
                             demand = f", and asks for a pause of {pause:.0f} s" if again.pause_s else ""
                             tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
                             raise Unreachable(f"{again}{demand}; gave up {tries}") from again

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -136,15 +135,10 @@ def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", fol
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))
         layers = [Descriptor.from_json(layer) for layer in document["layers"] or ()]
-        files = [
-            place.path(layer.digest) if isinstance(place, Layout) else folder / layer.digest.replace(":", "-")
-            for layer in layers
-        ]
-        return PlatformImage(
-            platform_of(config), manifest, config,
-            tuple(Blob(file, layer.size, layer.digest) for file, layer in zip(files, layers, strict=True)),
-            place, name, compressed=all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers),
-        )  # fmt: skip
+        files = place if isinstance(place, Layout) else Layout(folder)
+        blobs = tuple(Blob(files.path(layer.digest), layer.size, layer.digest) for layer in layers)
+        compressed = all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers)
+        return PlatformImage(platform_of(config), manifest, config, blobs, place, name, compressed)
 
 
 @contextmanager
@@ -173,9 +167,9 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
         images = tuple(image_of(layout, manifest, str(path)) for manifest in manifests.values())
     if not images:
         raise ResultError(f"{path}: holds no image")
-    platform, count = Counter(image.platform for image in images).most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"{path}: holds several images for {platform}; save one of them alone")
+    platforms = [image.platform for image in images]
+    if len(platforms) > len(set(platforms)):
+        raise ConfigError(f"{path}: holds several images for {max(platforms, key=platforms.count)}; save one alone")
     return images
 
 

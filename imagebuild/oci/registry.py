@@ -375,14 +375,14 @@ class Repository:
 
     @retried
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob to a file, if it is not there; it appears when it is whole. Raises ResultError for a full disk."""
+        """Write a blob to a file, if it is not there; it appears when it is whole. Raises ResultError if it cannot."""
         if path.exists():
             return
         try:
-            if shutil.disk_usage(path.parent).free < blob.size:
-                size = f"{blob.size / 1e9:.1f} GB"
-                raise ResultError(f"{size} do not fit in {path.parent}; TMPDIR may name another folder")
             with temporary_file(path.parent) as temporary:
+                if shutil.disk_usage(path.parent).free < blob.size:
+                    size = f"{blob.size / 1e9:.1f} GB"
+                    raise ResultError(f"{size} do not fit in {path.parent}; TMPDIR may name another folder")
                 with temporary.open("wb") as file:
                     file.writelines(self.chunks(blob.digest))
                 temporary.rename(path)
