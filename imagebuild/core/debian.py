@@ -169,11 +169,10 @@ def _behind_mirror_list(source: AptSource) -> AptSource:
     return replace(source, uri=lines[0]) if lines else source
 
 
-def apt_sources(paths: Iterable[Path] | None = None) -> tuple[AptSource, ...]:
-    """Return every source that apt would read from `paths`, by default from /etc/apt: one for each suite."""
-    if paths is None:
-        parts = ETC / "sources.list.d"
-        paths = [ETC / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
+def apt_sources() -> tuple[AptSource, ...]:
+    """Return every source that apt would read: one for each suite."""
+    parts = ETC / "sources.list.d"
+    paths = [ETC / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
     sources: list[AptSource] = []
     for path in filter(Path.is_file, paths):
         parse = parse_deb822 if path.suffix == ".sources" else parse_oneline

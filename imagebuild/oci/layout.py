@@ -71,9 +71,9 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        parts = self.platform.split("/") if self.platform else ()
+        os, _, architecture = (self.platform or "").partition("/")
         more = {
-            "platform": dict(zip(("os", "architecture", "variant"), parts, strict=False)),
+            "platform": {"os": os, "architecture": architecture} if os else None,
             "artifactType": self.artifact_type,
             "annotations": dict(sorted(self.annotations.items())),
         }
@@ -157,10 +157,8 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
-    """Return `linux/amd64`, of a configuration or a descriptor. The variant of arm64 is always v8, and left out."""
-    variant = document.get("variant")
-    plain = f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
-    return f"{plain}/{variant}" if variant and document.get("architecture") == "arm" else plain
+    """Return `linux/amd64`, of a configuration or a descriptor. A variant is left out: that of arm64 is always v8."""
+    return f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
 
 
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:

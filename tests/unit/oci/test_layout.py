@@ -26,19 +26,6 @@ def tar(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("platform", "expected"),
-    [
-        ("linux/amd64", {"os": "linux", "architecture": "amd64"}),
-        ("linux/arm/v7", {"os": "linux", "architecture": "arm", "variant": "v7"}),
-    ],
-)
-def test_a_platform_is_spelled_as_oci_does_and_read_back(platform: str, expected: dict[str, str]) -> None:
-    descriptor = Descriptor(MANIFEST, "sha256:00", 1, platform)
-    assert descriptor.to_json()["platform"] == expected
-    assert Descriptor.from_json(descriptor.to_json()) == descriptor
-
-
 def test_an_image_depends_on_content_alone(tmp_path: Path, tar: Path) -> None:
     layout = Layout(tmp_path / "layout")
     made = layout.add_image(tar, AMD64)
