@@ -174,7 +174,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
     Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
     finishes the package that it is setting up.
     """
-    with os_errors_as_command_errors(), TemporaryFile() as output, TemporaryFile() as errors:
+    with os_errors_as_command_errors(), _scratch() as output, _scratch() as errors:
         process = start_program(argv, env, output=output.fileno(), errors=errors.fileno())
         try:
             status = process.wait(timeout)
@@ -191,6 +191,11 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
         lines = "\n".join((complaints.strip() or printed.strip()).splitlines()[-10:])
         raise CommandError(f"`{' '.join(argv)}` failed ({status}): {lines}")
     return printed
+
+
+def _scratch() -> IO[bytes]:
+    """Open a file that takes output: in memory where that can be, as a full disk may cut it off unseen."""
+    return os.fdopen(os.memfd_create("output"), "w+b") if sys.platform == "linux" else TemporaryFile()
 
 
 def _text_of(file: IO[bytes]) -> str:
