@@ -139,8 +139,7 @@ def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     Raises ConfigError if what is named is no file of certificates, as pip and curl do.
     """
     named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
-    if found := next(((name, Path(path)) for name, path in named if path), None):
-        name, path = found
+    for name, path in ((name, Path(path)) for name, path in named if path):
         try:
             content = path.read_bytes()
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import MANY, ConfigError, Mistakes, ResultError, nearest
+from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest
 from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
 
@@ -193,7 +193,6 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         problem = re.sub(theirs, ours, problem)
     choices = str(detail.get("ctx", {}).get("expected", "")).split("'")[1::2]
     if is_scalar and (near := nearest(str(got), choices)):
-        problem = "must be another word" if len(choices) > MANY else problem
         return f"{problem}, not {shown}; did you mean {near!r}?"
     return problem if kind == "too_short" else f"{problem}, not {shown}"
 

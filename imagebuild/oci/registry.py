@@ -65,7 +65,6 @@ UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.R
 NO_SUCH_API = frozenset({400, 404, 405, 501})
 GARBLED = frozenset({"DIGEST_INVALID", "BLOB_UPLOAD_INVALID", "SIZE_INVALID"})
 BLOB_UNKNOWN = frozenset({"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN", "MANIFEST_UNKNOWN"})
-HINTS = {401: "; log in with `docker login`", 403: "; log in with `docker login` as someone who may do this"}
 
 
 class DeletionDisabled(CommandError):
@@ -203,9 +202,8 @@ class Registry:
         return self.client.send(method, url, what, headers=headers, **options)
 
 
-def connect_registry(host: str, *, patience: Patience = PATIENCE, environ: Mapping[str, str] | None = None) -> Registry:
+def connect_registry(host: str, *, patience: Patience = PATIENCE, environ: Mapping[str, str] = os.environ) -> Registry:
     """Return the registry of a host, which is not asked anything yet. Raises ConfigError for unusable settings."""
-    environ = os.environ if environ is None else environ
     address = api_address(host, settings.load_settings(environ).insecure_registries)
     return Registry(host, address, settings.ca_bundle(None, environ), patience)
 
@@ -240,7 +238,7 @@ class Repository:
 
     def _expect(self, answer: requests.Response, what: str, *statuses: int) -> None:
         if answer.status_code not in statuses:
-            hint = HINTS.get(answer.status_code, "")
+            hint = "; log in with `docker login` as someone who may do this" if answer.status_code in (401, 403) else ""
             raise CommandError(f"{self}: {what}: the server answered {describe_answer(answer)}{hint}")
 
     def _pages(self, path: str, **options: Any) -> Iterator[requests.Response]:
@@ -249,7 +247,6 @@ class Repository:
             answer = self._request("GET", path, **options)
             yield answer
             path = answer.links.get("next", {}).get("url", "")
-            path = urljoin(answer.url, path) if path else ""
 
     def check_writable(self) -> None:
         """Raise CommandError if not even a blob of two bytes can be written here."""
@@ -418,10 +415,8 @@ class Repository:
             "PUT", urljoin(opened.url, location), params={"digest": digest}, data=content if len(content) else b"",
             timeout_s=STORE_TIMEOUT_S, headers={"Content-Type": "application/octet-stream"},
         )  # fmt: skip
-        if answer.status_code in UPLOAD_LOST:
-            raise TryAgain(f"{self}: {what}: the registry lost it ({answer.status_code})")
-        if GARBLED & _error_codes(answer):
-            raise TryAgain(f"{self}: {what}: what arrived was not what was sent: {describe_answer(answer)}")
+        if answer.status_code in UPLOAD_LOST or GARBLED & _error_codes(answer):
+            raise TryAgain(f"{self}: {what}: the registry lost it: {describe_answer(answer)}")
         self._expect(answer, what, HTTPStatus.CREATED)
         if not self.has_blob(digest):
             raise TryAgain(f"{self}: {what}: the registry took it, but does not have it")
