@@ -258,6 +258,12 @@ def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
         yield data
 
 
+def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
+    """Yield the image as an archive, in chunks. Raises CommandError if the engine fails."""
+    with sdk_errors_explained(image):
+        yield from client.images.get(image).save()
+
+
 @contextmanager
 def sdk_errors_explained(what: str) -> Iterator[None]:
     """Turn what the SDK raises into CommandError."""

@@ -194,8 +194,7 @@ def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
             digest = engine.inspect_image(client, image).digest
         except (ConfigError, CommandError):
             return None
-        with engine.sdk_errors_explained(image):
-            images = images_in(client.images.get(image).save(), folder)
+        images = images_in(engine.save_image(client, image), folder)
     return FoundImage.of(name, "the engine's store", images, digest)
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import zstandard
 
 from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.fields import DIGEST
 from imagebuild.core.files import file_sha256, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
 
@@ -296,6 +297,9 @@ class Layout:
     folder: Path
 
     def path(self, digest: str) -> Path:
+        """Return where a blob is. Raises ResultError for what is no digest, and may lead out of the folder."""
+        if not re.fullmatch(DIGEST, digest):
+            raise ResultError(f"{self.folder}: {digest!r} is no digest")
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:

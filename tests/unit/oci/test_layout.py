@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import CommandError
+from imagebuild.core import CommandError, ResultError
 from imagebuild.oci import MANIFEST, Descriptor, Layout, copy_image, images_in
 from tests.unit.image_files import layer
 
@@ -65,6 +65,11 @@ def test_a_missing_or_cut_off_blob_is_noticed(
     assert not layout.has(image)
     layout.path(manifest.digest).write_bytes(b"{}")
     assert not layout.has(image)
+
+
+def test_a_digest_does_not_lead_out_of_a_layout(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match=r"'sha256:\.\./\.\./x' is no digest"):
+        Layout(tmp_path).take(Descriptor(MANIFEST, "sha256:../../x", 1), Layout(tmp_path))
 
 
 def test_a_blob_that_cannot_be_read_is_no_fault_of_the_connection(tmp_path: Path, tar: Path) -> None:
