@@ -17,7 +17,7 @@ from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import zstandard
 
@@ -25,9 +25,6 @@ from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import DIGEST
 from imagebuild.core.files import file_sha256, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
-
-if TYPE_CHECKING:
-    from imagebuild.oci.registry import Repository
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -290,6 +287,13 @@ MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})
 NO_IMAGE = "neither an OCI image layout nor an archive of one, as `docker save` writes it since Docker 25"
 
 
+class BlobSource(Protocol):
+    """Have blobs: a repository of a registry, or another layout."""
+
+    def fetch(self, blob: Descriptor, path: Path) -> None:
+        """Write a blob to a file, if it is not there yet; it appears under its name when it is whole."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Read and write the images of an OCI layout in a folder."""
@@ -352,7 +356,7 @@ class Layout:
                 shutil.copyfile(self.path(blob.digest), temporary)
                 temporary.rename(path)
 
-    def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
+    def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
         """Get a blob from another place, if it is not here yet. Return how many `blobs` and `bytes` that are."""
         if self.path(blob.digest).is_file():
             return Counter()
