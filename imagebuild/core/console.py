@@ -76,30 +76,28 @@ class Activity:
     began: float = field(default_factory=time.monotonic)
 
 
-class SignOfLife:
+class SignOfLife(threading.Thread):
     """Say on standard error what is being done while it takes long, so that nobody takes a command for dead."""
 
     def __init__(self) -> None:
+        super().__init__(daemon=True)
         self.running: list[Activity] = []
         """The oldest first; several threads begin and end them."""
         self.next_at = 0.0
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def begin(self, activity: Activity) -> None:
-        """Add an activity; with the first, start the thread that tells of them, which never ends."""
         with self._lock:
             self.running.append(activity)
-            if not self._thread:
+            if self.ident is None:
                 self.next_at = activity.began + FIRST_S
-                self._thread = threading.Thread(target=self._watch, daemon=True)
-                self._thread.start()
+                self.start()
 
     def end(self, activity: Activity) -> None:
         with suppress(ValueError):
             self.running.remove(activity)
 
-    def _watch(self) -> None:
+    def run(self) -> None:
         busy_at = 0.0
         tick = threading.Event()
         while not tick.wait(POLL_S):

@@ -36,8 +36,8 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
     """Return the folder of a flat repository, with a slash at the end; None for a suite below `dists/`."""
     if not suite.endswith("/"):
         return None
-    path = posixpath.normpath(suite.lstrip("/")) if suite.strip("/") else "."
-    return f"{url.rstrip('/')}/" if path == "." else f"{url.rstrip('/')}/{path}/"
+    path = posixpath.normpath(f"./{suite}")
+    return f"{url.rstrip('/')}/" + ("" if path == "." else f"{path}/")
 
 
 def expired_since(release: Release, now: datetime) -> str | None:
@@ -61,10 +61,7 @@ def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
 
 
 def verified_index(path: str, wanted: str, content: bytes) -> str:
-    """Return the text of an index.
-
-    Raises CommandError if it is not the one that the release lists, ResultError if it cannot be unpacked.
-    """
+    """Return the text of an index. Raises CommandError if the release lists another, ResultError if it is damaged."""
     digest = hashlib.sha256(content).hexdigest()
     if digest != wanted.lower():
         raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; ask again")
@@ -140,12 +137,7 @@ def os_release() -> dict[str, str]:
 def parse_deb822(text: str) -> tuple[AptSource, ...]:
     """Return the enabled binary sources of a `*.sources` file."""
     return tuple(
-        AptSource(
-            uri,
-            suite,
-            tuple(stanza.get("Components", "").split()),
-            stanza.get("Signed-By", "").strip() or None,
-        )
+        AptSource(uri, suite, tuple(stanza.get("Components", "").split()), stanza.get("Signed-By", "").strip() or None)
         for stanza in Deb822.iter_paragraphs(text, use_apt_pkg=False)
         if "deb" in stanza.get("Types", "").split() and stanza.get("Enabled", "yes").lower() != "no"
         for uri in stanza.get("URIs", "").split()
@@ -177,11 +169,10 @@ def _behind_mirror_list(source: AptSource) -> AptSource:
     return replace(source, uri=lines[0]) if lines else source
 
 
-def apt_sources(paths: Iterable[Path] | None = None) -> tuple[AptSource, ...]:
-    """Return every source that apt would read from `paths`, by default from /etc/apt: one for each suite."""
-    if paths is None:
-        parts = ETC / "sources.list.d"
-        paths = [ETC / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
+def apt_sources() -> tuple[AptSource, ...]:
+    """Return every source that apt would read: one for each suite."""
+    parts = ETC / "sources.list.d"
+    paths = [ETC / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
     sources: list[AptSource] = []
     for path in filter(Path.is_file, paths):
         parse = parse_deb822 if path.suffix == ".sources" else parse_oneline

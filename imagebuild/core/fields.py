@@ -33,15 +33,14 @@ class Form:
     def fits(self, text: str) -> bool:
         return bool(re.fullmatch(self.pattern, text))
 
+    def check(self, text: str) -> str:
+        if not self.fits(text):
+            raise ValueError(f"must be {self.words}")
+        return text
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return the check of a text that pydantic has read."""
-
-        def check(text: str) -> str:
-            if not self.fits(text):
-                raise ValueError(f"must be {self.words}")
-            return text
-
-        return core_schema.no_info_after_validator_function(check, handler(source))
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Return the regular expression for editors."""

@@ -81,20 +81,14 @@ def file_sha256(path: Path) -> str:
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the project that comes with imagebuild: its matrix, lock, components, profiles, job facts.
-
-    A wheel has it inside the package; in a clone it is the repository.
-    """
+    """Return the folder of the project that comes along: inside a wheel's package; in a clone, the repository."""
     package = Path(imagebuild.__file__).parent
     installed = package / "data"
     return installed if installed.is_dir() else package.parent
 
 
 def cache_folder(name: str = "base") -> Path:
-    """Return the folder of one kind of cached files, below $XDG_CACHE_HOME or ~/.cache.
-
-    Raises ConfigError for a user without a home.
-    """
+    """Return the folder of a kind of cached files. Raises ConfigError for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:

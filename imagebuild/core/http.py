@@ -1,7 +1,4 @@
-"""Ask servers over HTTP: CA bundle, proxies, passwords from a netrc file. What may pass is tried again.
-
-A download is whole, or it is an error.
-"""
+"""Ask servers over HTTP. What may pass is tried again; a download is whole, or it is an error."""
 
 from __future__ import annotations
 
@@ -38,11 +35,8 @@ BUSY_FACTOR = 5
 """Factor for the patience with a server that says when to ask again: it is busy, not broken."""
 LONGEST_PAUSE_S = 15.0
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-FINAL = (
-    requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema,
-    requests.exceptions.MissingSchema, requests.exceptions.InvalidHeader, requests.TooManyRedirects,
-)  # fmt: skip
-"""Errors that a second attempt would meet again."""
+FINAL = (requests.exceptions.SSLError, requests.TooManyRedirects, ValueError)
+"""Errors that a second attempt would meet again; requests raises a ValueError for an address that is none."""
 SHOWN_LENGTH = 300
 """Characters of a server's answer that are shown."""
 
@@ -114,8 +108,7 @@ class Client:
                         backoff = self.patience.backoff_s * 2 ** (attempts - 1) * random.uniform(0.5, 1.5)  # noqa: S311
                         pause = max(min(backoff, LONGEST_PAUSE_S), again.pause_s)
                         limit = self.patience.seconds * (BUSY_FACTOR if again.pause_s else 1)
-                        is_late = pause > limit or (now - first + pause > limit and attempts >= LEAST_ATTEMPTS)
-                        if not limit or is_late:
+                        if pause > limit or (now - first + pause > limit and attempts >= LEAST_ATTEMPTS):
                             demand = f", and asks for a pause of {pause:.0f} s" if again.pause_s else ""
                             tries = f"after {attempts} attempts in {now - first:.0f} s" if attempts > 1 else "at once"
                             raise Unreachable(f"{again}{demand}; gave up {tries}") from again
@@ -131,10 +124,7 @@ class Client:
     def send(
         self, method: str, url: str, what: str, *, timeout_s: float = READ_TIMEOUT_S, **options: Any
     ) -> requests.Response:
-        """Send one request and return its answer, which may be a refusal. `what` names it in errors.
-
-        Raises TryAgain for what may pass, CommandError for what stays wrong.
-        """
+        """Return the answer to a request (`what` in errors), perhaps a refusal. Raises TryAgain or CommandError."""
         self.check_stopped(what)
         try:
             answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), **options)
@@ -191,14 +181,9 @@ def innermost_reason(error: Exception) -> str:
     """Return the text of the innermost cause: requests wraps it in many words."""
     if isinstance(error, requests.Timeout):
         return "the server did not answer in time"
-    inner: object = error
-    while True:
-        deeper = getattr(inner, "reason", None) or next(
-            (argument for argument in getattr(inner, "args", ()) if isinstance(argument, Exception)), None
-        )
-        if not isinstance(deeper, Exception) or deeper is inner:
-            break
-        inner = deeper
+    inner = error
+    while causes := [c for c in (getattr(inner, "reason", None), *inner.args) if isinstance(c, Exception)]:
+        inner = causes[0]
     if isinstance(inner, IncompleteRead):
         return f"ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
     text = re.sub(r"^HTTPS?Connection(Pool)?\(.*?\): ", "", str(inner).rpartition(">: ")[2])
@@ -247,9 +232,7 @@ class Downloads:
 
         def read(answer: requests.Response) -> str:
             if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
-                raise CommandError(
-                    f"{url}: the server does not say how long the file is, so that it might be cut off unseen"
-                )
+                raise CommandError(f"{url}: the server does not say how long the file is; it might be cut off unseen")
             digest, done = hashlib.sha256(), 0
             with target.open("wb") if target else nullcontext() as file:
                 for chunk in self.client.chunks(answer, url):

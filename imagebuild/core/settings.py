@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from imagebuild.core import yaml
 from imagebuild.core.errors import ConfigError
@@ -55,23 +55,34 @@ class Mirrors(Model):
         return self.downloads[prefix] + url.removeprefix(prefix) if prefix else url
 
 
+def _expanded(path: str) -> Path:
+    """Return a path with the home folder for `~`, which stays as it is for a user without one."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises where there is no home
+
+
+def _readable_netrc(path: str) -> str:
+    file = _expanded(path)
+    try:
+        netrc.netrc(file)
+    except (OSError, netrc.NetrcParseError) as error:
+        # The error's text may quote the file, which holds passwords.
+        reason = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not in netrc's format"
+        raise ValueError(f"{file} cannot be read: {reason}") from None
+    return str(file)
+
+
 class Settings(Model):
     """Hold the file `config.yaml`."""
 
     mirrors: Mirrors = Field(default_factory=Mirrors)
-    netrc: str | None = None
+    netrc: Annotated[str, AfterValidator(_readable_netrc)] | None = None
     """File with the passwords of mirrors, in netrc's format."""
     insecure_registries: tuple[str, ...] = ()
     """Registries (`host` or `host:port`) that are reached without TLS; those on this machine always are."""
 
     @property
     def netrc_file(self) -> Path | None:
-        return _expanded(self.netrc) if self.netrc else None
-
-
-def _expanded(path: str) -> Path:
-    """Return a path with the home folder for `~`, which stays as it is for a user without one."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises where there is no home
+        return Path(self.netrc) if self.netrc else None
 
 
 def settings_path(environ: Mapping[str, str]) -> Path:
@@ -86,18 +97,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     file = settings_path(environ)
     if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
-    document = yaml.read_yaml(file, Settings)
-    settings = document.model
-    if settings.netrc_file:
-        try:
-            netrc.netrc(settings.netrc_file)
-        except (OSError, netrc.NetrcParseError) as error:
-            # The error's text may quote the file, which holds passwords.
-            reason = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not in netrc's format"
-            raise ConfigError(
-                f"{document.at('netrc')}: netrc: {settings.netrc_file} cannot be read: {reason}"
-            ) from None
-    return settings
+    return yaml.read_yaml(file, Settings).model
 
 
 def offline_bundle(environ: Mapping[str, str]) -> Path:
@@ -139,8 +139,7 @@ def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     Raises ConfigError if what is named is no file of certificates, as pip and curl do.
     """
     named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
-    if found := next(((name, Path(path)) for name, path in named if path), None):
-        name, path = found
+    for name, path in ((name, Path(path)) for name, path in named if path):
         try:
             content = path.read_bytes()
         except OSError as error:

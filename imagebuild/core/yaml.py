@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from imagebuild.core.errors import MANY, ConfigError, Mistakes, ResultError, nearest
+from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest
 from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
 
@@ -193,17 +193,12 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
         problem = re.sub(theirs, ours, problem)
     choices = str(detail.get("ctx", {}).get("expected", "")).split("'")[1::2]
     if is_scalar and (near := nearest(str(got), choices)):
-        problem = "must be another word" if len(choices) > MANY else problem
         return f"{problem}, not {shown}; did you mean {near!r}?"
     return problem if kind == "too_short" else f"{problem}, not {shown}"
 
 
 @cache
-def known_keys(kind: Any) -> frozenset[str]:
+def known_keys(model: type[BaseModel]) -> frozenset[str]:
     """Return all keys of a model and of the models in it."""
-    is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
-    fields = kind.model_fields if is_model else {}
-    arguments = get_args(kind)[:1] if get_origin(kind) is Annotated else get_args(kind)
-    inside = [info.annotation for info in fields.values()] if is_model else arguments
-    own = frozenset(info.alias or name for name, info in fields.items())
-    return own.union(*map(known_keys, inside))
+    schema = model.model_json_schema()
+    return frozenset(key for part in (schema, *schema.get("$defs", {}).values()) for key in part.get("properties", ()))

@@ -41,12 +41,10 @@ from .reference import api_address as api_address
 from .reference import is_loopback as is_loopback
 from .reference import parse_reference as parse_reference
 from .registry import DeletionDisabled as DeletionDisabled
-from .registry import Login as Login
 from .registry import Registry as Registry
 from .registry import Repository as Repository
 from .registry import connect_registry as connect_registry
 from .registry import copy_image as copy_image
-from .registry import parse_challenge as parse_challenge
 from .registry import pull_image as pull_image
 from .registry import push_image as push_image
 from .registry import stored_credentials as stored_credentials

@@ -150,10 +150,7 @@ class ImageInfo:
 
 
 def connect_engine(engine: Endpoint) -> DockerClient:
-    """Return a client of the engine, with the TLS keys of the context or environment that chose it.
-
-    Raises CommandError if it does not answer.
-    """
+    """Return a client of the engine. Raises CommandError if it does not answer."""
     import docker
     from docker.context import ContextAPI
 
@@ -169,19 +166,14 @@ def connect_engine(engine: Endpoint) -> DockerClient:
 
 
 def inspect_image(client: DockerClient, image: str) -> ImageInfo:
-    """Return labels and digest of an image in the engine's store.
-
-    Raises ConfigError if it is not there, CommandError if the engine fails.
-    """
+    """Return what the engine knows of an image. Raises ConfigError if that is nothing, CommandError if it fails."""
     from docker.errors import APIError, ImageNotFound
     from docker.utils import parse_repository_tag
 
     try:
         stored = client.images.get(image)
     except ImageNotFound:
-        raise ConfigError(
-            f"{image}: not in the engine's image store; build it, or pull it: verify has --pull"
-        ) from None
+        raise ConfigError(f"{image}: not in the engine's image store; build it, or use --pull of verify") from None
     except APIError as error:
         raise CommandError(f"{image}: {error.explanation or error}") from None
     digests = stored.attrs.get("RepoDigests") or []
@@ -257,10 +249,7 @@ def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
 
 
 def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the contents of the engine's frames: pieces of a program's output, each after a header with its length.
-
-    Raises ConnectionError if the stream ends within one.
-    """
+    """Yield pieces of output, each after a header with its length. Raises ConnectionError for half a piece."""
     while head := stream.read(HEAD_SIZE):
         size = int.from_bytes(head[4:])
         data = stream.read(size) if len(head) == HEAD_SIZE else b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -79,10 +78,7 @@ class PlatformImage:
         return self.platform.split("/")[1]
 
     def fetch(self, layer: Blob) -> Blob:
-        """Put a layer on this machine, if it is not there.
-
-        Raises CommandError if the registry fails, ResultError if the layer is damaged or does not fit.
-        """
+        """Put a layer on this machine, if it is not there. Raises CommandError, or ResultError if it does not fit."""
         self.place.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
 
@@ -134,23 +130,15 @@ def is_image(item: Descriptor) -> bool:
 
 
 def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
-    """Return the image of a manifest; layers of a registry that are asked for are put into `folder`.
-
-    Raises CommandError if the registry refuses, ResultError for what is no image.
-    """
+    """Return the image of a manifest; fetched layers are put into `folder`. Raises ResultError if it is none."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))
         layers = [Descriptor.from_json(layer) for layer in document["layers"] or ()]
-        files = [
-            place.path(layer.digest) if isinstance(place, Layout) else folder / layer.digest.replace(":", "-")
-            for layer in layers
-        ]
-        return PlatformImage(
-            platform_of(config), manifest, config,
-            tuple(Blob(file, layer.size, layer.digest) for file, layer in zip(files, layers, strict=True)),
-            place, name, compressed=all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers),
-        )  # fmt: skip
+        files = place if isinstance(place, Layout) else Layout(folder)
+        blobs = tuple(Blob(files.path(layer.digest), layer.size, layer.digest) for layer in layers)
+        compressed = all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers)
+        return PlatformImage(platform_of(config), manifest, config, blobs, place, name, compressed)
 
 
 @contextmanager
@@ -179,9 +167,9 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
         images = tuple(image_of(layout, manifest, str(path)) for manifest in manifests.values())
     if not images:
         raise ResultError(f"{path}: holds no image")
-    platform, count = Counter(image.platform for image in images).most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"{path}: holds several images for {platform}; save one of them alone")
+    platforms = [image.platform for image in images]
+    if len(platforms) > len(set(platforms)):
+        raise ConfigError(f"{path}: holds several images for {max(platforms, key=platforms.count)}; save one alone")
     return images
 
 
@@ -196,10 +184,7 @@ def _manifests(layout: Layout, index: Mapping[str, Any]) -> Iterator[Manifest]:
 
 
 def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
-    """Return an image of the engine's store; None if there is no engine, or it does not have the image.
-
-    Raises CommandError if the engine fails, ResultError if the image cannot be read.
-    """
+    """Return an image of the engine's store; None without engine or image. Raises CommandError or ResultError."""
     try:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:

@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from io import BufferedReader, RawIOBase
+from io import BufferedReader
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, Protocol
 
 import zstandard
 
 from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.fields import DIGEST
 from imagebuild.core.files import file_sha256, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
 
@@ -67,9 +69,9 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        parts = self.platform.split("/") if self.platform else ()
+        os, _, architecture = (self.platform or "").partition("/")
         more = {
-            "platform": dict(zip(("os", "architecture", "variant"), parts, strict=False)),
+            "platform": {"os": os, "architecture": architecture} if os else None,
             "artifactType": self.artifact_type,
             "annotations": dict(sorted(self.annotations.items())),
         }
@@ -153,13 +155,8 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
-    """Return the platform of a configuration or descriptor: `linux/amd64`.
-
-    The variant of arm64 is always v8, and left out.
-    """
-    variant = document.get("variant")
-    plain = f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
-    return f"{plain}/{variant}" if variant and document.get("architecture") == "arm" else plain
+    """Return `linux/amd64`, of a configuration or a descriptor. A variant is left out: that of arm64 is always v8."""
+    return f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
 
 
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
@@ -223,7 +220,8 @@ class Blob:
             with self.file.open("rb") as file:
                 yield file
         except UNREADABLE as error:
-            raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {why}") from None
 
     def read(self) -> bytes:
         """Return all of a small blob. Raises what `open` raises."""
@@ -303,6 +301,9 @@ class Layout:
     folder: Path
 
     def path(self, digest: str) -> Path:
+        """Return where a blob is. Raises ResultError for what is no digest, and may lead out of the folder."""
+        if not re.fullmatch(DIGEST, digest):
+            raise ResultError(f"{self.folder}: {digest!r} is no digest")
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
@@ -332,10 +333,7 @@ class Layout:
 
     def blob(self, digest: str) -> bytes:
         """Return a document. Raises ResultError if it is missing or damaged."""
-        path = self.path(digest)
-        if not path.is_file():
-            raise ResultError(f"{self.folder}: {digest} is missing")
-        return Blob(path, path.stat().st_size, digest).read()
+        return Blob(self.path(digest), 0, digest).read()
 
     def content(self, blob: Descriptor) -> BlobStream:
         """Return a blob, to be read when it is needed. Raises ResultError if not all of it is here."""
@@ -389,10 +387,7 @@ class Layout:
         return self.put_manifest(index)
 
     def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
-        """Add `tar` as an image of one layer. Return its descriptor, for `write_index`.
-
-        `config` is its configuration, which gets the digest of the layer.
-        """
+        """Add an image of one layer, whose digest the configuration gets. Return its descriptor, for `write_index`."""
         with temporary_file(self.folder / BLOBS) as path:
             # Without a name and a time, the digest depends on content alone.
             with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
@@ -409,23 +404,15 @@ class Layout:
         return replace(manifest.descriptor, platform=platform_of(config))
 
 
-class ChunkReader(RawIOBase):
-    """Read what comes in chunks as a file."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer. Return the number of bytes; 0 is the end."""
-        self._rest = self._rest or next(filter(None, self._chunks), b"")
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
+@contextmanager
+def _opened(archive: Path | Iterable[bytes]) -> Iterator[Any]:
+    """Open an archive, as far as tarfile needs a file that is a stream."""
+    if isinstance(archive, Path):
+        with archive.open("rb") as file:
+            yield decompressed(file)
+    else:
+        chunks = filter(None, archive)
+        yield SimpleNamespace(read=lambda _: next(chunks, b""))
 
 
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
@@ -434,8 +421,7 @@ def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     Raises ConfigError if it is no archive of a layout, ResultError if it cannot be read or stored.
     """
     try:
-        file: Any = archive.open("rb") if isinstance(archive, Path) else BufferedReader(ChunkReader(archive), CHUNK)
-        with file, tarfile.open(fileobj=decompressed(file), mode="r|", bufsize=CHUNK) as members:
+        with _opened(archive) as file, tarfile.open(fileobj=file, mode="r|", bufsize=CHUNK) as members:
             for member in members:
                 name = MEMBER.fullmatch(member.name)
                 if name and (content := members.extractfile(member)):

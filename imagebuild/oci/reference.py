@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, replace
 
@@ -55,13 +54,7 @@ def parse_reference(text: str) -> ImageReference:
 
 
 def is_loopback(host: str) -> bool:
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return bool(re.fullmatch(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?", host))
 
 
 def api_address(host: str, insecure: tuple[str, ...] = ()) -> str:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from http.cookiejar import DefaultCookiePolicy
@@ -62,9 +62,9 @@ that is more: a publisher who read it before our write has written by then, unle
 ours. And how often we write it while others overwrite it."""
 UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 """Answers that mean that the registry does not know the upload any more, or another part of it than we sent."""
+NO_SUCH_API = frozenset({400, 404, 405, 501})
 GARBLED = frozenset({"DIGEST_INVALID", "BLOB_UPLOAD_INVALID", "SIZE_INVALID"})
 BLOB_UNKNOWN = frozenset({"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN", "MANIFEST_UNKNOWN"})
-HINTS = {401: "; log in with `docker login`", 403: "; log in with `docker login` as someone who may do this"}
 
 
 class DeletionDisabled(CommandError):
@@ -99,97 +99,10 @@ def stored_credentials(host: str) -> Mapping[str, str]:
     return found if {"password", "identitytoken"} & found.keys() else {}
 
 
-def parse_challenge(headers: list[str]) -> dict[str, str] | None:
-    """Return the first of the `WWW-Authenticate` headers that can be met, as its `scheme` and fields.
-
-    It is `basic` or, preferred, `bearer`: with a token of the server at `realm`.
-    """
-    challenges = {}
-    for header in headers:
-        scheme, _, rest = header.partition(" ")
-        fields: dict[str, str | None] = parse_dict_header(rest)  # type: ignore[no-untyped-call]
-        challenges[scheme.lower()] = {"scheme": scheme.lower()} | {n: value or "" for n, value in fields.items()}
-    return challenges.get("bearer") or challenges.get("basic")
-
-
-@dataclass(repr=False)
-class Login:
-    """Provide the `Authorization` header of requests to one registry, for several threads."""
-
-    host: str
-    ask: Callable[..., requests.Response]
-    """Sends a request to the server of tokens: method, address and options as `requests` has them."""
-    plain: bool = False
-    """The registry is reached without TLS, as its user wants: its tokens may be too."""
-    _challenge: Mapping[str, str] | None = None
-    _tokens: dict[tuple[str, ...], str] = field(default_factory=dict)
-    """Scopes → token, which is used until the registry refuses it."""
-    _lock: threading.RLock = field(default_factory=threading.RLock)
-
-    @cached_property
-    def credentials(self) -> Mapping[str, str]:
-        """Return what `docker login` has stored; it is looked up when the registry first wants it."""
-        return stored_credentials(self.host)
-
-    @property
-    def _basic(self) -> str:
-        own = self.credentials
-        pair = f"{own.get('username', '')}:{own.get('password', '')}"
-        return f"Basic {base64.b64encode(pair.encode()).decode()}" if own else ""
-
-    def header(self, scopes: tuple[str, ...]) -> str:
-        """Return the header for these scopes; "" before a challenge. Raises CommandError if there is no token."""
-        with self._lock:
-            if self._challenge is None:
-                return ""
-            if self._challenge["scheme"] == "basic":
-                return self._basic
-            if scopes not in self._tokens:
-                self._tokens[scopes] = self._fetch_token(scopes)
-            return f"Bearer {self._tokens[scopes]}"
-
-    def learn(self, answer: requests.Response, scopes: tuple[str, ...], shown: str) -> str:
-        """Learn from a 401 how to log in. Return the header to send instead, "" if none. Raises as `header` does."""
-        challenge = parse_challenge(answer.raw.headers.getlist("WWW-Authenticate"))
-        if challenge is None:
-            return ""
-        with self._lock:
-            self._challenge = challenge
-            # Another thread may have fetched a new token since this request was sent.
-            if f"Bearer {self._tokens.get(scopes)}" == shown:
-                del self._tokens[scopes]
-            better = self.header(scopes)
-        return better if better != shown else ""
-
-    def _fetch_token(self, scopes: tuple[str, ...]) -> str:
-        assert self._challenge
-        own, challenge = self.credentials, self._challenge
-        realm, service = challenge.get("realm", ""), challenge.get("service", "")
-        server = urlsplit(realm)
-        if own and server.scheme != "https" and not self.plain and not is_loopback(server.netloc):
-            raise CommandError(f"{self.host}: wants the password sent to {realm} without TLS; not done")
-        wanted = tuple(dict.fromkeys(scope for scope in (*scopes, challenge.get("scope")) if scope))
-        if own.get("identitytoken"):
-            form = {
-                "grant_type": "refresh_token", "service": service, "client_id": AGENT, "scope": " ".join(wanted),
-                "refresh_token": own["identitytoken"],
-            }  # fmt: skip
-            answer = self.ask("POST", realm, data=form)
-        else:
-            parameters = [("service", service), *(("scope", scope) for scope in wanted)]
-            answer = self.ask("GET", realm, params=parameters, authorization=self._basic)
-        document = json_of(answer)
-        token = document.get("token") or document.get("access_token")
-        if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
-            with_what = "with the credentials of `docker login`" if own else "without login; try `docker login`"
-            raise CommandError(f"{self.host}: gives no token for {' '.join(wanted)} ({answer.status_code}) {with_what}")
-        return token
-
-
 # The registry
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Registry:
     """Reach one registry, from several threads."""
 
@@ -208,7 +121,9 @@ class Registry:
         # Docker does not look for registries of this machine behind a proxy either.
         self.client.session.trust_env = not is_loopback(self.host)
         self.client.session.auth = lambda request: request  # or the password of a netrc file replaces what we send
-        self.login = Login(self.host, self._send, plain=self.base.startswith("http:"))
+        self._logins: dict[tuple[str, ...], str] = {}
+        """Scopes → `Authorization` header, which is sent until the registry refuses it."""
+        self._lock = threading.Lock()
 
     def at(self, repository: str) -> Repository:
         """Return one of its repositories: `gpu/open`."""
@@ -219,10 +134,7 @@ class Registry:
         self.client.stopped.set()
 
     def request(self, method: str, url: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
-        """Send one request and return its answer, which may be a refusal.
-
-        Raises TryAgain for what may pass, CommandError for what stays wrong.
-        """
+        """Send one request and return its answer, which may be a refusal. Raises TryAgain or CommandError."""
         there, here = urlsplit(url), urlsplit(self.base)
         if there.netloc != here.netloc:
             # Uploads may go to another server, which authenticates them in its own way.
@@ -232,13 +144,56 @@ class Registry:
                 f"{self.host}: says that uploads go to {there.scheme}://{there.netloc}; if a proxy is in front of the "
                 "registry, it has to set X-Forwarded-Proto"
             )
-        shown = self.login.header(scopes)
+        shown = self._logins.get(scopes, "")
         answer = self._send(method, url, authorization=shown, **options)
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
             answer.close()
-            if better := self.login.learn(answer, scopes, shown):
+            with self._lock:
+                # Another thread may have logged in since this request was sent.
+                if self._logins.get(scopes, "") == shown:
+                    self._logins[scopes] = self._log_in(answer, scopes)
+                better = self._logins[scopes]
+            if better not in ("", shown):
                 answer = self._send(method, url, authorization=better, **options)
         return answer
+
+    @cached_property
+    def credentials(self) -> Mapping[str, str]:
+        """Return what `docker login` has stored; it is looked up when the registry first wants it."""
+        return stored_credentials(self.host)
+
+    def _log_in(self, refusal: requests.Response, scopes: tuple[str, ...]) -> str:
+        """Return the `Authorization` header that a refusal asks for; "" if we have none. Raises CommandError."""
+        own = self.credentials
+        pair = f"{own.get('username', '')}:{own.get('password', '')}"
+        basic = f"Basic {base64.b64encode(pair.encode()).decode()}" if own else ""
+        parts = (header.partition(" ") for header in refusal.raw.headers.getlist("WWW-Authenticate"))
+        challenges: dict[str, dict[str, str]] = {
+            scheme.lower(): parse_dict_header(rest)  # type: ignore[no-untyped-call]
+            for scheme, _, rest in parts
+        }
+        if not (challenge := challenges.get("bearer")):
+            return basic if "basic" in challenges else ""
+        realm, service = challenge.get("realm", ""), challenge.get("service", "")
+        server, is_plain = urlsplit(realm), self.base.startswith("http:")  # as the user wants it
+        if own and server.scheme != "https" and not is_plain and not is_loopback(server.netloc):
+            raise CommandError(f"{self.host}: wants the password sent to {realm} without TLS; not done")
+        wanted = tuple(dict.fromkeys((*scopes, *challenge.get("scope", "").split())))
+        if own.get("identitytoken"):
+            form = {
+                "grant_type": "refresh_token", "service": service, "client_id": AGENT, "scope": " ".join(wanted),
+                "refresh_token": own["identitytoken"],
+            }  # fmt: skip
+            answer = self._send("POST", realm, data=form)
+        else:
+            parameters = [("service", service), *(("scope", scope) for scope in wanted)]
+            answer = self._send("GET", realm, params=parameters, authorization=basic)
+        document = json_of(answer)
+        token = document.get("token") or document.get("access_token")
+        if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
+            with_what = "with the credentials of `docker login`" if own else "without login; try `docker login`"
+            raise CommandError(f"{self.host}: gives no token for {' '.join(wanted)} ({answer.status_code}) {with_what}")
+        return f"Bearer {token}"
 
     def _send(self, method: str, url: str, authorization: str = "", **options: Any) -> requests.Response:
         headers = {**options.pop("headers", {}), **({"Authorization": authorization} if authorization else {})}
@@ -247,9 +202,8 @@ class Registry:
         return self.client.send(method, url, what, headers=headers, **options)
 
 
-def connect_registry(host: str, *, patience: Patience = PATIENCE, environ: Mapping[str, str] | None = None) -> Registry:
+def connect_registry(host: str, *, patience: Patience = PATIENCE, environ: Mapping[str, str] = os.environ) -> Registry:
     """Return the registry of a host, which is not asked anything yet. Raises ConfigError for unusable settings."""
-    environ = os.environ if environ is None else environ
     address = api_address(host, settings.load_settings(environ).insecure_registries)
     return Registry(host, address, settings.ca_bundle(None, environ), patience)
 
@@ -268,10 +222,7 @@ def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concate
 
 @dataclass(frozen=True)
 class Repository:
-    """Read and write the images of one repository of a registry.
-
-    Every method raises CommandError if the registry refuses, Unreachable if it fails for longer than we are patient.
-    """
+    """Read and write one repository. All methods raise CommandError; Unreachable, if our patience ends."""
 
     registry: Registry
     name: str
@@ -287,7 +238,7 @@ class Repository:
 
     def _expect(self, answer: requests.Response, what: str, *statuses: int) -> None:
         if answer.status_code not in statuses:
-            hint = HINTS.get(answer.status_code, "")
+            hint = "; log in with `docker login` as someone who may do this" if answer.status_code in (401, 403) else ""
             raise CommandError(f"{self}: {what}: the server answered {describe_answer(answer)}{hint}")
 
     def _pages(self, path: str, **options: Any) -> Iterator[requests.Response]:
@@ -296,10 +247,9 @@ class Repository:
             answer = self._request("GET", path, **options)
             yield answer
             path = answer.links.get("next", {}).get("url", "")
-            path = urljoin(answer.url, path) if path else ""
 
     def check_writable(self) -> None:
-        """Raise CommandError if nothing can be written here, which a blob of two bytes shows."""
+        """Raise CommandError if not even a blob of two bytes can be written here."""
         self.put_blob(EMPTY, digest_of(EMPTY))
 
     # Manifests
@@ -370,8 +320,7 @@ class Repository:
             self._expect(answer, "tags", HTTPStatus.OK)
             document = json_of(answer)
             if not document:
-                host = self.registry.host
-                raise CommandError(f"{self}: tags: this is not the answer of a registry; is {host} one?")
+                raise CommandError(f"{self}: tags: not the answer of a registry; is {self.registry.host} one?")
             tags += document.get("tags") or ()
         return tuple(dict.fromkeys(tags))
 
@@ -397,23 +346,15 @@ class Repository:
         return answer.status_code == HTTPStatus.OK
 
     def chunks(self, digest: str) -> Iterator[bytes]:
-        """Yield a blob of any size in pieces, compared with its digest at its end.
-
-        Raises TryAgain if the connection breaks midway, or if it is something else.
-        """
-        answer = self._open_blob(digest)
+        """Yield a blob in pieces, compared with its digest at its end. Raises TryAgain for what may pass."""
+        answer = self._request("GET", f"blobs/{digest}", stream=True)
+        self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         content = hashlib.sha256()
         for chunk in self.registry.client.chunks(answer, f"{self}: blob {digest}"):
             content.update(chunk)
             yield chunk
         if f"sha256:{content.hexdigest()}" != digest:
             raise TryAgain(f"{self}: the registry sent something else as blob {digest}")
-
-    @retried
-    def _open_blob(self, digest: str) -> requests.Response:
-        answer = self._request("GET", f"blobs/{digest}", stream=True)
-        self._expect(answer, f"blob {digest}", HTTPStatus.OK)
-        return answer
 
     def content(self, blob: Descriptor) -> BlobStream:
         """Return a blob, to be read when it is needed."""
@@ -431,17 +372,14 @@ class Repository:
 
     @retried
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob of any size to a file, if it is not there yet; it appears under its name when it is whole.
-
-        Raises ResultError if the disk is too small.
-        """
+        """Write a blob to a file, if it is not there; it appears when it is whole. Raises ResultError if it cannot."""
         if path.exists():
             return
         try:
-            if shutil.disk_usage(path.parent).free < blob.size:
-                size = f"{blob.size / 1e9:.1f} GB"
-                raise ResultError(f"{size} do not fit in {path.parent}; TMPDIR may name another folder")
             with temporary_file(path.parent) as temporary:
+                if shutil.disk_usage(path.parent).free < blob.size:
+                    size = f"{blob.size / 1e9:.1f} GB"
+                    raise ResultError(f"{size} do not fit in {path.parent}; TMPDIR may name another folder")
                 with temporary.open("wb") as file:
                     file.writelines(self.chunks(blob.digest))
                 temporary.rename(path)
@@ -463,27 +401,22 @@ class Repository:
         what, uploads = f"upload of {digest}", "blobs/uploads/"
         if self.has_blob(digest):
             return Counter()
-        opened = None
-        if source:
-            opened = self._request("POST", f"{uploads}?{urlencode({'mount': digest, 'from': source})}", source)
-            if opened.status_code == HTTPStatus.CREATED and self.has_blob(digest):
-                return Counter(mounted=1)
+        mount = f"?{urlencode({'mount': digest, 'from': source})}" if source else ""
+        opened = self._request("POST", uploads + mount, source)
+        if opened.status_code == HTTPStatus.CREATED and self.has_blob(digest):
+            return Counter(mounted=1)
         # A registry that would rather have the bytes has opened an upload for them.
-        if opened is None or opened.status_code != HTTPStatus.ACCEPTED:
+        if source and opened.status_code != HTTPStatus.ACCEPTED:
             opened = self._request("POST", uploads)
-            self._expect(opened, what, HTTPStatus.ACCEPTED)
+        self._expect(opened, what, HTTPStatus.ACCEPTED)
         if not (location := opened.headers.get("Location")):
             raise CommandError(f"{self}: the server does not say where uploads go; it is no registry of images")
-        url = urljoin(opened.url, location)
-        url = f"{url}{'&' if urlsplit(url).query else '?'}{urlencode({'digest': digest})}"
         answer = self._request(
-            "PUT", url, data=content if len(content) else b"", timeout_s=STORE_TIMEOUT_S,
-            headers={"Content-Type": "application/octet-stream"},
+            "PUT", urljoin(opened.url, location), params={"digest": digest}, data=content if len(content) else b"",
+            timeout_s=STORE_TIMEOUT_S, headers={"Content-Type": "application/octet-stream"},
         )  # fmt: skip
-        if answer.status_code in UPLOAD_LOST:
-            raise TryAgain(f"{self}: {what}: the registry lost it ({answer.status_code})")
-        if GARBLED & _error_codes(answer):
-            raise TryAgain(f"{self}: {what}: what arrived was not what was sent: {describe_answer(answer)}")
+        if answer.status_code in UPLOAD_LOST or GARBLED & _error_codes(answer):
+            raise TryAgain(f"{self}: {what}: the registry lost it: {describe_answer(answer)}")
         self._expect(answer, what, HTTPStatus.CREATED)
         if not self.has_blob(digest):
             raise TryAgain(f"{self}: {what}: the registry took it, but does not have it")
@@ -501,12 +434,8 @@ class Repository:
         """Return None if the registry has no such API, and remember that it is not to be asked again."""
         items: list[Descriptor] = []
         for answer in self._pages(f"referrers/{digest}", headers={"Accept": INDEX}):
-            media_type = answer.headers.get("Content-Type", "").partition(";")[0]
-            if answer.status_code != HTTPStatus.OK or media_type != INDEX:
-                self._expect(
-                    answer, f"what refers to {digest}", HTTPStatus.OK, HTTPStatus.BAD_REQUEST,
-                    HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED,
-                )  # fmt: skip
+            self._expect(answer, f"what refers to {digest}", HTTPStatus.OK, *NO_SUCH_API)
+            if answer.status_code in NO_SUCH_API or not answer.headers.get("Content-Type", "").startswith(INDEX):
                 # A registry with the API lists errors of its own, such as a repository that it does not know.
                 self.registry.lacks_referrers = not errors_in(answer)
                 return None
@@ -518,10 +447,7 @@ class Repository:
         return manifests_of(index.document) if index else ()
 
     def attach(self, subject: Descriptor, attachment: Attachment) -> str:
-        """Store a file that refers to a manifest, and return the digest of its own manifest.
-
-        The same file and annotations again change nothing.
-        """
+        """Store a file that refers to a manifest, unless it is there already. Return the digest of its own manifest."""
         manifest = attachment.manifest(subject)
         own = manifest.as_referrer
         for data in (EMPTY, attachment.content):
@@ -568,18 +494,13 @@ def push_image(layout: Layout, digest: str, target: Repository, tag: str = "") -
     A tag is given last. Raises ResultError if the layout does not have it all, CommandError if the registry fails.
     """
     moved = copy_image(digest, layout, target)
-    if tag and target.digest(tag) != digest:
-        manifest = layout.manifest(digest)
-        target.put_manifest(manifest, tag)
-        moved += Counter(manifests=1, bytes=len(manifest.content))
+    if tag:
+        target.put_manifest(layout.manifest(digest), tag)
     return moved
 
 
 def pull_image(reference: str, layout: Layout) -> str:
-    """Copy `image:tag@digest`, all its platforms, from its registry into a layout. Return the digest.
-
-    Raises CommandError if the registry fails or does not have it, ResultError if it cannot be stored.
-    """
+    """Copy `image:tag@digest`, all its platforms, from its registry into a layout. Return the digest."""
     name = parse_reference(reference)
     layout.start()
     copy_image(name.wanted, connect_registry(name.host).at(name.repository), layout)

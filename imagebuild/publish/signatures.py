@@ -65,7 +65,7 @@ class Cosign:
 
     def connection(self, image: ImageReference) -> list[str]:
         """Return the arguments for the registry of an image."""
-        is_plain = connect_registry(image.host, environ=self.environ).login.plain
+        is_plain = connect_registry(image.host, environ=self.environ).base.startswith("http:")
         return ["--allow-http-registry"] if is_plain else []
 
 

@@ -52,6 +52,7 @@ def execute(
     # An engine that stops cannot keep us: all that asks it is done by the thread.
     chunks = output()
     reader = OutputReader(chunks, chunks.close, log)
+    reader.start()
     reader.join(timeout_s + ENGINE_S)
     if reader.error:
         with engine.sdk_errors_explained(str(container.name)):

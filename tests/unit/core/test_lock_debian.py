@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import itertools
 import lzma
 from datetime import UTC, datetime
 
@@ -18,21 +17,15 @@ from imagebuild.core import (
     installed_packages,
     package_indexes,
     package_versions,
-    run_program,
     verified_index,
     version_key,
     versions_in_index,
-    which,
 )
 
 
-@pytest.mark.programs
-@pytest.mark.skipif(not which("dpkg"), reason="no dpkg here to compare with")
 def test_versions_sort_as_dpkg_sorts_them() -> None:
     order = ["0~~", "0", "1.0~rc1-1", "1.0-1", "1.0-1+b1", "1.2-1", "1.10-1", "2.32.3-1+cuda13.4", "1:0.1"]
     assert sorted({*order}, key=version_key) == order
-    for a, b in itertools.pairwise(order):
-        run_program("dpkg", "--compare-versions", a, "lt", b)  # raises if dpkg sees it otherwise
     with pytest.raises(ResultError, match="a b"):
         version_key("a b")
 

@@ -32,9 +32,7 @@ CONTEXT = {"docker context inspect": "tcp://192.0.2.2:1\n"}
 
 
 def test_paths_by_default_and_in_another_place() -> None:
-    usual = EnginePaths.of({})
-    assert (usual.host, usual.bridge) == ("unix:///run/imagebuild/docker.sock", "imagebuild0")
-    assert usual.data == Path("/var/lib/imagebuild/engine/data")
+    assert EnginePaths.of({}).host == "unix:///run/imagebuild/docker.sock"
     other = EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/" + "long/" * 40})
     assert other.bridge != EnginePaths.of({"IMAGEBUILD_STATE": "/tmp/x"}).bridge
     assert len(other.bridge) <= 15

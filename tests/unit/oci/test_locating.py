@@ -28,20 +28,7 @@ from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make
 
-STATUS = {
-    "var/lib/dpkg/status": b"""\
-Package: libssl3t64
-Status: install ok installed
-Architecture: amd64
-Source: openssl
-Version: 3.5.7-1~deb13u3
-
-Package: gone
-Status: deinstall ok config-files
-Architecture: amd64
-Version: 1.0
-"""
-}
+FILES = {"etc/hostname": b"tiny\n"}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +43,7 @@ def found_at(name: str, places: ImageFinder | None = None) -> Iterator[FoundImag
 
 
 def test_a_layout_and_an_archive(tmp_path: Path) -> None:
-    make.layout(tmp_path / "layout", {"x": b"1"}, STATUS, User="me", Labels={"a": "b"})
+    make.layout(tmp_path / "layout", {"x": b"1"}, FILES, User="me", Labels={"a": "b"})
     (tmp_path / "image.tar").write_bytes(make.saved(tmp_path / "layout"))
     for name in (f"oci:{tmp_path}/layout", str(tmp_path / "layout"), str(tmp_path / "image.tar")):
         with found_at(name) as found:
@@ -85,7 +72,7 @@ def at(registry: FakeRegistry, plan: Plan | None = None) -> ImageFinder:
 
 def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
     images = [
-        put_image(registry, "gpu/open", STATUS, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")
+        put_image(registry, "gpu/open", FILES, {"x": b"1"}, platform=f"linux/{arch}") for arch in ("amd64", "arm64")
     ]
     attestation = Descriptor(MANIFEST, images[0].digest, images[0].size, "unknown/unknown")
     digest = registry_fake.index(registry, "gpu/open", [*images, attestation], "1")
@@ -102,7 +89,7 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
 
 
 def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: Path) -> None:
-    about = put_image(registry, "gpu/open", {"x": b"1"}, STATUS, {"y": b"1"})
+    about = put_image(registry, "gpu/open", {"x": b"1"}, FILES, {"y": b"1"})
 
     def fetched() -> int:
         return registry.asked_for("GET", "/blobs/") - 1  # the configuration, which a layout asks for again
@@ -122,7 +109,7 @@ def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: 
 def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
     registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about = put_image(registry, "gpu/open", STATUS)
+    about = put_image(registry, "gpu/open", FILES)
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
         registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
@@ -168,18 +155,18 @@ def test_targets_that_were_built(plan: Plan, tmp_path: Path) -> None:
     places = ImageFinder(plan, tmp_path)
     with pytest.raises(ConfigError, match="is not built"), found_at(first.id, places):
         pass
-    make.layout(tmp_path / first.id / "layout", STATUS, Labels=labels_of(first))
+    make.layout(tmp_path / first.id / "layout", FILES, Labels=labels_of(first))
     with found_at(first.id, places) as found:
         assert (found.name, found.image(None).labels) == (first.id, labels_of(first))
     # A build with other versions is not the target.
-    make.layout(tmp_path / second.id / "layout", STATUS, Labels=dict.fromkeys(labels_of(second), "0"))
+    make.layout(tmp_path / second.id / "layout", FILES, Labels=dict.fromkeys(labels_of(second), "0"))
     with pytest.raises(ConfigError, match="has other versions than the plan"), found_at(second.id, places):
         pass
 
 
 def test_a_target_that_was_pushed(plan: Plan, tmp_path: Path, registry: FakeRegistry) -> None:
     target = plan.targets[0]
-    about = put_image(registry, "gpu/open", STATUS, Labels=labels_of(target))
+    about = put_image(registry, "gpu/open", FILES, Labels=labels_of(target))
     result = BuildResult(
         target=target.id, digest=about.digest, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=(),
         repository="registry.test/gpu/open",

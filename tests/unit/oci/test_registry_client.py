@@ -69,9 +69,9 @@ def test_what_cannot_be_mounted_is_copied(server: FakeRegistry, made: layouts.Ma
         copy_image(f"sha256:{'0' * 64}", near.at(STAGING), near.at(FINAL))
 
 
-def failing(times: int, **headers: str) -> Callable[..., None]:
+def failing(times: int) -> Callable[..., None]:
     """Let the next changes fail."""
-    left = [refusal(503, "UNAVAILABLE", "injected", **headers)] * times
+    left = [refusal(503, "UNAVAILABLE", "injected")] * times
 
     def before(*_: str) -> None:
         if left:
@@ -83,14 +83,10 @@ def failing(times: int, **headers: str) -> Callable[..., None]:
 def test_what_may_pass_is_tried_again_as_long_as_our_patience_lasts(server: FakeRegistry) -> None:
     server.before = failing(4)
     assert connect(server.address).at("a").put_blob(b"x", digest_of(b"x")) == Counter(blobs=1, bytes=1)
-    for headers, seconds, ending in (
-        ({}, 0.2, r"gave up after \d+ attempts in \d+ s"),
-        ({"Retry-After": "300"}, 5, "and asks for a pause of 300 s; gave up at once"),
-    ):
-        server.before = failing(10_000, **headers)
-        answered = rf"PUT a/blobs/uploads/s\d+: the server answered 503 \(UNAVAILABLE: injected\).*{ending}"
-        with pytest.raises(Unreachable, match=answered):
-            connect(server.address, seconds).at("a").put_blob(b"y", digest_of(b"y"))
+    server.before = failing(10_000)
+    answered = r"PUT a/blobs/uploads/s\d+: the server answered 503 \(UNAVAILABLE: injected\)"
+    with pytest.raises(Unreachable, match=rf"{answered}; gave up after \d+ attempts in \d+ s"):
+        connect(server.address, 0.2).at("a").put_blob(b"y", digest_of(b"y"))
 
 
 def test_stop_ends_what_waits(server: FakeRegistry) -> None:
@@ -156,7 +152,7 @@ def test_a_layout_that_is_not_whole(server: FakeRegistry, made: layouts.Made) ->
     made.layout.path(layer).write_bytes(b"short")
     with pytest.raises(ResultError, match=f"does not have all of blob {layer}"):
         push_image(made.layout, made.digest, place)
-    with pytest.raises(ResultError, match="sha256:0{64} is missing"):
+    with pytest.raises(ResultError, match="sha256:0{64}: cannot be read: No such file"):
         push_image(made.layout, f"sha256:{'0' * 64}", place)
     assert server.at(STAGING).find(made.digest) is None
 
