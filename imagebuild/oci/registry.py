@@ -168,8 +168,8 @@ class Registry:
         pair = f"{own.get('username', '')}:{own.get('password', '')}"
         basic = f"Basic {base64.b64encode(pair.encode()).decode()}" if own else ""
         parts = (header.partition(" ") for header in refusal.raw.headers.getlist("WWW-Authenticate"))
-        challenges: dict[str, dict[str, str]] = {
-            scheme.lower(): parse_dict_header(rest)  # type: ignore[no-untyped-call]
+        challenges = {
+            scheme.lower(): {n: value or "" for n, value in parse_dict_header(rest).items()}  # type: ignore[no-untyped-call]
             for scheme, _, rest in parts
         }
         if not (challenge := challenges.get("bearer")):
