@@ -67,10 +67,9 @@ def read_state(
 
     Raises ConfigError with every mistake in the files, NothingSelected if no target is selected.
     """
-    project = load.load_project(folder)
-    targets = plan.select_targets(plan.make_plan(project, changes), select)
-    renderer = Renderer(project, plan.versions_with(project, changes))
-    return ProjectState(renderer, targets, platforms, base)
+    project = load.load_project(folder).changed(changes)
+    targets = plan.select_targets(plan.make_plan(project), select)
+    return ProjectState(Renderer(project), targets, platforms, base)
 
 
 class CostStage(Model):

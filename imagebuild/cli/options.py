@@ -19,7 +19,7 @@ from imagebuild.core.errors import ConfigError, ImagebuildError
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
     from imagebuild.project.matrix import Plan, Target
-    from imagebuild.project.plan import Changes, Pins, Project
+    from imagebuild.project.plan import Changes, Project
     from imagebuild.publish.signatures import Signer
     from imagebuild.render.renderer import Renderer
 
@@ -186,20 +186,17 @@ def command_group(summary: str) -> typer.Typer:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Hold a project that was read, its plan, and the pins that the plan was made with."""
+    """Hold a project that was read, with the changes of the command line, and its plan."""
 
     project: Project
-    versions: Pins
     plan: Plan
-    options: tuple[str, ...] = ()
-    """Options of the command line that changed the project."""
 
     @cached_property
     def renderer(self) -> Renderer:
         """Return what renders this project's targets."""
         from imagebuild.render.renderer import Renderer
 
-        return Renderer(self.project, self.versions, self.options)
+        return Renderer(self.project)
 
 
 @dataclass(frozen=True)
@@ -237,11 +234,10 @@ class ProjectFiles:
     def open(self, changes: Changes | None = None) -> Workspace:
         """Read the project and make its plan. Raises ConfigError with every mistake."""
         from imagebuild.project.load import load_project
-        from imagebuild.project.plan import Changes, make_plan, versions_with
+        from imagebuild.project.plan import Changes, make_plan
 
-        changes = changes or Changes()
-        project = load_project(self.folder).changed(changes)
-        return Workspace(project, versions_with(project, changes), make_plan(project, changes), changes.options)
+        project = load_project(self.folder).changed(changes or Changes())
+        return Workspace(project, make_plan(project))
 
     def open_own(self, changes: Changes | None = None) -> Workspace:
         """Read a project whose files the command changes. Raises ConfigError if there is none here."""

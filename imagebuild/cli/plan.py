@@ -92,7 +92,7 @@ def plan(
                 out.print('{"include": []}', markup=False)
                 return
         if github:
-            state = change.read_state(project.folder, changes, select or (), platforms)
+            state = change.read_state(project.folder, edits.parse(), select or (), platforms)
             change.print_workflow_jobs(state, project.folder, since, github_jobs)
             return
         cost = change.predict_cost(

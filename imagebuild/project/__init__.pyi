@@ -36,7 +36,6 @@ from .plan import parse_changes as parse_changes
 from .plan import select_one as select_one
 from .plan import select_targets as select_targets
 from .plan import staged_tag as staged_tag
-from .plan import versions_with as versions_with
 from .records import AttachedFile as AttachedFile
 from .records import BuildResult as BuildResult
 from .records import Catalog as Catalog

@@ -21,7 +21,7 @@ from imagebuild.project.lockfile import (
     image_facts_of,
 )
 from imagebuild.project.matrix import Base, Pin, Target
-from imagebuild.project.plan import FIELD, Project, pin_of, provider_of
+from imagebuild.project.plan import FIELD, Project
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
@@ -36,17 +36,10 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
 class Recipe:
     """Describe how one target is made. Methods raise ConfigError where files contradict each other."""
 
-    def __init__(
-        self,
-        project: Project,
-        versions: Mapping[str, tuple[Pin, ...]],
-        target: Target,
-        stages: frozenset[str],
-    ) -> None:
+    def __init__(self, project: Project, target: Target, stages: frozenset[str]) -> None:
         self.project = project
         self.target = target
         self.image = project.matrix.model.images[target.image]
-        self._versions = versions
         self._stages = stages
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
@@ -71,7 +64,7 @@ class Recipe:
     def for_platform(self, platform: Platform) -> Recipe:
         """Return the recipe of the target for one of its platforms alone."""
         narrow = self.target.model_copy(update={"platforms": (platform,)})
-        return Recipe(self.project, self._versions, narrow, self._stages)
+        return Recipe(self.project, narrow, self._stages)
 
     def component(self, name: str) -> Component:
         return self.project.components[name].model
@@ -80,7 +73,7 @@ class Recipe:
         """Return the component whose stage others build with when they require `wanted`."""
         if wanted not in self._providers:
             chosen = self.image.build_with.get(wanted)
-            provider = chosen or provider_of(self.project, wanted, self.target.components)
+            provider = chosen or self.project.provider(wanted, self.target.components)
             self._providers[wanted] = provider or wanted
         return self._providers[wanted]
 
@@ -122,16 +115,14 @@ class Recipe:
 
     def pin(self, name: str) -> Pin | None:
         """Return the pin of a component, or None if its version is an axis."""
-        return pin_of(self._versions, self.component(name).pin or name, self._axes)
+        return self.project.pin(name, self._axes)
 
     def version(self, name: str) -> str:
         """Return the version of a component. Raises ConfigError if the matrix has none for this target."""
         if name in self.target.components:
             return self.target.components[name]
-        if axis := self.component(name).version_axis:
-            return self._axes[axis]
-        if pin := self.pin(name):
-            return pin.version
+        if version := self.project.version(name, self._axes):
+            return version
         where = self.project.matrix.at("versions")
         raise ConfigError(f"{where}: versions: no version for {name}, which {self.target.id} is built with")
 

@@ -37,7 +37,7 @@ from imagebuild.project.lockfile import (
     wheels_of,
 )
 from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Pins, Project
+from imagebuild.project.plan import Project
 from imagebuild.render.recipe import SYSTEM_PATH, Recipe
 from imagebuild.render.stages import check_appended, digest, first_mistake, stages_of
 
@@ -187,11 +187,8 @@ def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
 class Renderer:
     """Render targets of one project. Stages that several targets share are rendered once."""
 
-    def __init__(self, project: Project, versions: Pins, options: Sequence[str] = ()) -> None:
+    def __init__(self, project: Project) -> None:
         self.project = project
-        self.versions = versions
-        self.options = options
-        """Options of the command line that changed the project, for the command in the header."""
         self._stages: dict[tuple[object, ...], str] = {}
         """`Recipe.stage_key` → text of a component's build stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
@@ -201,7 +198,7 @@ class Renderer:
 
     def recipe(self, target: Target) -> Recipe:
         with_stage = frozenset(name for name, file in self._component_templates if file == "build.j2")
-        return Recipe(self.project, self.versions, target, with_stage)
+        return Recipe(self.project, target, with_stage)
 
     def check(self, targets: Iterable[Target]) -> dict[str, tuple[Key, ...]]:
         """Render targets to find what is wrong in templates; return image → its sources that have no pin.
@@ -240,6 +237,7 @@ class Renderer:
         lock_hash = hash_of_lock(recipe, lock, self._pins)
         start = digest_of(lock, recipe.image_base())
         present = list(target.components)
+        words = ("imagebuild", "render", target.id, *self.project.changes.options, *options)
         variant = target.axes["variant"]
         installs = [
             self._install(name, version, variant)
@@ -253,7 +251,7 @@ class Renderer:
             "Dockerfile.j2",
             target=target,
             imagebuild=__version__,
-            command=" ".join(shlex.join(["imagebuild", "render", target.id, *self.options, *options]).split()),
+            command=" ".join(shlex.join(words).split()),
             description=recipe.image.description,
             lock_hash=lock_hash,
             base=start,

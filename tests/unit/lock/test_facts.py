@@ -17,7 +17,6 @@ from imagebuild.project import (
     Archive,
     ArchiveTree,
     BaseImage,
-    Changes,
     Entry,
     GitRef,
     Key,
@@ -32,7 +31,6 @@ from imagebuild.project import (
     key_of,
     make_plan,
     select_one,
-    versions_with,
 )
 from imagebuild.render import Renderer
 from tests.unit.lock.lock_fakes import A, B, lock_of
@@ -145,7 +143,7 @@ def locked_hpcx(project: Project, request: pytest.FixtureRequest, tmp_path: Path
     assert unpacked
     variant = getattr(request, "param", "devel")
     target = select_one(make_plan(project), f"hpcx-cuda13.4.2-ubuntu24.04-{variant}")
-    recipe = Renderer(project, versions_with(project, Changes())).recipe(target)
+    recipe = Renderer(project).recipe(target)
     entries: dict[Key, Entry] = {}
     for source in merged_sources(recipe.sources()):
         match source:
@@ -174,7 +172,7 @@ def with_env(project: Project, **env: str) -> Renderer:
     hpcx = matrix.images["hpcx"].model_copy(update={"env": env})
     model = matrix.model_copy(update={"images": {**matrix.images, "hpcx": hpcx}})
     changed = replace(project, matrix=replace(project.matrix, model=model))
-    return Renderer(changed, versions_with(changed, Changes()))
+    return Renderer(changed)
 
 
 def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Target]) -> None:

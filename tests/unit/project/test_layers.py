@@ -8,13 +8,11 @@ import pytest
 
 from imagebuild.core import CommandError, run_program
 from imagebuild.project import (
-    Changes,
     Project,
     files_at_revision,
     layers,
     load_project,
     make_plan,
-    versions_with,
 )
 from imagebuild.render import Renderer
 from tests.conftest import LOCK, ROOT, Files, git
@@ -42,7 +40,7 @@ def own(folder: Path, extends: str, more: str = "") -> Path:
 
 def render(project: Project) -> str:
     (target,) = make_plan(project).targets
-    return Renderer(project, versions_with(project, Changes())).dockerfile(target).text
+    return Renderer(project).dockerfile(target).text
 
 
 def test_all_but_the_images_comes_along(tmp_path: Path, tiny: Files) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 import zstandard
 
-from imagebuild.project import Changes, CheckResult, make_plan, versions_with
+from imagebuild.project import CheckResult, make_plan
 from imagebuild.render import Renderer, hash_of_lock, image_labels
 from imagebuild.verify import IMAGE_CHECKS, ImageFinder, judge_images, read_images
 from tests.conftest import ROOT, Files
@@ -56,7 +56,7 @@ class Case:
     def results(self, *, planned: bool = True) -> dict[str, CheckResult]:
         project = self.files.load()
         plan = make_plan(project)
-        renderer = Renderer(project, versions_with(project, Changes()))
+        renderer = Renderer(project)
         labels = self.labels
         if planned:
             recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
