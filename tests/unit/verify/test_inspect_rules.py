@@ -13,7 +13,7 @@ import yaml
 import zstandard
 
 from imagebuild.project import CheckResult, make_plan
-from imagebuild.render import Renderer, hash_of_lock, image_labels
+from imagebuild.render import Renderer, image_labels
 from imagebuild.verify import IMAGE_CHECKS, ImageFinder, judge_images, read_images
 from tests.conftest import ROOT, Files
 from tests.unit import image_files
@@ -60,8 +60,7 @@ class Case:
         labels = self.labels
         if planned:
             recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
-            lock = hash_of_lock(recipe, project.lock)
-            labels = {**image_labels(recipe, lock, f"debian@sha256:{'a' * 64}"), **labels}
+            labels = {**image_labels(recipe, renderer.lock_hash(recipe), f"debian@sha256:{'a' * 64}"), **labels}
         settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
         layers = [self.pack(layer(files)) for files in self.layers]
         Layout(self.root).image(layers, {"config": settings, "history": self.history})
