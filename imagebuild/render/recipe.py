@@ -7,18 +7,18 @@ from functools import cached_property
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform, axis_facts
-from imagebuild.project.component import Component, Repository, common_environment, first_values
+from imagebuild.project.component import Component, Repository, first_values
 from imagebuild.project.lockfile import (
     Archive,
-    ArchiveTree,
     BaseImage,
     GitRef,
+    ImageFacts,
     LockedArchive,
     PackageSource,
     Source,
     TreeFacts,
     WheelSet,
-    image_facts_of,
+    common_environment,
 )
 from imagebuild.project.matrix import Base, Pin, Target
 from imagebuild.project.plan import FIELD, Project
@@ -235,33 +235,33 @@ class Recipe:
 
     def env(self, name: str) -> dict[str, str]:
         """Return the environment that a component gives an image, with what its archive, or the image's base, sets."""
-        axes = {**self._axes, "version": self.version(name)}
-        own = first_values(self.component(name).env, axes)
-        values = self.values(name) if any("{" in value for value in own.values()) else {}
-        filled = {
-            variable: self.fill(name, value, values, "env") if values else value for variable, value in own.items()
-        }
+        own = first_values(self.component(name).env, {**self._axes, "version": self.version(name)})
+        values = self.values(name) if own else {}
+        filled = {variable: self.fill(name, value, values, "env") for variable, value in own.items()}
         return {**self.base_env(name), **self.unpacked_env(name), **filled}
+
+    @cached_property
+    def base_facts(self) -> Mapping[Platform, ImageFacts]:
+        """Return platform → what the lock knows of the image's base; nothing if it is without facts."""
+        image = self.project.lock.images.get(self.image_base())
+        return (image and image.facts) or {}
 
     def base_env(self, name: str) -> dict[str, str]:
         """Return what a component takes of the environment of the image's base; nothing without facts."""
-        wanted = self.component(name).env_of_base
-        known = image_facts_of(self.project.lock, self.image_base()) if wanted else {}
-        by_arch: dict[Arch, dict[str, str]] = {}
-        for arch in self.archs if known else ():
-            env = next((facts.environment for platform, facts in known.items() if platform == f"linux/{arch}"), {})
-            by_arch[arch] = {variable: env[variable] for variable in wanted if variable in env}
-            parts = by_arch[arch].get("PATH", "").split(":")
-            by_arch[arch]["PATH"] = ":".join(part for part in parts if part not in SYSTEM_PATH.split(":"))
-        return {variable: value for variable, value in common_environment(by_arch)[0].items() if value}
+        by_platform: dict[str, dict[str, str]] = {}
+        for platform in sorted(self.target.platforms) if self.base_facts else ():
+            env = self.base_facts[platform].environment if platform in self.base_facts else {}
+            own = [part for part in env.get("PATH", "").split(":") if part not in SYSTEM_PATH.split(":")]
+            known = {**env, "PATH": ":".join(own)}
+            by_platform[platform] = {v: known[v] for v in self.component(name).env_of_base if known.get(v)}
+        return common_environment(by_platform)[0]
 
     def adaptations(self) -> Iterator[str]:
         """Yield a line for each thing in which the image differs from its archives and its base."""
         for name in self.stages:
             if unpacked := self.component(name).unpacked:
                 yield from (f"{name}: {line}" for line in unpacked.environment(self.archive_facts(name))[1])
-        known = image_facts_of(self.project.lock, self.image_base()).values()
-        for nccl, held in dict.fromkeys((facts.nccl, facts.held) for facts in known):
+        for nccl, held in dict.fromkeys((facts.nccl, facts.held) for facts in self.base_facts.values()):
             if nccl and "nccl" in self.target.components:
                 yield f"{self.image_base()}: has NCCL {nccl}, images {self.version('nccl')}"
             if held:
@@ -317,9 +317,7 @@ class Recipe:
             if stage:
                 yield self.os(name), BaseImage(self.base(name).image)
                 yield from ((name, BaseImage(reference)) for reference in self.images(name).values())
-                unpacked = component.unpacked
-                tree = unpacked and ArchiveTree(prefix=unpacked.prefix, script=unpacked.script, needs=unpacked.needs)
-                yield from ((name, Archive(name, url, tree)) for url in self.archives(name).values())
+                yield from ((name, Archive(name, url, component.unpacked)) for url in self.archives(name).values())
                 yield from ((name, source) for source in (self.git(name), self.wheels(name)) if source)
             if not self.component(component.packages_from or name).repository:
                 continue

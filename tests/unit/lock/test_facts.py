@@ -15,7 +15,6 @@ from imagebuild.core import ConfigError, ImagebuildError, Platform, run_program
 from imagebuild.lock import image_facts, merged_sources, tree_facts, unpack
 from imagebuild.project import (
     Archive,
-    ArchiveTree,
     BaseImage,
     Entry,
     GitRef,
@@ -26,6 +25,7 @@ from imagebuild.project import (
     PackageSource,
     Project,
     Target,
+    Unpacked,
     WheelSet,
     check_pinned,
     key_of,
@@ -38,7 +38,7 @@ from tests.upstream import bases, hpcx
 
 pytestmark = pytest.mark.programs
 CUDA = bases.Cuda("13.4.2", "ubuntu24.04", "2.30.7-1+cuda13.3")
-WANTED = ArchiveTree(prefix="/opt/stack", script=". ./init.sh; stack_load")
+WANTED = Unpacked(prefix="/opt/stack", script=". ./init.sh; stack_load")
 INIT = """
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 stack_load() {
