@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import product
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform, axis_facts
@@ -43,7 +44,6 @@ class Recipe:
         self._stages = stages
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
-        self._providers: dict[str, str] = {}
 
     def stage_key(self, name: str) -> tuple[object, ...]:
         """Return what is equal for targets in which a component has the same stage.
@@ -71,11 +71,7 @@ class Recipe:
 
     def provider(self, wanted: str) -> str:
         """Return the component whose stage others build with when they require `wanted`."""
-        if wanted not in self._providers:
-            chosen = self.image.build_with.get(wanted)
-            provider = chosen or self.project.provider(wanted, self.target.components)
-            self._providers[wanted] = provider or wanted
-        return self._providers[wanted]
+        return self.image.build_with.get(wanted) or self.project.provider(wanted, self.target.components) or wanted
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -141,15 +137,13 @@ class Recipe:
 
         Raises ConfigError for an entry that is neither an axis nor a component of the target.
         """
-        wanted = [k for k in self.component(name).key if k != "gpu"]
-        present = {k: self.version(k) for k in wanted if k in self.target.components}
-        available = {**self._axes, **present}
-        for i, entry in enumerate(wanted):
-            if entry not in available:
+        known = {**self._axes, **self.target.components}
+        for i, entry in enumerate(self.component(name).key):
+            if entry not in known and entry != "gpu":
                 where = self.project.components[name].at("key", i)
                 problem = f"{entry!r} is neither an axis nor a component of {self.target.id}"
-                raise ConfigError(f"{where}: key: {problem}{suggestion(entry, available)}")
-        return {k: available[k] for k in wanted}
+                raise ConfigError(f"{where}: key: {problem}{suggestion(entry, known)}")
+        return {entry: known[entry] for entry in self.component(name).key if entry != "gpu"}
 
     def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> Mapping[str, str]:
         """Return what templates of a component's sources and packages may use; of facts, the first row that fits.
@@ -161,14 +155,15 @@ class Recipe:
         result = {"version": version, "os": own_axes["os"], **self.key(name)}
         if arch:
             result |= {"arch": arch, "cpu": CPUS[arch]}
-        facts = self.component(name).facts
-        if not facts:
-            return result
         providers = {wanted: self.provider(wanted) for wanted in self.component(name).build_requires}
-        axes = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
-        for fact, text in first_values(facts, axes | ({"arch": arch} if arch else {})).items():
-            result.setdefault(fact, self.fill(name, text, result, "facts"))
-        return result
+        known = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
+        return self._with_facts(name, result, known | ({"arch": arch} if arch else {}))
+
+    def _with_facts(self, name: str, values: dict[str, str], known: Mapping[str, str]) -> dict[str, str]:
+        """Return values with those of a component's facts whose conditions hold for what is known."""
+        for fact, text in first_values(self.component(name).facts, known).items():
+            values.setdefault(fact, self.fill(name, text, values, "facts"))
+        return values
 
     def fill(self, name: str, template: str, values: Mapping[str, str], field: str) -> str:
         """Replace `{names}` in a template by values. Raises ConfigError for a name without a value."""
@@ -198,10 +193,9 @@ class Recipe:
 
     def archives(self, name: str) -> dict[Arch, str]:
         """Return architecture → address of a component's archive."""
-        template = self.component(name).archive
-        if not template:
-            return {}
-        return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in self.archs}
+        template = self.component(name).archive or ""
+        archs = self.archs if template else ()
+        return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in archs}
 
     def git(self, name: str) -> GitRef | None:
         """Return the git source of a component, or None if it has none."""
@@ -217,9 +211,7 @@ class Recipe:
         if not self.component(owner).wheels:
             return None
         version = self.version(name)
-        values = {"version": version}
-        for fact, text in first_values(self.component(owner).facts, values).items():
-            values.setdefault(fact, self.fill(owner, text, values, "facts"))
+        values = self._with_facts(owner, {"version": version}, {"version": version})
         wanted = tuple(self.fill(owner, text, values, "wheels") for text in self.component(owner).wheels)
         return WheelSet(owner, version, wanted)
 
@@ -290,8 +282,8 @@ class Recipe:
         templates = self.component(name).labels
         if not templates:
             return {}
-        plugins = [facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins]
-        values = {**self.values(name), "plugin": plugins[0] if plugins else ""}
+        plugin = next((facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins), "")
+        values = {**self.values(name), "plugin": plugin}
         return {label: self.fill(name, text, values, "labels") for label, text in templates.items()}
 
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
@@ -322,10 +314,8 @@ class Recipe:
             if not self.component(component.packages_from or name).repository:
                 continue
             # The repository for the image's release, and for that of the build stage.
-            installed = self.packages(name) if name in self.target.components else None
-            used = {False: installed, True: self.packages(name, every=True) if stage else None}
-            for arch in self.archs:
-                for of_stage, wanted in used.items():
-                    repository = self.repository(name, arch, stage=of_stage)
-                    if repository and wanted is not None:
-                        yield name, PackageSource(repository.url, repository.suite, repository.key, wanted)
+            wanted = {False: self.packages(name)} if name in self.target.components else {}
+            wanted |= {True: self.packages(name, every=True)} if stage else {}
+            for arch, (of_stage, packages) in product(self.archs, wanted.items()):
+                if repository := self.repository(name, arch, stage=of_stage):
+                    yield name, PackageSource(repository.url, repository.suite, repository.key, packages)
