@@ -114,12 +114,11 @@ def plan(
         return Plan(targets=tuple(full), excluded=excluded, restricted=restricted)
 
     def show() -> None:
-        from imagebuild.core.console import err, out, print_table
+        from imagebuild.core.console import out, print_table
 
         # JSON has the keys of all stages, so that everything was rendered for it already.
-        if unpinned := {} if json_file else workspace.renderer.check(targets):
-            number = len({key for keys in unpinned.values() for key in keys})
-            err.print(f"{number} sources have no pin; `imagebuild lock {' '.join(unpinned)}` adds them", markup=False)
+        if not json_file:
+            workspace.renderer.check(targets)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:

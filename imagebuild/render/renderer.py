@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from traceback import extract_tb
 from typing import Any, get_args
 
@@ -25,13 +25,10 @@ from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.lockfile import (
     UNRESOLVED,
-    Key,
     Source,
     commit_of,
     digest_of,
     hash_of,
-    key_of,
-    lacks,
     pinned_text,
     wheels_of,
 )
@@ -186,24 +183,15 @@ class Renderer:
             parts.append(self._pins[source])
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
-    def check(self, targets: Iterable[Target]) -> dict[str, tuple[Key, ...]]:
-        """Render targets to find what is wrong in templates; return image → its sources that have no pin.
-
-        Raises ConfigError with the mistakes of all targets.
-        """
+    def check(self, targets: Iterable[Target]) -> None:
+        """Render targets to find what is wrong in templates. Raises ConfigError with the mistakes of all of them."""
         mistakes = Mistakes()
-        unpinned: dict[str, dict[Key, None]] = {}
         for target in targets:
             try:
                 self.dockerfile(target)
             except ConfigError as error:
                 mistakes.texts.append(str(error))
-                continue
-            for source in self.recipe(target).sources():
-                if lacks(self.project.lock, source):
-                    unpinned.setdefault(target.image, {})[key_of(source)] = None
         mistakes.stop_if_any()
-        return {image: tuple(keys) for image, keys in unpinned.items()}
 
     def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that programs of the target are compiled for, or must run on."""
@@ -309,10 +297,10 @@ class Renderer:
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
         if git and not git.commit:
             summary += f", tag {git.tag}"
-        if "rule" not in self._macros:
+        rule: Any = self._environment.globals.get("rule")
+        if not rule:
             raise ConfigError(f"{self.project.template('macros.j2')}:1: has no macro rule; copy it from imagebuild's")
-        rule = self._macros["rule"](name, summary)
-        text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+        text = self._render(f"components/{name}/build.j2", file=partial(self._file, name), **context)
         path = self.project.template(f"components/{name}/build.j2")
         line, problem = first_mistake(text)
         if problem:
@@ -321,7 +309,7 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        self._stages[stage_key] = f"{rule}\n{text}"
+        self._stages[stage_key] = f"{rule(name, summary)}\n{text}"
         return self._stages[stage_key]
 
     def _capabilities(self, toolkit: str, target: Target) -> dict[str, tuple[str, ...]]:
@@ -339,30 +327,26 @@ class Renderer:
         """Render the steps with which the final stage installs a component."""
         if (name, version, variant) not in self._installs:
             template = f"components/{name}/install.j2"
-            text = self._render(template, version=version, variant=variant, file=self._file_reader(name))
+            text = self._render(template, version=version, variant=variant, file=partial(self._file, name))
             check_appended(text, f"{self.project.template(template)}:1")
             self._installs[name, version, variant] = text.strip()
         return self._installs[name, version, variant]
 
-    def _file_reader(self, component: str) -> Any:
-        """Return the function `file` for a component's templates: it returns one of its files, or `OTHER/file`."""
-
-        def read(name: str) -> str:
-            owner, _, file = name.rpartition("/")
-            path = self.project.folder(owner or component) / "files" / file
-            try:
-                text = path.read_text(encoding="utf-8").rstrip("\n")
-            except OSError as error:
-                raise LookupError(f"{path} cannot be read: {error.strerror}") from None
-            for number, line in enumerate(text.splitlines(), 1):
-                if line == "EOF":
-                    problem = "a line 'EOF' would end the heredoc that the file is put in; write it otherwise"
-                    raise ConfigError(f"{path}:{number}: {problem}")
-                if "\0" in line:
-                    raise ConfigError(f"{path}:{number}: a NUL cannot be in a text; remove it")
-            return text
-
-        return read
+    def _file(self, component: str, name: str) -> str:
+        """Return a file of a component, or `OTHER/file`: what templates call as `file(name)`."""
+        owner, _, file = name.rpartition("/")
+        path = self.project.folder(owner or component) / "files" / file
+        try:
+            text = path.read_text(encoding="utf-8").rstrip("\n")
+        except OSError as error:
+            raise LookupError(f"{path} cannot be read: {error.strerror}") from None
+        for number, line in enumerate(text.splitlines(), 1):
+            if line == "EOF":
+                problem = "a line 'EOF' would end the heredoc that the file is put in; write it otherwise"
+                raise ConfigError(f"{path}:{number}: {problem}")
+            if "\0" in line:
+                raise ConfigError(f"{path}:{number}: a NUL cannot be in a text; remove it")
+        return text
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
@@ -382,6 +366,8 @@ class Renderer:
             lstrip_blocks=True,
         )
         environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)  # for a Dockerfile's "…"
+        # Every template may use the macros.
+        environment.globals |= vars(environment.get_template("macros.j2").module)
         return environment
 
     def _template(self, name: str) -> tuple[str, str, None]:
@@ -391,19 +377,13 @@ class Renderer:
             raise ConfigError(f"{path}: is missing, and templates need it; write `extends: imagebuild`, which has it")
         return read_text(path), str(path), None
 
-    @cached_property
-    def _macros(self) -> dict[str, Any]:
-        """Return the macros of `macros.j2`, which every template may use."""
-        exported = vars(self._environment.get_template("macros.j2").module)
-        return {name: macro for name, macro in exported.items() if callable(macro)}
-
     def _render(self, name: str, /, **context: Any) -> str:
         """Render a template, with at most one blank line in a row, and one after each heredoc, as hadolint needs it.
 
         Raises ConfigError with file and line for a mistake in the template.
         """
         try:
-            text = self._environment.get_template(name).render(**self._macros, **context)
+            text = self._environment.get_template(name).render(**context)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}; correct it"

@@ -134,10 +134,3 @@ def test_a_shell_completes_commands_and_names_of_the_project(
     monkeypatch.setenv("COMP_WORDS", f"imagebuild {line}")
     monkeypatch.setenv("COMP_CWORD", str(len(line.split())))
     assert call()[1].splitlines()[: len(names)] == names
-
-
-def test_a_plan_says_how_many_sources_have_no_pin(call: Call, tiny: Files) -> None:
-    tiny.replace("matrix.yaml", 'tool: "3.4"', 'tool: "3.44"')
-    status, printed, shown = call("plan")
-    assert (status, "tiny-cuda13.0-debian13-runtime" in printed) == (0, True)
-    assert shown == "1 sources have no pin; `imagebuild lock tiny` adds them\n"
