@@ -44,6 +44,9 @@ class Recipe:
         self._stages = stages
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
+        present = target.components
+        provided = {role: name for name in reversed(present) for role in self.component(name).provides}
+        self._providers = {**provided, **{name: name for name in present}, **self.image.build_with}
 
     def stage_key(self, name: str) -> tuple[object, ...]:
         """Return what is equal for targets in which a component has the same stage.
@@ -71,7 +74,7 @@ class Recipe:
 
     def provider(self, wanted: str) -> str:
         """Return the component whose stage others build with when they require `wanted`."""
-        return self.image.build_with.get(wanted) or self.project.provider(wanted, self.target.components) or wanted
+        return self._providers.get(wanted, wanted)
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -228,7 +231,7 @@ class Recipe:
     def env(self, name: str) -> dict[str, str]:
         """Return the environment that a component gives an image, with what its archive, or the image's base, sets."""
         own = first_values(self.component(name).env, {**self._axes, "version": self.version(name)})
-        values = self.values(name) if own else {}
+        values = self.values(name) if any("{" in text for text in own.values()) else {}
         filled = {variable: self.fill(name, value, values, "env") for variable, value in own.items()}
         return {**self.base_env(name), **self.unpacked_env(name), **filled}
 
@@ -314,6 +317,8 @@ class Recipe:
             if not self.component(component.packages_from or name).repository:
                 continue
             # The repository for the image's release, and for that of the build stage.
+            if not self.component(component.packages_from or name).repository:
+                continue
             wanted = {False: self.packages(name)} if name in self.target.components else {}
             wanted |= {True: self.packages(name, every=True)} if stage else {}
             for arch, (of_stage, packages) in product(self.archs, wanted.items()):
