@@ -97,11 +97,10 @@ class Check(Model):
     @model_validator(mode="after")
     def _consistent(self) -> Check:
         try:
-            re.compile((self.expect or "").replace("{version}", ""))
+            re.compile(self.expect or "")
         except re.error as error:
-            raise ValueError(
-                f"expect: {self.expect!r} is no regular expression: {error}; put \\ before a sign meant as it is"
-            ) from None
+            problem = f"{self.expect!r} is no regular expression: {error}"
+            raise ValueError(f"expect: {problem}; put \\ before a sign meant as it is") from None
         if self.ranks > 1 and "slurm" not in self.needs:
             raise ValueError("ranks: srun starts them; write needs: [slurm]")
         return self

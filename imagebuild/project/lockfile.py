@@ -1,4 +1,4 @@
-"""Define the types of sources and of `imagebuild.lock`, and look up pins. Pure."""
+"""Define the types of sources and of `imagebuild.lock`, look up pins, and say what images take of archives. Pure."""
 
 from __future__ import annotations
 

@@ -138,6 +138,7 @@ class Project:
             if name not in {*versions, *self.components}:
                 problem = f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
                 mistakes.add(f"--set {name}={value}", problem)
+                continue
             try:
                 pins[name] = (Pin(version=version, commit=commit if at else None),)
             except ValidationError as error:
@@ -213,8 +214,9 @@ def make_plan(project: Project) -> Plan:
             for pin in lacking:
                 where = f"{project.matrix.at('versions', pin)}: versions.{pin}"
                 mistakes.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes it")
-            versions = {c: version for c, version in present.items() if version is not None}
-            targets.append(make_target(project, name, axes, versions, mistakes))
+            if not lacking:
+                versions = {c: str(version) for c, version in present.items()}
+                targets.append(make_target(project, name, axes, versions, mistakes))
     if not (changes.values or changes.with_ or mistakes.texts):
         _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
@@ -243,7 +245,7 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
                 offers = [c for c, d in project.components.items() if wanted in d.model.provides]
                 mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
             elif provider in own and provider in changes.without:
-                mistakes.add(f"--without {provider}", f"{name} in {image} requires it; leave that out, too")
+                mistakes.add_once(f"--without {provider}", f"{name} in {image} requires it; leave that out, too")
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
     for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
