@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.project import Changes, Plan, Project, load_project, make_plan, versions_with
+from imagebuild.project import Plan, Project, load_project, make_plan
 from imagebuild.render import Renderer
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +71,7 @@ def full_plan(project: Project) -> Plan:
 
 @pytest.fixture
 def renderer(project: Project) -> Renderer:
-    return Renderer(project, versions_with(project, Changes()))
+    return Renderer(project)
 
 
 TINY = ROOT / "tests/data/tiny"

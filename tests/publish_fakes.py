@@ -12,7 +12,6 @@ from typing import Any
 from imagebuild.oci import Registry
 from imagebuild.project import (
     BuildResult,
-    Changes,
     CheckResult,
     Outcome,
     Plan,
@@ -23,7 +22,6 @@ from imagebuild.project import (
     Target,
     VerifyResult,
     make_plan,
-    versions_with,
 )
 from imagebuild.publish import PublishRequest, publish_targets, rules_of
 from imagebuild.render import Renderer
@@ -87,7 +85,7 @@ class Site:
         """Read the project as its files are now."""
         self.project: Project = self.files.load()
         self.plan: Plan = make_plan(self.project)
-        self.renderer = Renderer(self.project, versions_with(self.project, Changes()))
+        self.renderer = Renderer(self.project)
 
     def target(self, name: str = NEW) -> Target:
         return next(target for target in self.plan.targets if target.id == name)

@@ -59,10 +59,9 @@ def read_state(
     folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
     """Read a project and select targets. Raises ConfigError with every mistake in it, NothingSelected if none fits."""
-    project = load.load_project(folder)
-    targets = plan.select_targets(plan.make_plan(project, changes), select)
-    renderer = Renderer(project, plan.versions_with(project, changes))
-    return ProjectState(renderer, targets, platforms, base)
+    project = load.load_project(folder).changed(changes)
+    targets = plan.select_targets(plan.make_plan(project), select)
+    return ProjectState(Renderer(project), targets, platforms, base)
 
 
 class CostStage(Model):

@@ -193,19 +193,16 @@ def expand_groups(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Hold a project that was read, and its plan."""
+    """Hold a project that was read, with the changes of the command line, and its plan."""
 
     project: Project
     plan: Plan
-    changes: Changes
-    """What the command line changed."""
 
     @cached_property
     def renderer(self) -> Renderer:
-        from imagebuild.project.plan import versions_with
         from imagebuild.render.renderer import Renderer
 
-        return Renderer(self.project, versions_with(self.project, self.changes), self.changes.options)
+        return Renderer(self.project)
 
 
 @dataclass(frozen=True)
@@ -244,9 +241,8 @@ class ProjectFiles:
         from imagebuild.project.load import load_project
         from imagebuild.project.plan import Changes, make_plan
 
-        changes = changes or Changes()
-        project = load_project(self.folder).changed(changes)
-        return Workspace(project, make_plan(project, changes), changes)
+        project = load_project(self.folder).changed(changes or Changes())
+        return Workspace(project, make_plan(project))
 
     def open_own(self, changes: Changes | None = None) -> Workspace:
         """Read a project whose files the command changes. Raises ConfigError if there is none here."""

@@ -78,7 +78,7 @@ def plan(
             sys.stdout.write('{"include": []}\n')
             return
         if github:
-            state = change.read_state(project.folder, changes, select or (), platforms)
+            state = change.read_state(project.folder, edits.parse(), select or (), platforms)
             change.print_workflow_jobs(state, project.folder, since, github_jobs)
             return
         cost = change.predict_cost(
@@ -100,13 +100,16 @@ def plan(
 
     def show() -> None:
         from imagebuild.core.console import err, out, print_table
+        from imagebuild.project.lockfile import key_of, lacks
 
         # For JSON, everything was rendered already.
-        if unpinned := {} if whole else workspace.renderer.check(targets):
-            number = len({key for keys in unpinned.values() for key in keys})
-            err.print(
-                f"sources without a pin: {number}; `imagebuild lock {' '.join(unpinned)}` adds them", markup=False
-            )
+        if not whole:
+            workspace.renderer.check(targets)
+            sources = {(t.image, source) for t in targets for source in workspace.renderer.recipe(t).sources()}
+            unpinned = [(image, source) for image, source in sources if lacks(workspace.project.lock, source)]
+            if number := len({key_of(source) for _, source in unpinned}):
+                names = " ".join(sorted({image for image, _ in unpinned}))
+                err.print(f"sources without a pin: {number}; `imagebuild lock {names}` adds them", markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:

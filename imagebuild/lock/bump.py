@@ -194,10 +194,11 @@ def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> 
 def check_versions(project: Project, changes: Changes) -> None:
     """Raise ConfigError if the plan, or a template of an address, does not fit other versions of pins."""
     matrix = project.matrix.model
-    versions = {name: list(rows) for name, rows in matrix.versions.items()}
+    versions = dict(matrix.versions)
     for (name, i), version in changes.items():
-        versions[name][i] = versions[name][i].model_copy(update={"version": version})
+        rows = versions[name]
+        versions[name] = (*rows[:i], rows[i].model_copy(update={"version": version}), *rows[i + 1 :])
     document = replace(project.matrix, model=matrix.model_copy(update={"versions": versions}))
     changed = replace(project, matrix=document)
-    renderer = Renderer(changed, document.model.versions)
+    renderer = Renderer(changed)
     merged_sources(source for target in make_plan(changed).targets for source in renderer.recipe(target).sources())

@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.run import RunProgram
-from imagebuild.project.lockfile import ArchiveTree, ImageFacts, TreeFacts
+from imagebuild.project.lockfile import ImageFacts, TreeFacts, Unpacked
 
 SCRIPT_TIMEOUT_S = 30
 LIMITS = "ulimit -c 0 -f 1024 -t 20 -v 4194304"
@@ -70,7 +70,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     return tops[0]
 
 
-def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
+def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
     """Return what an unpacked archive says about itself.
 
     Its script runs with an empty environment and a deadline, without a network where this machine allows that. Raises
@@ -121,7 +121,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: ArchiveTree) -> TreeFacts:
     )
 
 
-def script_environment(run: RunProgram, top: Path, wanted: ArchiveTree) -> dict[str, str]:
+def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str, str]:
     """Return the variables that the archive's script sets, for a tree that lies where images have it."""
     place = top.resolve()
     command = f"{LIMITS}; cd {quote(str(place))} && {{ {wanted.script}; }} > /dev/null && {PRINT}"

@@ -1,12 +1,10 @@
 from .component import Check as Check
 from .component import Component as Component
-from .component import Unpacked as Unpacked
 from .load import layers as layers
 from .load import load_project as load_project
 from .load import script_of as script_of
 from .lockfile import UNREAD as UNREAD
 from .lockfile import Archive as Archive
-from .lockfile import ArchiveTree as ArchiveTree
 from .lockfile import BaseImage as BaseImage
 from .lockfile import Entry as Entry
 from .lockfile import GitRef as GitRef
@@ -19,6 +17,7 @@ from .lockfile import LockedRepository as LockedRepository
 from .lockfile import PackageSource as PackageSource
 from .lockfile import Source as Source
 from .lockfile import TreeFacts as TreeFacts
+from .lockfile import Unpacked as Unpacked
 from .lockfile import Wheel as Wheel
 from .lockfile import WheelSet as WheelSet
 from .lockfile import check_pinned as check_pinned
@@ -36,7 +35,6 @@ from .plan import parse_changes as parse_changes
 from .plan import select_one as select_one
 from .plan import select_targets as select_targets
 from .plan import staged_tag as staged_tag
-from .plan import versions_with as versions_with
 from .records import AttachedFile as AttachedFile
 from .records import BuildResult as BuildResult
 from .records import Catalog as Catalog

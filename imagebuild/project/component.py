@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import (
-    Arch,
     Condition,
     EnvironmentValue,
     Folder,
@@ -24,7 +21,7 @@ from imagebuild.core.fields import (
     Variable,
     matches,
 )
-from imagebuild.project.lockfile import ArchiveTree, TreeFacts
+from imagebuild.project.lockfile import Unpacked
 from imagebuild.project.matrix import CheckWaiver
 
 if TYPE_CHECKING:
@@ -100,11 +97,10 @@ class Check(Model):
     @model_validator(mode="after")
     def _consistent(self) -> Check:
         try:
-            re.compile((self.expect or "").replace("{version}", ""))
+            re.compile(self.expect or "")
         except re.error as error:
-            raise ValueError(
-                f"expect: {self.expect!r} is no regular expression: {error}; put \\ before a sign meant as it is"
-            ) from None
+            problem = f"{self.expect!r} is no regular expression: {error}"
+            raise ValueError(f"expect: {problem}; put \\ before a sign meant as it is") from None
         if self.ranks > 1 and "slurm" not in self.needs:
             raise ValueError("ranks: srun starts them; write needs: [slurm]")
         return self
@@ -162,118 +158,6 @@ class Packages(Model):
     """Shell lines that run in the same step, before the installation."""
     after_install: str = ""
     """Shell lines that run in the same step, so that what they remove is in no layer."""
-
-
-class Unpacked(ArchiveTree):
-    """Say how an unpacked archive is read, and which part of its script's environment an image gets."""
-
-    replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
-    """Folder of the image that another component fills → folders of the archive that it takes the place of, or shell
-    patterns of them."""
-    replaced_has: tuple[str, ...] = ("bin", "include", "lib", "lib/pkgconfig")
-    """What such a folder has; nothing else in it gets into the environment."""
-    removed: tuple[str, ...] = ()
-    """Shell patterns of folders of the archive that the image does not have."""
-    left_out: tuple[str, ...] = ()
-    """Shell patterns of variables that no image has."""
-    devel: tuple[str, ...] = ()
-    """Variables that only the `devel` variant has."""
-    order: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """List of folders → shell patterns of folders below `prefix`, which images have in this order. A name that is no
-    pattern is added where the script leaves it out."""
-
-    def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return what an image for these architectures takes of the environment, and a line for each difference.
-
-        Raises ConfigError if the archives of two architectures set a variable differently.
-        """
-        taken: dict[Arch, dict[str, str]] = {}
-        notes: list[str] = []
-        depth = len(self.prefix.split("/")) + 1
-        for arch, tree in facts.items():
-            taken[arch] = {}
-            notes += [f"text files name {folder}, which is {self.prefix} in images" for folder in tree.built_in]
-            if plugins := [f"{name} in {folder}" for folder, name in tree.plugins]:
-                notes.append(f"NCCL's network plug-ins, of which it loads the first: {', '.join(plugins)}")
-            left_out = [n for n in tree.environment if any(fnmatchcase(n, pattern) for pattern in self.left_out)]
-            notes += [f"{', '.join(left_out)}: no image has these"] if left_out else []
-            for name, value in {**dict.fromkeys(self.order, ""), **tree.environment}.items():
-                if name in left_out:
-                    continue
-                parts = [(part, self._place(part, tree)) for part in value.split(":") if part]
-                notes += [f"{name}: {part} is not in the image" for part, place in parts if place is None]
-                moved = [(part.split("/"), place.split("/")) for part, place in parts if place and place != part]
-                notes += [f"{'/'.join(a[:depth])} is {'/'.join(b[:depth])} in images" for a, b in moved]
-                kept = list(dict.fromkeys(place for _, place in parts if place))
-                ordered = self._ordered(name, kept)
-                if ordered != kept:
-                    notes.append(f"{name}: images have {', '.join(self.order[name])} in this order, unlike the script")
-                if ordered:
-                    taken[arch][name] = ":".join(ordered)
-        return common_environment(taken, notes)
-
-    def _ordered(self, name: str, folders: Sequence[str]) -> list[str]:
-        """Return a list of folders in which those of `order` have its order; all others stay where they are."""
-        wanted: list[str] = []
-        for pattern in self.order.get(name, ()):
-            matching = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
-            wanted += matching or ([] if "*" in pattern else [f"{self.prefix}/{pattern}"])
-        rest = iter(wanted)
-        return [next(rest) if folder in wanted else folder for folder in folders] + list(rest)
-
-    def libraries(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the archive's own folders among those where the loader shall look, in their order."""
-        folders = environment.get("LD_LIBRARY_PATH", "").split(":")
-        return tuple(
-            folder
-            for folder in folders
-            if folder.startswith(f"{self.prefix}/")
-            and folder.split("/")[len(self.prefix.split("/"))] not in self.replaced
-        )
-
-    def _place(self, part: str, tree: TreeFacts) -> str | None:
-        """Return where the image has what a value names, None if it does not have it."""
-        if not part.startswith(f"{self.prefix}/"):
-            return part
-        path = part.removeprefix(f"{self.prefix}/")
-        top, _, rest = path.partition("/")
-        for folder, others in self.replaced.items():
-            if top == folder or any(fnmatchcase(top, pattern) for pattern in others):
-                inside = f"/{rest}" if rest else ""
-                return f"{self.prefix}/{folder}{inside}" if not rest or rest in self.replaced_has else None
-        gone = path in tree.absent or any(
-            fnmatchcase(path, f"{pattern}{end}") for pattern in self.removed for end in ("", "/*")
-        )
-        return None if gone else part
-
-
-def common_environment(
-    by_arch: Mapping[Arch, Mapping[str, str]], notes: Iterable[str] = ()
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables that all architectures have, of lists the common folders; and notes, also on what is lost.
-
-    Raises ConfigError if two architectures have different values.
-    """
-    result, lines = {}, list(notes)
-    for name in dict.fromkeys(name for values in by_arch.values() for name in values):
-        values = {arch: values[name] for arch, values in by_arch.items() if name in values}
-        lists = [value.split(":") for value in values.values()]
-        if len(values) < len(by_arch):
-            lines.append(f"{name}: only the archive for {', '.join(values)} has it")
-        elif len(set(values.values())) == 1:
-            result[name] = next(iter(values.values()))
-        elif name.endswith("PATH"):
-            everywhere = [part for part in lists[0] if all(part in others for others in lists)]
-            result[name] = ":".join(everywhere)
-            lost = dict.fromkeys(part for parts in lists for part in parts if part not in everywhere)
-            lines += [f"{name}: {part} is in the archive of one architecture only" for part in lost]
-        else:
-            raise ConfigError(
-                f"{name}: expected one value for all architectures, but it is "
-                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; give the "
-                "component a value in `env`, or the image only one of the `platforms`"
-            )
-    return result, tuple(dict.fromkeys(lines))
 
 
 class Component(Model):

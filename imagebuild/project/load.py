@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from imagebuild.core.errors import ConfigError, Mistakes
-from imagebuild.core.files import cache_folder, shipped_folder
+from imagebuild.core.fields import YamlFile
+from imagebuild.core.files import cache_folder, read_text, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
@@ -23,37 +24,36 @@ SHIPPED = "imagebuild"
 """Name by which a matrix extends the project that comes with imagebuild."""
 
 
+PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
+"""What a component's folder has."""
+OF_STAGE = (
+    "git", "archive", "wheels", "wheels-from", "images", "build-requires", "unpacked", "compiles", "portable",
+    "build-only", "stage-only", "libraries",
+)  # fmt: skip
+"""Keys of a component that mean nothing without a build stage."""
+
+
 def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     """Read a folder's matrix, components and lock; a missing lock is empty. Raises ConfigError with every mistake.
 
     `extending` are the folders that lead to this one by `extends`.
     """
     mistakes = Mistakes()
-    matrix, dockerfiles, lock = folder / MATRIX, folder / "dockerfiles", folder / LOCK
-    document = load_yaml(matrix, Matrix, mistakes)
-    base = None
-    if document and (extended := base_folder(document.model.extends, folder)):
-        if folder.resolve() in extending:
-            raise ConfigError(f"{document.at('extends')}: extends: goes in a circle; name another project")
-        if not (extended / MATRIX).is_file():
-            problem = f"{extended} has no {MATRIX}; write {SHIPPED}, the folder of a project, or git: and commit:"
-            raise ConfigError(f"{document.at('extends')}: extends: {problem}")
-        base = load_project(extended, (*extending, folder.resolve()))
-    files = sorted(dockerfiles.glob("components/*/component.yaml"))
-    if document and not base and not (files and document.model.bases):
-        lacking = "no bases" if files else f"no {dockerfiles}/components/*/component.yaml"
-        what = f"has {lacking} and extends nothing; write `extends: imagebuild` to have what comes with it"
-        mistakes.add(f"{matrix}:1", what)
-    check_folders(dockerfiles / "components", mistakes)
-    components = {path.parent.name: load_yaml(path, Component, mistakes) for path in files}
+    dockerfiles, lock = folder / "dockerfiles", folder / LOCK
+    document = load_yaml(folder / MATRIX, Matrix, mistakes)
+    base = extended_project(document, extending) if document else None
+    components = load_components(dockerfiles / "components", mistakes)
+    if document and not base and not (components and document.model.bases):
+        lacking = "no bases" if components else f"no {dockerfiles}/components/*/component.yaml"
+        problem = f"has {lacking} and extends nothing; write `extends: imagebuild` to have what comes with it"
+        mistakes.add(f"{document.path}:1", problem)
     locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
     mistakes.stop_if_any()
     assert document
-    known = {name: file for name, file in components.items() if file}
     own_lock = locked.model if locked else Lock()
-    own = Project(document, known, own_lock, (dockerfiles,), own_lock)
+    own = Project(document, components, own_lock, (dockerfiles,), own_lock)
     project = layered(own, base) if base else own
-    for name, file in own.components.items():
+    for name, file in components.items():
         for check in file.model.checks:
             if check.run is None and not (script := script_path(project, name, check)).is_file():
                 mistakes.add(file.at("checks"), f"checks.{check.name}: {script} is missing; add it, or `run`")
@@ -64,25 +64,35 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     return project
 
 
-PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
-"""What a component's folder has."""
+def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:
+    """Read the components of a folder; note those without a `component.yaml`, and what is there and not read."""
+    components = {}
+    for place in sorted(place for place in folder.glob("[!.]*") if place.suffix != ".md"):
+        if not (path := place / PARTS[0]).exists():
+            mistakes.add(f"{path}:1", f"is missing; write it, or remove {place.name}")
+        elif document := load_yaml(path, Component, mistakes):
+            components[place.name] = document
+        for other in sorted(place.glob("[!.]*")):
+            if other.name not in PARTS and other.suffix != ".md":
+                mistakes.add(f"{other}:1", f"is not read; a component has {', '.join(PARTS)}")
+    return components
 
 
-OF_STAGE = (
-    "git", "archive", "wheels", "wheels-from", "images", "build-requires", "unpacked", "compiles", "portable",
-    "build-only", "stage-only", "libraries",
-)  # fmt: skip
-"""Keys of a component that mean nothing without a build stage."""
-
-
-def check_folders(components: Path, mistakes: Mistakes) -> None:
-    """Note folders of components without a `component.yaml`, and what is in them under a name that is not read."""
-    for path in sorted(components.glob("*/*")):
-        if path.name not in PARTS and not path.name.startswith(".") and path.suffix != ".md":
-            mistakes.add(f"{path}:1", f"is not read; a component has {', '.join(PARTS)}")
-    for folder in sorted(components.glob("[!.]*")):
-        if folder.suffix != ".md" and not (folder / PARTS[0]).exists():
-            mistakes.add(f"{folder / PARTS[0]}:1", f"is missing; write it, or remove {folder.name}")
+def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) -> Project | None:
+    """Read the project that a matrix extends, if any. Raises CommandError if git cannot fetch it."""
+    extends, place = document.model.extends, document.path.parent
+    if not extends:
+        return None
+    if isinstance(extends, GitProject):
+        folder = fetched_project(extends) / extends.folder
+    else:
+        folder = shipped_folder() if extends == SHIPPED else place / extends
+    if place.resolve() in extending:
+        raise ConfigError(f"{document.at('extends')}: extends: goes in a circle; name another project")
+    if not (folder / MATRIX).is_file():
+        problem = f"{folder} has no {MATRIX}; write {SHIPPED}, the folder of a project, or git: and commit:"
+        raise ConfigError(f"{document.at('extends')}: extends: {problem}")
+    return load_project(folder, (*extending, place.resolve()))
 
 
 def layered(own: Project, base: Project) -> Project:
@@ -107,16 +117,6 @@ def layered(own: Project, base: Project) -> Project:
         (*own.roots, *base.roots),
         own.own_lock,
     )
-
-
-def base_folder(extends: str | GitProject | None, place: Path) -> Path | None:
-    """Return the folder of the project that a matrix in the folder `place` extends; None if it extends none.
-
-    Raises CommandError if git cannot fetch it.
-    """
-    if isinstance(extends, GitProject):
-        return fetched_project(extends) / extends.folder
-    return shipped_folder() if extends == SHIPPED else place / extends if extends else None
 
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
@@ -157,14 +157,7 @@ def layers(folder: Path, kind: str) -> tuple[Path, ...]:
 
 def script_of(project: Project, component: str, check: Check) -> str:
     """Return the shell commands of a check. Raises ConfigError if its script cannot be read."""
-    if check.run is not None:
-        return check.run
-    path = script_path(project, component, check)
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        where = project.components[component].at("checks")
-        raise ConfigError(f"{where}: checks.{check.name}: {path}: {error.strerror}") from None
+    return check.run if check.run is not None else read_text(script_path(project, component, check))
 
 
 def hash_of_check(check: Check, script: str) -> str:

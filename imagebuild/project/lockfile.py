@@ -1,10 +1,11 @@
-"""Define the types of sources and of `imagebuild.lock`, and look up pins. Pure."""
+"""Define the types of sources and of `imagebuild.lock`, look up pins, and say what images take of archives. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
+from fnmatch import fnmatchcase
 from typing import Annotated, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -12,7 +13,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Commit, Digest, Form, Model, Platform
+from imagebuild.core.fields import Arch, Commit, Digest, Form, Model, Name, Platform
 
 Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
 Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
@@ -51,6 +52,114 @@ class TreeFacts(Model):
     """Libraries that its files need and that it does not contain."""
     built_in: tuple[str, ...] = ()
     """Folders of the machine where it was built, which its text files still name."""
+
+
+REPLACED_HAS = ("bin", "include", "lib", "lib/pkgconfig")
+"""What a folder has that replaces one of an archive; nothing else in it gets into the environment."""
+
+
+class Unpacked(Model):
+    """Say how an unpacked archive is read, and which part of its script's environment an image gets."""
+
+    prefix: str
+    """Where images have it."""
+    script: str
+    """Shell lines that set its environment, for bash in its top folder."""
+    needs: tuple[str, ...] = ()
+    """Shell patterns of files and folders without which no image can be built from it."""
+    replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
+    """Folder of the image that another component fills → folders of the archive that it takes the place of, or shell
+    patterns of them."""
+    removed: tuple[str, ...] = ()
+    """Shell patterns of folders of the archive that the image does not have."""
+    left_out: tuple[str, ...] = ()
+    """Shell patterns of variables that no image has."""
+    devel: tuple[str, ...] = ()
+    """Variables that only the `devel` variant has."""
+    order: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """List of folders → shell patterns of folders below `prefix`, which images have in this order. A name that is no
+    pattern is added where the script leaves it out."""
+
+    def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Return what an image for these architectures takes of the environment, and a line for each difference.
+
+        Raises ConfigError if the archives of two architectures set a variable differently.
+        """
+        taken: dict[str, dict[str, str]] = {}
+        notes: list[str] = []
+        depth = len(self.prefix.split("/")) + 1
+        for arch, tree in facts.items():
+            taken[arch] = {}
+            notes += [f"text files name {folder}, which is {self.prefix} in images" for folder in tree.built_in]
+            if plugins := [f"{name} in {folder}" for folder, name in tree.plugins]:
+                notes.append(f"NCCL's network plug-ins, of which it loads the first: {', '.join(plugins)}")
+            left_out = [n for n in tree.environment if any(fnmatchcase(n, pattern) for pattern in self.left_out)]
+            notes += [f"{', '.join(left_out)}: no image has these"] if left_out else []
+            for name, value in {**dict.fromkeys(self.order, ""), **tree.environment}.items():
+                if name in left_out:
+                    continue
+                parts = [(part, self._place(part, tree)) for part in value.split(":") if part]
+                notes += [f"{name}: {part} is not in the image" for part, place in parts if place is None]
+                moved = [(part.split("/"), place.split("/")) for part, place in parts if place and place != part]
+                notes += [f"{'/'.join(a[:depth])} is {'/'.join(b[:depth])} in images" for a, b in moved]
+                kept = list(dict.fromkeys(place for _, place in parts if place))
+                ordered = self._ordered(name, kept)
+                if ordered != kept:
+                    notes.append(f"{name}: images have {', '.join(self.order[name])} in this order, unlike the script")
+                if ordered:
+                    taken[arch][name] = ":".join(ordered)
+        return common_environment(taken, notes)
+
+    def libraries(self, environment: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the archive's own folders among those where the loader shall look, in their order."""
+        own = [part for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part.startswith(f"{self.prefix}/")]
+        return tuple(part for part in own if part.removeprefix(f"{self.prefix}/").split("/")[0] not in self.replaced)
+
+    def _ordered(self, name: str, folders: Sequence[str]) -> list[str]:
+        """Return a list of folders in which those of `order` have its order; all others stay where they are."""
+        wanted: list[str] = []
+        for pattern in self.order.get(name, ()):
+            matching = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
+            wanted += matching or ([] if "*" in pattern else [f"{self.prefix}/{pattern}"])
+        rest = iter(wanted)
+        return [next(rest) if folder in wanted else folder for folder in folders] + list(rest)
+
+    def _place(self, part: str, tree: TreeFacts) -> str | None:
+        """Return where the image has what a value names, None if it does not have it."""
+        if not part.startswith(f"{self.prefix}/"):
+            return part
+        path = part.removeprefix(f"{self.prefix}/")
+        top, _, rest = path.partition("/")
+        for folder, others in self.replaced.items():
+            if top == folder or any(fnmatchcase(top, pattern) for pattern in others):
+                return f"{self.prefix}/{folder}/{rest}".rstrip("/") if rest in ("", *REPLACED_HAS) else None
+        gone = any(fnmatchcase(path, f"{pattern}{end}") for pattern in self.removed for end in ("", "/*"))
+        return None if gone or path in tree.absent else part
+
+
+def common_environment(
+    by_arch: Mapping[str, Mapping[str, str]], notes: Iterable[str] = ()
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables that all architectures have, of lists the common folders; and notes, also on what is lost.
+
+    Raises ConfigError if two architectures have different values.
+    """
+    result, lines = {}, list(notes)
+    for name in dict.fromkeys(name for values in by_arch.values() for name in values):
+        values = {arch: values.get(name, "") for arch, values in by_arch.items()}
+        if all(values.values()) and len(set(values.values())) > 1 and not name.endswith("PATH"):
+            raise ConfigError(
+                f"{name}: expected one value for all architectures, but it is "
+                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; give the "
+                "component a value in `env`, or the image only one of the `platforms`"
+            )
+        first, *others = (value.split(":") for value in values.values())
+        everywhere = [part for part in first if all(part in other for other in others)]
+        lost = dict.fromkeys(part for parts in (first, *others) for part in parts if part and part not in everywhere)
+        lines += [f"{name}: {part} is in the archive of one architecture only" for part in lost]
+        if everywhere:
+            result[name] = ":".join(everywhere)
+    return result, tuple(dict.fromkeys(lines))
 
 
 class LockedArchive(Model):
@@ -126,17 +235,6 @@ KINDS: Mapping[str, str] = {
 """Fields of a lock that have entries → what messages call these."""
 
 
-class ArchiveTree(Model):
-    """Say how an unpacked archive is read."""
-
-    prefix: str
-    """Where images have it."""
-    script: str
-    """Shell lines that set its environment, for bash in its top folder."""
-    needs: tuple[str, ...] = ()
-    """Shell patterns of files and folders without which no image can be built from it."""
-
-
 @dataclass(frozen=True)
 class BaseImage:
     """Describe an image of a registry."""
@@ -153,7 +251,7 @@ class Archive:
 
     component: str
     url: str
-    tree: ArchiveTree | None = None
+    tree: Unpacked | None = field(default=None, compare=False)
     """How to read it, if the lock is to have facts of it."""
 
 
@@ -232,7 +330,7 @@ def lacks(lock: Lock, source: Source) -> str:
             return ""
         case _, None:
             return "not in the lock"
-        case (Archive(tree=ArchiveTree()), str() | LockedArchive(facts=None)) | (
+        case (Archive(tree=Unpacked()), str() | LockedArchive(facts=None)) | (
             BaseImage(facts=True),
             LockedImage(facts=None),
         ):
@@ -281,12 +379,6 @@ def hash_of(lock: Lock, url: str) -> str:
     """Return the sha256 of an archive; without a pin, `unresolved`."""
     entry = lock.archives.get(url, UNRESOLVED)
     return entry.sha256 if isinstance(entry, LockedArchive) else entry
-
-
-def image_facts_of(lock: Lock, reference: str) -> Mapping[Platform, ImageFacts]:
-    """Return platform → what the lock knows of an image; nothing if it is without facts."""
-    image = lock.images.get(reference)
-    return (image and image.facts) or {}
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:

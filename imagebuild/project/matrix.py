@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from imagebuild.core.fields import (
     Arch,
@@ -65,6 +66,9 @@ class Publish(Model):
     """What must be there to be attached to every platform's image."""
 
 
+NO_VERSION = "is no version; write the one you mean; `imagebuild bump` says which is the newest"
+
+
 def _pins(value: Any) -> Any:
     rows = value if isinstance(value, list | tuple) else [value]
     return [{"version": row} if isinstance(row, str) else row for row in rows]
@@ -77,6 +81,12 @@ class Pin(Model):
     version: VersionText
     commit: Commit | None = None
     """For a source in git whose version is no tag: the commit. Commits of tags are in the lock."""
+
+    @model_validator(mode="after")
+    def _names_a_version(self) -> Pin:
+        if not self.commit and not re.search("[0-9]", self.version):
+            raise ValueError(f"{self.version!r} {NO_VERSION}")
+        return self
 
 
 class Base(Model):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -11,26 +10,15 @@ from fnmatch import fnmatchcase
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
+
+from pydantic import ValidationError
 
 from imagebuild.core.errors import ConfigError, Mistakes, NothingSelected, nearest, suggestion
-from imagebuild.core.fields import (
-    OPERATORS,
-    TAG,
-    VERSION,
-    Arch,
-    Condition,
-    Loc,
-    Model,
-    YamlFile,
-    axis_facts,
-    major,
-    matches,
-    minor,
-)
+from imagebuild.core.fields import OPERATORS, TAG, Arch, Condition, Loc, YamlFile, axis_facts, major, matches, minor
 from imagebuild.project.component import Component, Variant
 from imagebuild.project.lockfile import Lock, LockedImage
-from imagebuild.project.matrix import REPOSITORY, Base, Excluded, Matrix, Pin, Plan, Target, combination_id
+from imagebuild.project.matrix import NO_VERSION, REPOSITORY, Base, Excluded, Matrix, Pin, Plan, Target, combination_id
 
 TAGGED = re.compile(rf"(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:{TAG}")
 """A repository with a tag."""
@@ -42,331 +30,8 @@ FIELD = re.compile(r"{([^{}]*)}")
 
 
 @dataclass(frozen=True)
-class Project:
-    """Hold the files of a project: the matrix, the components and the lock, with those of what it extends."""
-
-    matrix: YamlFile[Matrix]
-    components: Mapping[str, YamlFile[Component]]
-    lock: Lock
-    roots: tuple[Path, ...]
-    """Folders of templates and components: its own, then those of what it extends."""
-    own_lock: Lock
-    """What the project's own file has."""
-
-    @property
-    def root(self) -> Path:
-        return self.matrix.path.parent
-
-    def is_own(self, *place: str | int) -> bool:
-        """Return whether the project's own matrix has a value, not one that it extends. Of a JSON file, it has all."""
-        return not self.matrix.lines or place in self.matrix.lines
-
-    def changed(self, changes: Changes) -> Project:
-        """Return the project with the repository, base image and appended instructions of these changes, if any."""
-        matrix, bases, pins = self.matrix.model, self.matrix.model.bases, self.lock.images
-        name, _, digest = (changes.base_image or "").partition("@")
-        if name:
-            bases = dict.fromkeys(bases, Base(image=name))
-            pins = {**pins, name: LockedImage.model_construct(digest=digest)}
-        images = {}
-        for label, image in matrix.images.items():
-            appended = "\n".join(filter(None, (image.append.strip(), changes.appended.strip())))
-            images[label] = image.model_copy(update={"append": appended, "base": image.base and (name or image.base)})
-        repository = changes.repository or matrix.repository
-        model = matrix.model_copy(update={"repository": repository, "bases": bases, "images": images})
-        lock = self.lock.model_copy(update={"images": pins})
-        return replace(self, matrix=replace(self.matrix, model=model), lock=lock)
-
-    def folder(self, component: str) -> Path:
-        """Return the folder of a component. Raises ConfigError if there is no such component."""
-        if component not in self.components:
-            raise ConfigError(f"{self.roots[0]}: no component {component!r}{suggestion(component, self.components)}")
-        return self.components[component].path.parent
-
-    def template(self, name: str) -> Path:
-        """Return the file of a template: `components/NAME/FILE`, or a file that all share, the project's own first."""
-        if name.startswith("components/"):
-            _, component, file = name.split("/", 2)
-            return self.folder(component) / file
-        return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
-
-
-def make_target(
-    project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
-) -> Target:
-    """Return the target of these axes and components, with all aliases that it may have."""
-    matrix = project.matrix.model
-    entry = matrix.images[image]
-    provided = {c: (c, *project.components[c].model.provides) for c in components}
-    values = {**axes, **{f"{n}.version": v for c, v in components.items() for n in provided[c]}}
-    values |= {"image": image, "repository": matrix.repository}
-    parts = {f"{axis}-major": major(value) for axis, value in axes.items()}
-    parts |= {f"{axis}-minor": minor(value) for axis, value in axes.items()}
-    known = {**axis_facts(axes), "image": image}
-
-    def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:
-        """Return a template of a tag with its values; note names without a value, and what is not a tag."""
-        where, what = project.matrix.at("images", image, field, i), f"images.{image}.{field}.{i}"
-        for name in [name for name in FIELD.findall(template) if name not in values]:
-            mistakes.add_once(f"{where}: {what}", f"no value for {{{name}}}{suggestion(name, values)}")
-        tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
-        if not TAGGED.fullmatch(tag.replace(REVISION, "0" * REVISION_DIGITS)):
-            mistakes.add_once(f"{where}: {what}", f"{tag!r} is no image with a tag; write name:tag")
-        return tag
-
-    identity = combination_id(image, axes)
-    return Target(
-        id=identity,
-        image=image,
-        axes=axes,
-        platforms=entry.platforms,
-        components=components,
-        name=f"{matrix.repository}/{image}:{identity.removeprefix(f'{image}-')}",
-        tags=tuple(
-            filled("tags", i, template, {**values, "revision": REVISION}) for i, template in enumerate(entry.tags)
-        ),
-        aliases=tuple(
-            filled("aliases", i, alias.tag, {**values, **parts})
-            for i, alias in enumerate(entry.aliases)
-            if matches(alias.when, known)
-        ),
-    )
-
-
-def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
-    """Return the targets, each with only those aliases that no later one has too."""
-    owner = {alias: target.id for target in targets for alias in target.aliases}
-    kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
-    return tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets)
-
-
-def repository_name(project: Project, image: str) -> str:
-    """Return the repository, with its registry, that builds of an image are pushed to before they are verified."""
-    matrix = project.matrix.model
-    return matrix.publish.staging.replace("{repository}", matrix.repository).replace("{image}", image)
-
-
-def staged_tag(digest: str, now: datetime) -> str:
-    """Return the tag that keeps a staged image: `staged-20261121T104500Z-0123456789ab`."""
-    return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:12]}"
-
-
-def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    """Note a wrong template of the staging repository, and required checks that do not exist."""
-    policy, at = project.matrix.model.publish, project.matrix.at
-    known = {f"{name}/{check.name}" for name, document in project.components.items() for check in document.model.checks}
-    for i, row in enumerate(policy.require):
-        for j, pattern in enumerate(row.checks):
-            full = pattern if "/" in pattern else f"{pattern}/*"
-            fits = any(fnmatchcase(name, full.removesuffix("-speed")) for name in known)
-            if not fits and not full.startswith("image/"):
-                problem = f"publish.require: no check {pattern}{suggestion(full, known)}"
-                mistakes.add(at("publish", "require", i, "checks", j), problem)
-    where = at("publish", "staging")
-    for target in targets:
-        name = repository_name(project, target.image)
-        if not REPOSITORY.fits(name):
-            problem = f"{name!r} is not a valid name of a repository; write {{repository}}/{{image}} and more"
-            mistakes.add_once(f"{where}: publish.staging", problem)
-        if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
-            mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
-
-
-Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
-"""File, place in it, what an unknown name is there, the name, and the names that there are."""
-
-
-def _references(project: Project) -> Iterator[Reference]:
-    """Yield the places where files name something that another file defines."""
-    matrix, file, known = project.matrix.model, project.matrix, project.components
-    roles = {wanted for document in known.values() for wanted in document.model.build_requires}
-    for name, image in matrix.images.items():
-        for i, component in enumerate(image.components):
-            yield file, ("images", name, "components", i), "unknown component", component, known
-        for wanted, component in image.build_with.items():
-            offers = {c for c, document in known.items() if wanted in (c, *document.model.provides)}
-            yield file, ("images", name, "build-with"), "no component builds with", wanted, roles
-            if wanted in roles:
-                where = ("images", name, "build-with", wanted)
-                yield file, where, "not a component that provides it:", component, offers
-        if image.build_on:
-            yield file, ("images", name, "build-on"), "no base", image.build_on, matrix.bases
-        for axis in FIELD.findall(image.base or ""):
-            yield file, ("images", name, "base"), "unknown axis", axis, image.axes
-    pins = {*known, *(d.model.pin for d in known.values() if d.model.pin)}
-    for pin in matrix.versions:
-        yield file, ("versions", pin), "unknown component", pin, pins
-    for name, base in matrix.bases.items():
-        if base.build_on:
-            yield file, ("bases", name, "build-on"), "no base", base.build_on, matrix.bases
-    axes, others = _names_in_conditions(matrix, known, roles)
-    documents: list[YamlFile[Any]] = [file, *known.values()]
-    for document in documents:
-        is_components = document.path.is_relative_to(project.roots[0])
-        for place, condition in _conditions(document.model):
-            if not (project.is_own(*place[:2]) if document is file else is_components):
-                continue  # what is extended need not fit
-            kind = [part for part in place[:-1] if isinstance(part, str)][-1]
-            more = others if kind == "facts" else {name: others[name] for name in MORE_NAMES.get(kind, ())}
-            names = {**axes, **more}
-            for axis, alternatives in condition.items():
-                yield document, (*place, axis), "unknown axis", axis, names
-                values = names.get(axis)
-                for value in alternatives if values else ():
-                    if not value.startswith(OPERATORS):
-                        is_major = value in names.get(f"{axis}-major", ())
-                        problem = f"only {axis}-major is" if is_major else "no target has"
-                        yield document, (*place, axis), problem, value, values or ()
-    fulfilled = {*known, *(name for document in known.values() for name in document.model.provides)}
-    for document in known.values():
-        for i, wanted in enumerate(document.model.requires):
-            yield document, ("requires", i), "unknown component", wanted, fulfilled
-        for i, wanted in enumerate(document.model.build_requires):
-            yield document, ("build-requires", i), "unknown component", wanted, fulfilled
-
-
-MORE_NAMES: Mapping[str, Sequence[str]] = {
-    "rules": ("image",),
-    "aliases": ("image",),
-    "require": ("image", "arch"),
-    "waivers": ("image", "arch"),
-    "supports": ("version",),
-    "excludes": ("version",),
-    "env": ("version",),
-}
-"""Key of rows with conditions → what these may name besides axes. Those of `facts` may name all, and what components
-build with; a condition on what is not known there would never hold."""
-
-
-def _names_in_conditions(
-    matrix: Matrix, components: Collection[str], roles: Collection[str]
-) -> tuple[dict[str, Collection[str]], dict[str, Collection[str]]]:
-    """Return axis → its values, and what else conditions may name → its values; none where they are not known yet.
-
-    `roles` is what components build with.
-    """
-    values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
-    for image in matrix.images.values():
-        for axis, listed in image.axes.items():
-            values.setdefault(axis, set()).update(listed)
-    majors = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
-    built_with = {role: {*values.get(role, ()), *components} for role in roles}
-    others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
-    return {**majors, **values}, {**others, **built_with}
-
-
-def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition]]:
-    """Yield the conditions in a model, each with its place in the file."""
-    match value:
-        case Model():
-            items: Iterable[tuple[str | int, object]] = ((name.replace("_", "-"), inner) for name, inner in value)
-        case Mapping():
-            items = value.items()
-        case tuple():
-            items = enumerate(value)
-        case _:
-            return
-    for key, inner in items:
-        if key == "when" and isinstance(value, Model):
-            yield (*place, key), cast(Condition, inner)
-        else:
-            yield from _conditions(inner, (*place, key))
-
-
-def check_names(project: Project, changes: Changes, mistakes: Mistakes) -> None:
-    """Note names in one file that another file does not know."""
-    matrix, at = project.matrix.model, project.matrix.at
-    unknown: set[str] = set()
-    for file, place, problem, name, known in _references(project):
-        if name not in known:
-            words = [str(word) for word in place if not isinstance(word, int) and word != name]
-            if place[0] == "versions" and name in unknown:
-                continue  # said where it is used
-            remedy = suggestion(name, set(known)) or "; remove it"
-            if problem == "unknown component" and "did you mean" not in remedy:
-                unknown.add(name)
-                remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
-            mistakes.add(file.at(*place), f"{'.'.join(words)}: {problem} {name!r}{remedy}")
-    tools = {name for name, document in project.components.items() if document.model.build_only}
-    listed = {component for image in matrix.images.values() for component in image.components}
-    for option, names, choices in (
-        ("--with", changes.with_, project.components.keys() - tools),
-        ("--without", changes.without, listed),
-    ):
-        for name in names:
-            if name not in choices:
-                problem = "cannot be in an image" if name in project.components else "unknown component"
-                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
-            elif name in changes.with_ and name in changes.without:
-                mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
-    for name, image in matrix.images.items():
-        axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
-        for i, component in enumerate(image.components):
-            if component in tools:
-                where = at("images", name, "components", i)
-                mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
-            elif component in project.components and (axis := project.components[component].model.version_axis):
-                axes.setdefault(axis, f"VERSION of {component}")
-        for axis, example in axes.items():
-            if axis not in image.axes:
-                problem = f"the axis {axis!r} is missing; add `{axis}: [{example}]`"
-                mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
-        # Another base is for the targets that were asked for, and compared with those alone.
-        for release in image.axes.get("os", ()) if not changes.base_image else ():
-            if image.base and (problem := base_mismatch(image.base, release)):
-                mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
-    for pin, rows in matrix.versions.items():
-        for problem in [no_version(row.version) for row in rows if not row.commit]:
-            if problem:
-                mistakes.add(f"{at('versions', pin)}: versions.{pin}", problem)
-    for name, document in project.components.items():
-        pin = document.model.pin or name
-        if document.model.version_axis or pin in matrix.versions or pin in changes.values:
-            continue
-        if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
-            problem = f"no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
-            mistakes.add(at("versions"), f"versions: {problem}")
-        elif name in changes.with_:
-            mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
-
-
-def base_mismatch(image: str, release: str) -> str:
-    """Return why an image, by its name, cannot be the base of a release; empty if it may be."""
-    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
-    fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
-    return "" if fits else f"packages and pins are for {release}; use a base image of that release"
-
-
-def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
-    """Note tags that name two targets, and aliases that would move a tag."""
-    owners: dict[str, str] = {}
-    for target in targets:
-        for i, tag in enumerate(target.tags):
-            if (owner := owners.setdefault(tag, target.id)) != target.id:
-                where = project.matrix.at("images", target.image, "tags", i)
-                mistakes.add(where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs")
-    for target in targets:
-        for alias in target.aliases:
-            if alias in owners:
-                where = project.matrix.at("images", target.image, "aliases")
-                mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}; take another")
-
-
-def no_version(text: str, pattern: str = ".*[0-9].*") -> str:
-    """Return why a text cannot be a version; empty if it can."""
-    if re.fullmatch(pattern, text):
-        return ""
-    return f"{text!r} is no version; write the one you mean; `imagebuild bump` says which is the newest"
-
-
-CUDA_VERSION = r"[0-9]+(\.[0-9]+){0,2}"
-Pins = Mapping[str, tuple[Pin, ...]]
-"""Pin → rows of versions."""
-
-
-@dataclass(frozen=True)
 class Changes:
-    """Hold changes of the matrix by the command line."""
+    """Hold changes of the project by the command line."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
@@ -417,36 +82,127 @@ def parse_changes(
     return Changes(values, tuple(with_), tuple(without), repository)
 
 
-def make_plan(project: Project, changes: Changes | None = None) -> Plan:
+@dataclass(frozen=True)
+class Project:
+    """Hold the files of a project: the matrix, the components and the lock, with those of what it extends."""
+
+    matrix: YamlFile[Matrix]
+    components: Mapping[str, YamlFile[Component]]
+    lock: Lock
+    roots: tuple[Path, ...]
+    """Folders of templates and components: its own, then those of what it extends."""
+    own_lock: Lock
+    """What the project's own file has."""
+    changes: Changes = Changes()
+    """What the command line changes; pins, repository, base and appended instructions are in `matrix` already."""
+
+    @property
+    def root(self) -> Path:
+        return self.matrix.path.parent
+
+    def is_own(self, *place: str | int) -> bool:
+        """Return whether the project's own matrix has a value, not one that it extends. Of a JSON file, it has all."""
+        return not self.matrix.lines or place in self.matrix.lines
+
+    def changed(self, changes: Changes) -> Project:
+        """Return the project with these changes. Raises ConfigError for what `--set` cannot set."""
+        matrix, bases, pins = self.matrix.model, self.matrix.model.bases, self.lock.images
+        name, _, digest = (changes.base_image or "").partition("@")
+        if name:
+            bases = dict.fromkeys(bases, Base(image=name))
+            pins = {**pins, name: LockedImage.model_construct(digest=digest)}
+        images = {}
+        for label, image in matrix.images.items():
+            appended = "\n".join(filter(None, (image.append.strip(), changes.appended.strip())))
+            images[label] = image.model_copy(update={"append": appended, "base": image.base and (name or image.base)})
+        model = matrix.model_copy(
+            update={
+                "repository": changes.repository or matrix.repository,
+                "bases": bases,
+                "images": images,
+                "versions": {**matrix.versions, **self._pins_set(changes.values)},
+            }
+        )
+        lock = self.lock.model_copy(update={"images": pins})
+        return replace(self, matrix=replace(self.matrix, model=model), lock=lock, changes=changes)
+
+    def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:
+        """Return the pins among the values of `--set`; the others are of axes."""
+        mistakes, versions = Mistakes(), self.matrix.model.versions
+        pins: dict[str, tuple[Pin, ...]] = {}
+        axes = {axis for image in self.matrix.model.images.values() for axis in image.axes}
+        for name, value in values.items():
+            version, at, commit = value.partition("@")
+            if name in axes:
+                continue
+            if name not in {*versions, *self.components}:
+                problem = f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
+                mistakes.add(f"--set {name}={value}", problem)
+                continue
+            try:
+                pins[name] = (Pin(version=version, commit=commit if at else None),)
+            except ValidationError as error:
+                mistakes.add(f"--set {name}={value}", error.errors()[0]["msg"].removeprefix("Value error, "))
+        mistakes.stop_if_any()
+        return pins
+
+    def folder(self, component: str) -> Path:
+        """Return the folder of a component. Raises ConfigError if there is no such component."""
+        if component not in self.components:
+            raise ConfigError(f"{self.roots[0]}: no component {component!r}{suggestion(component, self.components)}")
+        return self.components[component].path.parent
+
+    def template(self, name: str) -> Path:
+        """Return the file of a template: `components/NAME/FILE`, or a file that all share, the project's own first."""
+        if name.startswith("components/"):
+            _, component, file = name.split("/", 2)
+            return self.folder(component) / file
+        return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
+
+    def pin(self, component: str, facts: Mapping[str, str]) -> Pin | None:
+        """Return the first pin of a component whose condition holds; `facts` are of the target's axes."""
+        rows = self.matrix.model.versions.get(self.components[component].model.pin or component, ())
+        return next((pin for pin in rows if matches(pin.when, facts)), None)
+
+    def version(self, component: str, facts: Mapping[str, str]) -> str | None:
+        """Return the version of a component in a target with these facts; None if no pin is for it."""
+        if axis := self.components[component].model.version_axis:
+            return facts[axis]
+        pin = self.pin(component, facts)
+        return pin.version if pin else None
+
+    def provider(self, wanted: str, present: Collection[str]) -> str | None:
+        """Return what fulfils a requirement: a component that is present, else the one of that name, if any."""
+        if wanted in present:
+            return wanted
+        provider = next((name for name in present if wanted in self.components[name].model.provides), None)
+        return provider or (wanted if wanted in self.components else None)
+
+
+def make_plan(project: Project) -> Plan:
     """Return all targets and all excluded combinations. Raises ConfigError with every mistake in the files."""
     mistakes = Mistakes()
-    changes = changes or Changes()
-    matrix = project.matrix.model
-    versions = versions_with(project, changes)
-    check_names(project, changes, mistakes)
+    matrix, changes = project.matrix.model, project.changes
+    check_names(project, mistakes)
     if not matrix.images:
         mistakes.add(project.matrix.at("images"), "images: there is none; add one, such as `imagebuild init` writes")
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []
-    used: Counter[str] = Counter()
+    used: set[str] = set()
     for name, image in matrix.images.items():
-        wanted = [c for c in (*image.components, *changes.with_) if c not in changes.without]
-        components = with_requirements(project, name, wanted, mistakes)
-        for back in set(changes.without).intersection(image.components, components):
-            needs = next(c for c in components if back in project.components[c].model.requires)
-            mistakes.add(f"--without {back}", f"{needs} in {name} requires it; leave that out, too")
-        choices = _axis_values(project, name, changes, mistakes)
+        components = with_requirements(project, name, mistakes)
+        choices = _axis_values(project, name, mistakes)
         if mistakes.texts:
             continue
         for values in product(*choices):
             axes = dict(zip(image.axes, values, strict=True))
             facts = axis_facts(axes)
-            chosen = {c: version_of(project, versions, c, facts) for c in components}
+            chosen = {c: project.version(c, facts) for c in components}
             against = list(_objections(project, name, facts, chosen))
             used.update(rule for rule, _ in against)
-            of_variant = [c for c in components if axes["variant"] in project.components[c].model.variants]
-            lacking = [project.components[c].model.pin or c for c in of_variant if chosen[c] is None]
+            present = {c: v for c, v in chosen.items() if axes["variant"] in project.components[c].model.variants}
+            lacking = [project.components[c].model.pin or c for c, version in present.items() if version is None]
             problem = f"no version is for {combination_id(name, axes)}"
             if not changes.values.keys().isdisjoint(axes):
                 # The axis is for the image that was asked for; others need not have versions for it.
@@ -458,9 +214,9 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
             for pin in lacking:
                 where = f"{project.matrix.at('versions', pin)}: versions.{pin}"
                 mistakes.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes it")
-            if not mistakes.texts:
-                present = {c: str(chosen[c]) for c in of_variant}
-                targets.append(make_target(project, name, axes, present, mistakes))
+            if not lacking:
+                versions = {c: str(version) for c, version in present.items()}
+                targets.append(make_target(project, name, axes, versions, mistakes))
     if not (changes.values or changes.with_ or mistakes.texts):
         _check_use(project, targets, excluded, used, mistakes)
     mistakes.stop_if_any()
@@ -469,6 +225,291 @@ def make_plan(project: Project, changes: Changes | None = None) -> Plan:
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     return Plan(targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
+
+
+def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
+    """Return the components of an image and what they require, requirements first; note what nothing fulfils."""
+    where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
+    own, changes = project.matrix.model.images[image].components, project.changes
+    listed = tuple(dict.fromkeys(c for c in (*own, *changes.with_) if c not in changes.without))
+    graph: dict[str, tuple[str, ...]] = {}
+    todo = list(listed)
+    while todo:
+        name = todo.pop()
+        if name in graph:
+            continue
+        requires = project.components[name].model.requires
+        providers = {wanted: project.provider(wanted, (*listed, *graph)) for wanted in requires}
+        for wanted, provider in providers.items():
+            if provider is None:
+                offers = [c for c, d in project.components.items() if wanted in d.model.provides]
+                mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
+            elif provider in own and provider in changes.without:
+                mistakes.add_once(f"--without {provider}", f"{name} in {image} requires it; leave that out, too")
+        graph[name] = tuple(provider for provider in providers.values() if provider)
+        todo += graph[name]
+    for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
+        offers = [name for name in graph if name == wanted or wanted in project.components[name].model.provides]
+        if len(offers) > 1:
+            both = " and ".join(sorted(offers))
+            mistakes.add(where, f"{what}: {both} provide {wanted!r}; leave one out, or --without")
+    try:
+        return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
+    except CycleError as error:
+        circle = error.args[1]
+        problem = f"requires: goes in a circle: {' → '.join(reversed(circle))}; remove one of them"
+        mistakes.add(project.components[circle[0]].at("requires"), problem)
+        return ()
+
+
+def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequence[str]]:
+    """Return the values of each axis of an image, those of `--set` where there are any; note what cannot be one."""
+    matrix, changed = project.matrix.model, project.changes.values
+    known_values: Mapping[str, tuple[str, Collection[str]]] = {
+        "os": ("no base", matrix.bases),
+        "variant": ("no variant", get_args(Variant)),
+        "gpu": ("no compute capability", matrix.gpu_architectures),
+    }
+    choices: list[Sequence[str]] = []
+    for axis, listed in matrix.images[name].axes.items():
+        choices.append(changed[axis].split(",") if axis in changed else listed)
+        problem, known = known_values.get(axis, ("", ()))
+        for i, value in enumerate(choices[-1]):
+            where = f"{project.matrix.at('images', name, 'axes', axis, i)}: images.{name}.axes.{axis}"
+            where = f"--set {axis}" if axis in changed else where
+            if value in choices[-1][:i]:
+                mistakes.add(where, f"{value} is there twice; remove one")
+            if axis == "cuda" and not re.fullmatch(r"[0-9]+(\.[0-9]+){0,2}", value):
+                mistakes.add(where, f"{value!r} {NO_VERSION}")
+            if known and value not in known:
+                mistakes.add(where, f"{problem} {value!r}{suggestion(value, set(known))}")
+    return choices
+
+
+def _objections(
+    project: Project, image: str, facts: Mapping[str, str], versions: Mapping[str, str | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield the rules against a combination, with their reasons."""
+    for rule in project.matrix.model.rules:
+        if matches(rule.when, {"image": image, **facts}):
+            yield rule.name, rule.reason
+    for name, version in versions.items():
+        component = project.components[name].model
+        if not (component.supports or component.excludes):
+            continue
+        known = {**facts, "version": version or ""}
+        for support in component.supports:
+            if not matches(support.when, known):
+                yield f"{name}-supports", support.reason
+        for exclusion in component.excludes:
+            if matches(exclusion.when, known):
+                yield f"{name}-excludes", exclusion.reason
+
+
+def make_target(
+    project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
+) -> Target:
+    """Return the target of these axes and components, with all aliases that it may have."""
+    matrix = project.matrix.model
+    entry, identity = matrix.images[image], combination_id(image, axes)
+    values = {**axes, "image": image, "repository": matrix.repository}
+    for name, version in components.items():
+        values |= {f"{n}.version": version for n in (name, *project.components[name].model.provides)}
+    parts = {f"{axis}-major": major(value) for axis, value in axes.items()}
+    parts |= {f"{axis}-minor": minor(value) for axis, value in axes.items()}
+    known = {**axis_facts(axes), "image": image}
+
+    def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:
+        """Return a template of a tag with its values; note names without a value, and what is not a tag."""
+        where = f"{project.matrix.at('images', image, field, i)}: images.{image}.{field}.{i}"
+        for name in [name for name in FIELD.findall(template) if name not in values]:
+            mistakes.add_once(where, f"no value for {{{name}}}{suggestion(name, values)}")
+        tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
+        if not TAGGED.fullmatch(tag.replace(REVISION, "0" * REVISION_DIGITS)):
+            mistakes.add_once(where, f"{tag!r} is no image with a tag; write name:tag")
+        return tag
+
+    return Target(
+        id=identity,
+        image=image,
+        axes=axes,
+        platforms=entry.platforms,
+        components=components,
+        name=f"{matrix.repository}/{image}:{identity.removeprefix(f'{image}-')}",
+        tags=tuple(
+            filled("tags", i, template, {**values, "revision": REVISION}) for i, template in enumerate(entry.tags)
+        ),
+        aliases=tuple(
+            filled("aliases", i, alias.tag, {**values, **parts})
+            for i, alias in enumerate(entry.aliases)
+            if matches(alias.when, known)
+        ),
+    )
+
+
+def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
+    """Return the targets, each with only those aliases that no later one has too."""
+    owner = {alias: target.id for target in targets for alias in target.aliases}
+    kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
+    return tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets)
+
+
+def repository_name(project: Project, image: str) -> str:
+    """Return the repository, with its registry, that builds of an image are pushed to before they are verified."""
+    matrix = project.matrix.model
+    return matrix.publish.staging.replace("{repository}", matrix.repository).replace("{image}", image)
+
+
+def staged_tag(digest: str, now: datetime) -> str:
+    """Return the tag that keeps a staged image: `staged-20261121T104500Z-0123456789ab`."""
+    return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:12]}"
+
+
+# Contradictions between the files
+
+Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
+"""File, place in it, what an unknown name is there, the name, and the names that there are."""
+
+
+def check_names(project: Project, mistakes: Mistakes) -> None:
+    """Note names in one file, or of an option, that another file does not know."""
+    matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
+    for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
+        if name not in known:
+            words = ".".join(str(word) for word in place if not isinstance(word, int) and word != name)
+            remedy = suggestion(name, set(known)) or "; remove it"
+            if problem == "unknown component" and "did you mean" not in remedy:
+                remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
+            mistakes.add(file.at(*place), f"{words}: {problem} {name!r}{remedy}")
+    tools = {name for name, document in project.components.items() if document.model.build_only}
+    listed = {component for image in matrix.images.values() for component in image.components}
+    for option, names, choices in (
+        ("--with", changes.with_, project.components.keys() - tools),
+        ("--without", changes.without, listed),
+    ):
+        for name in names:
+            if name not in choices:
+                problem = "cannot be in an image" if name in project.components else "unknown component"
+                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
+            elif name in changes.with_ and name in changes.without:
+                mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
+    for name, image in matrix.images.items():
+        axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
+        for i, component in enumerate(image.components):
+            if component in tools:
+                where = at("images", name, "components", i)
+                mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
+            elif component in project.components and (axis := project.components[component].model.version_axis):
+                axes.setdefault(axis, f"VERSION of {component}")
+        for axis in axes.keys() - image.axes:
+            problem = f"the axis {axis!r} is missing; add `{axis}: [{axes[axis]}]`"
+            mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
+        # Another base is for the targets that were asked for, and compared with those alone.
+        for release in image.axes.get("os", ()) if not changes.base_image else ():
+            if image.base and (problem := base_mismatch(image.base, release)):
+                mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
+    for name, document in project.components.items():
+        pin = document.model.pin or name
+        if document.model.version_axis or pin in matrix.versions:
+            continue
+        if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
+            problem = f"no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            mistakes.add(at("versions"), f"versions: {problem}")
+        elif name in changes.with_:
+            mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
+
+
+def base_mismatch(image: str, release: str) -> str:
+    """Return why an image, by its name, cannot be the base of a release; empty if it may be."""
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
+    return "" if fits else f"packages and pins are for {release}; use a base image of that release"
+
+
+def _references(project: Project) -> Iterator[Reference]:
+    """Yield the places where files name something that another file defines, but for conditions."""
+    matrix, file, components = project.matrix.model, project.matrix, project.components
+    roles = {wanted for document in components.values() for wanted in document.model.build_requires}
+    fulfilled = {*components, *(name for document in components.values() for name in document.model.provides)}
+    pins = {*components, *(document.model.pin for document in components.values() if document.model.pin)}
+    for name, image in matrix.images.items():
+        place = ("images", name)
+        for i, component in enumerate(image.components):
+            yield file, (*place, "components", i), "unknown component", component, components
+        for wanted, component in image.build_with.items():
+            yield file, (*place, "build-with"), "no component builds with", wanted, roles
+            if wanted in roles:
+                offers = {c for c, document in components.items() if wanted in (c, *document.model.provides)}
+                where = (*place, "build-with", wanted)
+                yield file, where, "not a component that provides it:", component, offers
+        if image.build_on:
+            yield file, (*place, "build-on"), "no base", image.build_on, matrix.bases
+        for axis in FIELD.findall(image.base or ""):
+            yield file, (*place, "base"), "unknown axis", axis, image.axes
+    for pin in matrix.versions:
+        yield file, ("versions", pin), "unknown component", pin, pins
+    for name, base in matrix.bases.items():
+        if base.build_on:
+            yield file, ("bases", name, "build-on"), "no base", base.build_on, matrix.bases
+    for document in components.values():
+        for key, names in ("requires", document.model.requires), ("build-requires", document.model.build_requires):
+            for i, wanted in enumerate(names):
+                yield document, (key, i), "unknown component", wanted, fulfilled
+
+
+MORE_NAMES: Mapping[str, Sequence[str]] = {
+    "rules": ("image",),
+    "aliases": ("image",),
+    "require": ("image", "arch"),
+    "waivers": ("image", "arch"),
+    "supports": ("version",),
+    "excludes": ("version",),
+    "env": ("version",),
+}
+"""Key of rows with conditions → what these may name besides axes. Those of `facts` may name all, and what components
+build with; a condition on what is not known there would never hold."""
+
+
+def _references_of_conditions(project: Project) -> Iterator[Reference]:
+    """Yield the axes and values that conditions name. What is extended need not fit."""
+    matrix, components = project.matrix.model, project.components
+    values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
+    for image in matrix.images.values():
+        for axis, listed in image.axes.items():
+            values.setdefault(axis, set()).update(listed)
+    axes: dict[str, Collection[str]] = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
+    axes |= values
+    # Of a version, no values are known yet.
+    others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
+    for role in {wanted for document in components.values() for wanted in document.model.build_requires}:
+        others[role] = {*values.get(role, ()), *components}
+    documents: list[YamlFile[Any]] = [project.matrix, *components.values()]
+    for document in documents:
+        for place, condition in _conditions(document.model.model_dump(by_alias=True)):
+            is_matrix = document is project.matrix
+            if not (project.is_own(*place[:2]) if is_matrix else document.path.is_relative_to(project.roots[0])):
+                continue
+            kind = [part for part in place[:-1] if isinstance(part, str)][-1]
+            more = others if kind == "facts" else {name: others[name] for name in MORE_NAMES.get(kind, ())}
+            names = {**axes, **more}
+            for axis, alternatives in condition.items():
+                yield document, (*place, axis), "unknown axis", axis, names
+                for value in alternatives:
+                    if names.get(axis) and not value.startswith(OPERATORS):
+                        is_major = value in names.get(f"{axis}-major", ())
+                        problem = f"only {axis}-major is" if is_major else "no target has"
+                        yield document, (*place, axis), problem, value, names[axis]
+
+
+def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition]]:
+    """Yield the conditions in what a file says, each with its place."""
+    if not isinstance(value, dict | tuple):
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if key == "when" and isinstance(inner, dict):
+            yield (*place, key), inner
+        else:
+            yield from _conditions(inner, (*place, key))
 
 
 def _check_use(
@@ -489,28 +530,43 @@ def _check_use(
         mistakes.add(f"{at('images', name, 'axes')}: images.{name}.axes", problem)
 
 
-def _axis_values(project: Project, name: str, changes: Changes, mistakes: Mistakes) -> list[Sequence[str]]:
-    """Return the values of each axis of an image, those of `--set` where there are any; note what cannot be one."""
-    matrix = project.matrix.model
-    known_values: Mapping[str, tuple[str, Collection[str]]] = {
-        "os": ("no base", matrix.bases),
-        "variant": ("no variant", get_args(Variant)),
-        "gpu": ("no compute capability", matrix.gpu_architectures),
-    }
-    choices: list[Sequence[str]] = []
-    for axis, listed in matrix.images[name].axes.items():
-        choices.append(changes.values[axis].split(",") if axis in changes.values else listed)
-        problem, known = known_values.get(axis, ("", ()))
-        for i, value in enumerate(choices[-1]):
-            where = f"{project.matrix.at('images', name, 'axes', axis, i)}: images.{name}.axes.{axis}"
-            where = f"--set {axis}" if axis in changes.values else where
-            if value in choices[-1][:i]:
-                mistakes.add(where, f"{value} is there twice; remove one")
-            if axis == "cuda" and (unusable := no_version(value, CUDA_VERSION)):
-                mistakes.add(where, unusable)
-            if known and value not in known:
-                mistakes.add(where, f"{problem} {value!r}{suggestion(value, set(known))}")
-    return choices
+def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
+    """Note tags that name two targets, and aliases that would move a tag."""
+    owners: dict[str, str] = {}
+    for target in targets:
+        for i, tag in enumerate(target.tags):
+            if (owner := owners.setdefault(tag, target.id)) != target.id:
+                where = project.matrix.at("images", target.image, "tags", i)
+                mistakes.add(where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs")
+    for target in targets:
+        for alias in target.aliases:
+            if alias in owners:
+                where = project.matrix.at("images", target.image, "aliases")
+                mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}; take another")
+
+
+def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
+    """Note a wrong template of the staging repository, and required checks that do not exist."""
+    policy, at = project.matrix.model.publish, project.matrix.at
+    known = {f"{name}/{check.name}" for name, document in project.components.items() for check in document.model.checks}
+    for i, row in enumerate(policy.require):
+        for j, pattern in enumerate(row.checks):
+            full = pattern if "/" in pattern else f"{pattern}/*"
+            fits = any(fnmatchcase(name, full.removesuffix("-speed")) for name in known)
+            if not fits and not full.startswith("image/"):
+                problem = f"publish.require: no check {pattern}{suggestion(full, known)}"
+                mistakes.add(at("publish", "require", i, "checks", j), problem)
+    where = at("publish", "staging")
+    for target in targets:
+        name = repository_name(project, target.image)
+        if not REPOSITORY.fits(name):
+            problem = f"{name!r} is not a valid name of a repository; write {{repository}}/{{image}} and more"
+            mistakes.add_once(f"{where}: publish.staging", problem)
+        if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
+            mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
+
+
+# Selecting targets
 
 
 def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
@@ -559,103 +615,3 @@ def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
     return all(fnmatchcase(values.get(axis, ""), value) for axis, value in pairs) and (
         not globs or any(glob == item.image or fnmatchcase(item.id, glob) for glob in globs)
     )
-
-
-def with_requirements(project: Project, image: str, names: Iterable[str], mistakes: Mistakes) -> tuple[str, ...]:
-    """Return the components of an image and what they require, requirements first; note what nothing fulfils."""
-    where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
-    listed = tuple(dict.fromkeys(names))
-    graph: dict[str, tuple[str, ...]] = {}
-    todo = list(listed)
-    while todo:
-        name = todo.pop()
-        if name in graph:
-            continue
-        requires = project.components[name].model.requires
-        providers = {wanted: provider_of(project, wanted, (*listed, *graph)) for wanted in requires}
-        for wanted, provider in providers.items():
-            if provider is None:
-                offers = [c for c, d in project.components.items() if wanted in d.model.provides]
-                mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
-        graph[name] = tuple(provider for provider in providers.values() if provider)
-        todo += graph[name]
-    for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
-        offers = [name for name in graph if name == wanted or wanted in project.components[name].model.provides]
-        if len(offers) > 1:
-            both = " and ".join(sorted(offers))
-            mistakes.add(where, f"{what}: {both} provide {wanted!r}; leave one out, or --without")
-    try:
-        return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
-    except CycleError as error:
-        circle = error.args[1]
-        problem = f"requires: goes in a circle: {' → '.join(reversed(circle))}; remove one of them"
-        mistakes.add(project.components[circle[0]].at("requires"), problem)
-        return ()
-
-
-def provider_of(project: Project, wanted: str, present: Collection[str]) -> str | None:
-    """Return what fulfils a requirement: a component that is present, else the component of that name, if any."""
-    if wanted in present:
-        return wanted
-    provider = next((name for name in present if wanted in project.components[name].model.provides), None)
-    return provider or (wanted if wanted in project.components else None)
-
-
-def pin_of(versions: Pins, name: str, facts: Mapping[str, str]) -> Pin | None:
-    """Return the first pin of that name whose condition holds; `facts` are of the target's axes."""
-    return next((pin for pin in versions.get(name, ()) if not pin.when or matches(pin.when, facts)), None)
-
-
-def version_of(project: Project, versions: Pins, name: str, facts: Mapping[str, str]) -> str | None:
-    """Return the version of a component in a target with these facts; None if no pin is for it."""
-    component = project.components[name].model
-    if component.version_axis:
-        return facts[component.version_axis]
-    pin = pin_of(versions, component.pin or name, facts)
-    return pin.version if pin else None
-
-
-def versions_with(project: Project, changes: Changes) -> dict[str, tuple[Pin, ...]]:
-    """Return the pins of the matrix with the changes of the command line.
-
-    Raises ConfigError for names that are neither an axis nor a pin, and for what is no version.
-    """
-    mistakes = Mistakes()
-    versions = dict(project.matrix.model.versions)
-    axes = {axis for image in project.matrix.model.images.values() for axis in image.axes}
-    for name, value in changes.values.items():
-        version, at, commit = value.partition("@")
-        problem = "" if commit else no_version(version)
-        if name in axes:
-            continue
-        if name not in {*versions, *project.components}:
-            problem = f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
-        elif not VERSION.fits(version):
-            problem = f"must be {VERSION.words}"
-        elif at and not re.fullmatch("[0-9a-f]{40}", commit):
-            problem = f"write it as {name}=<tag> or {name}={version}@<40-digit commit>"
-        if problem:
-            mistakes.add(f"--set {name}={value}", problem)
-        versions[name] = (Pin.model_construct(version=version, commit=commit or None),)
-    mistakes.stop_if_any()
-    return versions
-
-
-def _objections(
-    project: Project, image: str, facts: Mapping[str, str], versions: Mapping[str, str | None]
-) -> Iterator[tuple[str, str]]:
-    """Yield the rules against a combination, with their reasons."""
-    for rule in project.matrix.model.rules:
-        if matches(rule.when, {"image": image, **facts}):
-            yield rule.name, rule.reason
-    for name, version in versions.items():
-        component = project.components[name].model
-        if not (component.supports or component.excludes):
-            continue
-        known = {**facts, "version": version or ""}
-        for support in component.supports:
-            if not matches(support.when, known):
-                yield f"{name}-supports", support.reason
-        for exclusion in component.excludes:
-            if matches(exclusion.when, known):
-                yield f"{name}-excludes", exclusion.reason

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import product
 
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import ARCHS, CPUS, Arch, Platform, axis_facts
-from imagebuild.project.component import Component, Repository, common_environment, first_values
+from imagebuild.project.component import Component, Repository, first_values
 from imagebuild.project.lockfile import (
     Archive,
-    ArchiveTree,
     BaseImage,
     GitRef,
+    ImageFacts,
     LockedArchive,
     PackageSource,
     Source,
     TreeFacts,
     WheelSet,
-    image_facts_of,
+    common_environment,
 )
 from imagebuild.project.matrix import Base, Pin, Target
-from imagebuild.project.plan import FIELD, Project, pin_of, provider_of
+from imagebuild.project.plan import FIELD, Project
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
@@ -36,21 +37,16 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
 class Recipe:
     """Describe how one target is made. Methods raise ConfigError where files contradict each other."""
 
-    def __init__(
-        self,
-        project: Project,
-        versions: Mapping[str, tuple[Pin, ...]],
-        target: Target,
-        stages: frozenset[str],
-    ) -> None:
+    def __init__(self, project: Project, target: Target, stages: frozenset[str]) -> None:
         self.project = project
         self.target = target
         self.image = project.matrix.model.images[target.image]
-        self._versions = versions
         self._stages = stages
         """Components that have a build stage."""
         self._axes = axis_facts(target.axes)
-        self._providers: dict[str, str] = {}
+        present = target.components
+        provided = {role: name for name in reversed(present) for role in self.component(name).provides}
+        self._providers = {**provided, **{name: name for name in present}, **self.image.build_with}
 
     def stage_key(self, name: str) -> tuple[object, ...]:
         """Return what is equal for targets in which a component has the same stage.
@@ -71,18 +67,14 @@ class Recipe:
     def for_platform(self, platform: Platform) -> Recipe:
         """Return the recipe of the target for one of its platforms alone."""
         narrow = self.target.model_copy(update={"platforms": (platform,)})
-        return Recipe(self.project, self._versions, narrow, self._stages)
+        return Recipe(self.project, narrow, self._stages)
 
     def component(self, name: str) -> Component:
         return self.project.components[name].model
 
     def provider(self, wanted: str) -> str:
         """Return the component whose stage others build with when they require `wanted`."""
-        if wanted not in self._providers:
-            chosen = self.image.build_with.get(wanted)
-            provider = chosen or provider_of(self.project, wanted, self.target.components)
-            self._providers[wanted] = provider or wanted
-        return self._providers[wanted]
+        return self._providers.get(wanted, wanted)
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -122,16 +114,14 @@ class Recipe:
 
     def pin(self, name: str) -> Pin | None:
         """Return the pin of a component, or None if its version is an axis."""
-        return pin_of(self._versions, self.component(name).pin or name, self._axes)
+        return self.project.pin(name, self._axes)
 
     def version(self, name: str) -> str:
         """Return the version of a component. Raises ConfigError if the matrix has none for this target."""
         if name in self.target.components:
             return self.target.components[name]
-        if axis := self.component(name).version_axis:
-            return self._axes[axis]
-        if pin := self.pin(name):
-            return pin.version
+        if version := self.project.version(name, self._axes):
+            return version
         where = self.project.matrix.at("versions")
         raise ConfigError(f"{where}: versions: no version for {name}, which {self.target.id} is built with")
 
@@ -150,15 +140,13 @@ class Recipe:
 
         Raises ConfigError for an entry that is neither an axis nor a component of the target.
         """
-        wanted = [k for k in self.component(name).key if k != "gpu"]
-        present = {k: self.version(k) for k in wanted if k in self.target.components}
-        available = {**self._axes, **present}
-        for i, entry in enumerate(wanted):
-            if entry not in available:
+        known = {**self._axes, **self.target.components}
+        for i, entry in enumerate(self.component(name).key):
+            if entry not in known and entry != "gpu":
                 where = self.project.components[name].at("key", i)
                 problem = f"{entry!r} is neither an axis nor a component of {self.target.id}"
-                raise ConfigError(f"{where}: key: {problem}{suggestion(entry, available)}")
-        return {k: available[k] for k in wanted}
+                raise ConfigError(f"{where}: key: {problem}{suggestion(entry, known)}")
+        return {entry: known[entry] for entry in self.component(name).key if entry != "gpu"}
 
     def values(self, name: str, arch: Arch | None = None, *, stage: bool = False) -> Mapping[str, str]:
         """Return what templates of a component's sources and packages may use; of facts, the first row that fits.
@@ -170,14 +158,15 @@ class Recipe:
         result = {"version": version, "os": own_axes["os"], **self.key(name)}
         if arch:
             result |= {"arch": arch, "cpu": CPUS[arch]}
-        facts = self.component(name).facts
-        if not facts:
-            return result
         providers = {wanted: self.provider(wanted) for wanted in self.component(name).build_requires}
-        axes = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
-        for fact, text in first_values(facts, axes | ({"arch": arch} if arch else {})).items():
-            result.setdefault(fact, self.fill(name, text, result, "facts"))
-        return result
+        known = {**providers, **axis_facts(own_axes), "version": version, "image": self.target.image}
+        return self._with_facts(name, result, known | ({"arch": arch} if arch else {}))
+
+    def _with_facts(self, name: str, values: dict[str, str], known: Mapping[str, str]) -> dict[str, str]:
+        """Return values with those of a component's facts whose conditions hold for what is known."""
+        for fact, text in first_values(self.component(name).facts, known).items():
+            values.setdefault(fact, self.fill(name, text, values, "facts"))
+        return values
 
     def fill(self, name: str, template: str, values: Mapping[str, str], field: str) -> str:
         """Replace `{names}` in a template by values. Raises ConfigError for a name without a value."""
@@ -207,10 +196,9 @@ class Recipe:
 
     def archives(self, name: str) -> dict[Arch, str]:
         """Return architecture → address of a component's archive."""
-        template = self.component(name).archive
-        if not template:
-            return {}
-        return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in self.archs}
+        template = self.component(name).archive or ""
+        archs = self.archs if template else ()
+        return {arch: self.fill(name, template, self.values(name, arch, stage=True), "archive") for arch in archs}
 
     def git(self, name: str) -> GitRef | None:
         """Return the git source of a component, or None if it has none."""
@@ -226,9 +214,7 @@ class Recipe:
         if not self.component(owner).wheels:
             return None
         version = self.version(name)
-        values = {"version": version}
-        for fact, text in first_values(self.component(owner).facts, values).items():
-            values.setdefault(fact, self.fill(owner, text, values, "facts"))
+        values = self._with_facts(owner, {"version": version}, {"version": version})
         wanted = tuple(self.fill(owner, text, values, "wheels") for text in self.component(owner).wheels)
         return WheelSet(owner, version, wanted)
 
@@ -244,33 +230,33 @@ class Recipe:
 
     def env(self, name: str) -> dict[str, str]:
         """Return the environment that a component gives an image, with what its archive, or the image's base, sets."""
-        axes = {**self._axes, "version": self.version(name)}
-        own = first_values(self.component(name).env, axes)
-        values = self.values(name) if any("{" in value for value in own.values()) else {}
-        filled = {
-            variable: self.fill(name, value, values, "env") if values else value for variable, value in own.items()
-        }
+        own = first_values(self.component(name).env, {**self._axes, "version": self.version(name)})
+        values = self.values(name) if any("{" in text for text in own.values()) else {}
+        filled = {variable: self.fill(name, value, values, "env") for variable, value in own.items()}
         return {**self.base_env(name), **self.unpacked_env(name), **filled}
+
+    @cached_property
+    def base_facts(self) -> Mapping[Platform, ImageFacts]:
+        """Return platform → what the lock knows of the image's base; nothing if it is without facts."""
+        image = self.project.lock.images.get(self.image_base())
+        return (image and image.facts) or {}
 
     def base_env(self, name: str) -> dict[str, str]:
         """Return what a component takes of the environment of the image's base; nothing without facts."""
-        wanted = self.component(name).env_of_base
-        known = image_facts_of(self.project.lock, self.image_base()) if wanted else {}
-        by_arch: dict[Arch, dict[str, str]] = {}
-        for arch in self.archs if known else ():
-            env = next((facts.environment for platform, facts in known.items() if platform == f"linux/{arch}"), {})
-            by_arch[arch] = {variable: env[variable] for variable in wanted if variable in env}
-            parts = by_arch[arch].get("PATH", "").split(":")
-            by_arch[arch]["PATH"] = ":".join(part for part in parts if part not in SYSTEM_PATH.split(":"))
-        return {variable: value for variable, value in common_environment(by_arch)[0].items() if value}
+        by_platform: dict[str, dict[str, str]] = {}
+        for platform in sorted(self.target.platforms) if self.base_facts else ():
+            env = self.base_facts[platform].environment if platform in self.base_facts else {}
+            own = [part for part in env.get("PATH", "").split(":") if part not in SYSTEM_PATH.split(":")]
+            known = {**env, "PATH": ":".join(own)}
+            by_platform[platform] = {v: known[v] for v in self.component(name).env_of_base if known.get(v)}
+        return common_environment(by_platform)[0]
 
     def adaptations(self) -> Iterator[str]:
         """Yield a line for each thing in which the image differs from its archives and its base."""
         for name in self.stages:
             if unpacked := self.component(name).unpacked:
                 yield from (f"{name}: {line}" for line in unpacked.environment(self.archive_facts(name))[1])
-        known = image_facts_of(self.project.lock, self.image_base()).values()
-        for nccl, held in dict.fromkeys((facts.nccl, facts.held) for facts in known):
+        for nccl, held in dict.fromkeys((facts.nccl, facts.held) for facts in self.base_facts.values()):
             if nccl and "nccl" in self.target.components:
                 yield f"{self.image_base()}: has NCCL {nccl}, images {self.version('nccl')}"
             if held:
@@ -299,8 +285,8 @@ class Recipe:
         templates = self.component(name).labels
         if not templates:
             return {}
-        plugins = [facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins]
-        values = {**self.values(name), "plugin": plugins[0] if plugins else ""}
+        plugin = next((facts.plugins[0][1] for facts in self.archive_facts(name).values() if facts.plugins), "")
+        values = {**self.values(name), "plugin": plugin}
         return {label: self.fill(name, text, values, "labels") for label, text in templates.items()}
 
     def repository(self, name: str, arch: Arch, *, stage: bool = False) -> Repository | None:
@@ -326,17 +312,15 @@ class Recipe:
             if stage:
                 yield self.os(name), BaseImage(self.base(name).image)
                 yield from ((name, BaseImage(reference)) for reference in self.images(name).values())
-                unpacked = component.unpacked
-                tree = unpacked and ArchiveTree(prefix=unpacked.prefix, script=unpacked.script, needs=unpacked.needs)
-                yield from ((name, Archive(name, url, tree)) for url in self.archives(name).values())
+                yield from ((name, Archive(name, url, component.unpacked)) for url in self.archives(name).values())
                 yield from ((name, source) for source in (self.git(name), self.wheels(name)) if source)
             if not self.component(component.packages_from or name).repository:
                 continue
             # The repository for the image's release, and for that of the build stage.
-            installed = self.packages(name) if name in self.target.components else None
-            used = {False: installed, True: self.packages(name, every=True) if stage else None}
-            for arch in self.archs:
-                for of_stage, wanted in used.items():
-                    repository = self.repository(name, arch, stage=of_stage)
-                    if repository and wanted is not None:
-                        yield name, PackageSource(repository.url, repository.suite, repository.key, wanted)
+            if not self.component(component.packages_from or name).repository:
+                continue
+            wanted = {False: self.packages(name)} if name in self.target.components else {}
+            wanted |= {True: self.packages(name, every=True)} if stage else {}
+            for arch, (of_stage, packages) in product(self.archs, wanted.items()):
+                if repository := self.repository(name, arch, stage=of_stage):
+                    yield name, PackageSource(repository.url, repository.suite, repository.key, packages)

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from traceback import extract_tb
 from typing import Any, get_args
 
@@ -25,19 +25,15 @@ from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.lockfile import (
     UNRESOLVED,
-    Key,
-    Lock,
     Source,
     commit_of,
     digest_of,
     hash_of,
-    key_of,
-    lacks,
     pinned_text,
     wheels_of,
 )
 from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Pins, Project
+from imagebuild.project.plan import Project
 from imagebuild.render.recipe import SYSTEM_PATH, Recipe
 from imagebuild.render.stages import check_appended, digest, first_mistake, stages_of
 
@@ -55,38 +51,16 @@ class Dockerfile:
         return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in first.items()}
 
 
-FILE_FAULTS = (
-    (r"\0", "a NUL cannot be in a text; remove it"),
-    (r"^EOF$", "a line 'EOF' would end the heredoc that the file is put in; write it otherwise"),
-)
-"""What may not be in a component's files, and what to do."""
 FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
 """Variables that are lists of folders. Components prepend to them instead of setting them."""
 
 
-def hash_of_lock(recipe: Recipe, lock: Lock, pins: dict[Source, str] | None = None) -> str:
-    """Return a digest, 12 hex digits, of all versions and pins that the target's Dockerfile contains.
-
-    `pins` remembers what the lock has for a source, for the next target.
-    """
-    pins = {} if pins is None else pins
-    names = dict.fromkeys((*recipe.target.components, *recipe.stages))
-    parts = [f"{name} {recipe.version(name)}" for name in names]
-    for source in dict.fromkeys(recipe.sources()):
-        if source not in pins:
-            pins[source] = pinned_text(lock, source)
-        parts.append(pins[source])
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
+def package_arguments(recipe: Recipe) -> list[str]:
     """Return the packages to install, as apt-get takes them."""
     exact, others = set[str](), {*recipe.image.packages.apt}
     for name in recipe.target.components:
-        if recipe.component(name).packages_from or recipe.component(name).repository:
-            for package in recipe.packages(name):
-                version = "" if "=" in package else f"={locked_version(recipe, name, package, lock, stage=False)}"
-                exact.add(package + version)
+        if repository_urls(recipe, name, stage=False):
+            exact.update(exact_packages(recipe, name, stage=False))
         else:
             others.update(recipe.packages(name))
     # The distribution's archive keeps one version, whose suffix a stable update or a rebuild may change.
@@ -94,49 +68,49 @@ def package_arguments(recipe: Recipe, lock: Lock) -> list[str]:
     return sorted(exact | own, key=lambda package: package.strip("'"))
 
 
-def package_repository(recipe: Recipe, name: str, lock: Lock, *, stage: bool = False) -> dict[str, Any] | None:
+def package_repository(recipe: Recipe, name: str, *, stage: bool) -> dict[str, Any] | None:
     """Return what templates need to know of a component's own repository of packages, or None if it has none."""
-    urls = repository_urls(recipe, name, stage=stage)
-    if not urls or not recipe.component(name).repository:
+    if not recipe.component(name).repository:
         return None
+    urls = repository_urls(recipe, name, stage=stage)
     first = recipe.repository(name, next(iter(urls)), stage=stage)
     assert first
     result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": urls, "stage": name}
-    if first.configured:
-        return result
-    entries = [lock.repositories[url] for url in urls.values() if url in lock.repositories]
-    packages = recipe.packages(name, every=stage)
-    result["fingerprint"] = entries[0].fingerprint if entries else UNRESOLVED
-    result["packages"] = [f"{p}={locked_version(recipe, name, p, lock, stage=stage)}" for p in packages]
+    if not first.configured:
+        locked = recipe.project.lock.repositories
+        result["fingerprint"] = next((locked[u].fingerprint for u in urls.values() if u in locked), UNRESOLVED)
+        result["packages"] = exact_packages(recipe, name, stage=stage)
     return result
 
 
-def locked_version(recipe: Recipe, name: str, package: str, lock: Lock, *, stage: bool) -> str:
-    """Return the version of a package of a component's repository, by the lock.
+def exact_packages(recipe: Recipe, name: str, *, stage: bool) -> list[str]:
+    """Return a component's packages of a signed repository, each with its version, by the lock where it has none.
 
     An architecture without a pin does not count: nothing is built for it. Raises ConfigError if two others differ,
     as one Dockerfile is for all of them.
     """
-    urls = repository_urls(recipe, name, stage=stage)
-    entries = [lock.repositories[url] for url in urls.values() if url in lock.repositories]
-    known = {entry.packages[package] for entry in entries if package in entry.packages}
-    if len(known) > 1:
-        raise ConfigError(
-            f"imagebuild.lock: {package} has the versions {', '.join(sorted(known))} in {', '.join(urls.values())}; "
-            f"`imagebuild lock --update {name}` reads them anew"
-        )
-    return known.pop() if known else UNRESOLVED
+    urls, locked = repository_urls(recipe, name, stage=stage).values(), recipe.project.lock.repositories
+    result = []
+    for package in recipe.packages(name, every=stage):
+        known = {locked[u].packages[package] for u in urls if u in locked and package in locked[u].packages}
+        if len(known) > 1 and "=" not in package:
+            raise ConfigError(
+                f"imagebuild.lock: {package} has the versions {', '.join(sorted(known))} in {', '.join(urls)}; "
+                f"`imagebuild lock --update {name}` reads them anew"
+            )
+        result.append(package if "=" in package else f"{package}={known.pop() if known else UNRESOLVED}")
+    return result
 
 
 def repository_urls(recipe: Recipe, name: str, *, stage: bool) -> dict[Arch, str]:
-    """Return architecture → address of a component's repository, for the target's platforms."""
+    """Return architecture → address of the repository of a component's packages, for the target's platforms."""
     repositories = {arch: recipe.repository(name, arch, stage=stage) for arch in recipe.archs}
     return {arch: repository.url for arch, repository in repositories.items() if repository}
 
 
 def image_environment(recipe: Recipe) -> dict[str, str]:
     """Return the environment of the image. Raises ConfigError if two components contradict each other."""
-    env: dict[str, str] = {"PATH": SYSTEM_PATH}
+    env, needed = {"PATH": SYSTEM_PATH}, dict[str, str]()
     for name in recipe.target.components:
         for variable, value in recipe.env(name).items():
             if variable in FOLDER_LISTS:
@@ -144,15 +118,14 @@ def image_environment(recipe: Recipe) -> dict[str, str]:
             elif env.setdefault(variable, value) != value:
                 where = recipe.project.components[name].at("env", variable)
                 raise ConfigError(f"{where}: env.{variable}: {value!r}, but another component sets {env[variable]!r}")
+            elif recipe.component(name).unpacked:
+                needed[variable] = name
     for variable, value in recipe.image.env.items():
+        if variable in needed and env[variable] != value:
+            where = recipe.project.matrix.at("images", recipe.target.image, "env", variable)
+            raise ConfigError(f"{where}: expected {env[variable]!r}, which {needed[variable]} needs, found {value!r}")
         listed = variable in FOLDER_LISTS and variable in env
         env[variable] = f"{value}:{env[variable]}" if listed else value
-    for name in recipe.target.components:
-        if recipe.component(name).unpacked:
-            for variable, value in recipe.env(name).items():
-                if variable not in FOLDER_LISTS and env[variable] != value:
-                    where = recipe.project.matrix.at("images", recipe.target.image, "env", variable)
-                    raise ConfigError(f"{where}: expected {value!r}, which {name} needs, found {env[variable]!r}")
     return env
 
 
@@ -187,11 +160,8 @@ def image_labels(recipe: Recipe, digest: str, base: str) -> dict[str, str]:
 class Renderer:
     """Render targets of one project. Stages that several targets share are rendered once."""
 
-    def __init__(self, project: Project, versions: Pins, options: Sequence[str] = ()) -> None:
+    def __init__(self, project: Project) -> None:
         self.project = project
-        self.versions = versions
-        self.options = options
-        """Options of the command line that changed the project, for the command in the header."""
         self._stages: dict[tuple[object, ...], str] = {}
         """`Recipe.stage_key` → text of a component's build stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
@@ -201,26 +171,27 @@ class Renderer:
 
     def recipe(self, target: Target) -> Recipe:
         with_stage = frozenset(name for name, file in self._component_templates if file == "build.j2")
-        return Recipe(self.project, self.versions, target, with_stage)
+        return Recipe(self.project, target, with_stage)
 
-    def check(self, targets: Iterable[Target]) -> dict[str, tuple[Key, ...]]:
-        """Render targets to find what is wrong in templates; return image → its sources that have no pin.
+    def lock_hash(self, recipe: Recipe) -> str:
+        """Return a digest, 12 hex digits, of all versions and pins that the target's Dockerfile contains."""
+        names = dict.fromkeys((*recipe.target.components, *recipe.stages))
+        parts = [f"{name} {recipe.version(name)}" for name in names]
+        for source in dict.fromkeys(recipe.sources()):
+            if source not in self._pins:
+                self._pins[source] = pinned_text(self.project.lock, source)
+            parts.append(self._pins[source])
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
-        Raises ConfigError with the mistakes of all targets.
-        """
+    def check(self, targets: Iterable[Target]) -> None:
+        """Render targets to find what is wrong in templates. Raises ConfigError with the mistakes of all of them."""
         mistakes = Mistakes()
-        unpinned: dict[str, dict[Key, None]] = {}
         for target in targets:
             try:
                 self.dockerfile(target)
             except ConfigError as error:
                 mistakes.texts.append(str(error))
-                continue
-            for source in self.recipe(target).sources():
-                if lacks(self.project.lock, source):
-                    unpinned.setdefault(target.image, {})[key_of(source)] = None
         mistakes.stop_if_any()
-        return {image: tuple(keys) for image, keys in unpinned.items()}
 
     def capabilities(self, target: Target) -> dict[str, tuple[str, ...]]:
         """Return architecture → compute capabilities that programs of the target are compiled for, or must run on."""
@@ -236,10 +207,11 @@ class Renderer:
         `options` are further options for the command in the header. A source without a pin is rendered as
         `unresolved`, which every builder refuses. Raises ConfigError if a template is wrong.
         """
-        recipe, lock = self.recipe(target), self.project.lock
-        lock_hash = hash_of_lock(recipe, lock, self._pins)
-        start = digest_of(lock, recipe.image_base())
+        recipe = self.recipe(target)
+        lock_hash = self.lock_hash(recipe)
+        start = digest_of(self.project.lock, recipe.image_base())
         present = list(target.components)
+        words = ("imagebuild", "render", target.id, *self.project.changes.options, *options)
         variant = target.axes["variant"]
         installs = [
             self._install(name, version, variant)
@@ -253,13 +225,13 @@ class Renderer:
             "Dockerfile.j2",
             target=target,
             imagebuild=__version__,
-            command=" ".join(shlex.join(["imagebuild", "render", target.id, *self.options, *options]).split()),
+            command=" ".join(shlex.join(words).split()),
             description=recipe.image.description,
             lock_hash=lock_hash,
             base=start,
             stages=[self._stage(recipe, name).strip() for name in recipe.stages],
-            packages=package_arguments(recipe, lock),
-            repositories=[r for name in recipe.keyrings if (r := package_repository(recipe, name, lock))],
+            packages=package_arguments(recipe),
+            repositories=[package_repository(recipe, name, stage=False) for name in recipe.keyrings],
             before_install="".join(recipe.component(c).packages.before_install for c in present),
             after_install="".join(recipe.component(c).packages.after_install for c in present),
             libraries=[(c, folder) for c in present for folder in recipe.libraries(c)],
@@ -318,17 +290,17 @@ class Renderer:
             "key": {k.replace("-", "_"): value for k, value in recipe.key(name).items()},
             "facts": {k.replace("-", "_"): value for k, value in values.items()},
             "stage": {wanted: recipe.provider(wanted) for wanted in component.build_requires},
-            "signed": package_repository(recipe, name, lock, stage=True),
+            "signed": package_repository(recipe, name, stage=True),
         }
         if "gpu" in component.key:
             context["gpu"] = self._capabilities(values.get("toolkit", context["version"]), recipe.target)
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
         if git and not git.commit:
             summary += f", tag {git.tag}"
-        if "rule" not in self._macros:
+        rule: Any = self._environment.globals.get("rule")
+        if not rule:
             raise ConfigError(f"{self.project.template('macros.j2')}:1: has no macro rule; copy it from imagebuild's")
-        rule = self._macros["rule"](name, summary)
-        text = self._render(f"components/{name}/build.j2", file=self._file_reader(name), **context)
+        text = self._render(f"components/{name}/build.j2", file=partial(self._file, name), **context)
         path = self.project.template(f"components/{name}/build.j2")
         line, problem = first_mistake(text)
         if problem:
@@ -337,7 +309,7 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        self._stages[stage_key] = f"{rule}\n{text}"
+        self._stages[stage_key] = f"{rule(name, summary)}\n{text}"
         return self._stages[stage_key]
 
     def _capabilities(self, toolkit: str, target: Target) -> dict[str, tuple[str, ...]]:
@@ -355,27 +327,26 @@ class Renderer:
         """Render the steps with which the final stage installs a component."""
         if (name, version, variant) not in self._installs:
             template = f"components/{name}/install.j2"
-            text = self._render(template, version=version, variant=variant, file=self._file_reader(name))
+            text = self._render(template, version=version, variant=variant, file=partial(self._file, name))
             check_appended(text, f"{self.project.template(template)}:1")
             self._installs[name, version, variant] = text.strip()
         return self._installs[name, version, variant]
 
-    def _file_reader(self, component: str) -> Any:
-        """Return the function `file` for a component's templates: it returns one of its files, or `OTHER/file`."""
-
-        def read(name: str) -> str:
-            owner, _, file = name.rpartition("/")
-            path = self.project.folder(owner or component) / "files" / file
-            try:
-                text = path.read_text(encoding="utf-8").rstrip("\n")
-            except OSError as error:
-                raise LookupError(f"{path} cannot be read: {error.strerror}") from None
-            for pattern, problem in FILE_FAULTS:
-                if match := re.search(pattern, text, re.MULTILINE):
-                    raise ConfigError(f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {problem}")
-            return text
-
-        return read
+    def _file(self, component: str, name: str) -> str:
+        """Return a file of a component, or `OTHER/file`: what templates call as `file(name)`."""
+        owner, _, file = name.rpartition("/")
+        path = self.project.folder(owner or component) / "files" / file
+        try:
+            text = path.read_text(encoding="utf-8").rstrip("\n")
+        except OSError as error:
+            raise LookupError(f"{path} cannot be read: {error.strerror}") from None
+        for number, line in enumerate(text.splitlines(), 1):
+            if line == "EOF":
+                problem = "a line 'EOF' would end the heredoc that the file is put in; write it otherwise"
+                raise ConfigError(f"{path}:{number}: {problem}")
+            if "\0" in line:
+                raise ConfigError(f"{path}:{number}: a NUL cannot be in a text; remove it")
+        return text
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
@@ -395,6 +366,8 @@ class Renderer:
             lstrip_blocks=True,
         )
         environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)  # for a Dockerfile's "…"
+        # Every template may use the macros.
+        environment.globals |= vars(environment.get_template("macros.j2").module)
         return environment
 
     def _template(self, name: str) -> tuple[str, str, None]:
@@ -404,19 +377,13 @@ class Renderer:
             raise ConfigError(f"{path}: is missing, and templates need it; write `extends: imagebuild`, which has it")
         return read_text(path), str(path), None
 
-    @cached_property
-    def _macros(self) -> dict[str, Any]:
-        """Return the macros of `macros.j2`, which every template may use."""
-        exported = vars(self._environment.get_template("macros.j2").module)
-        return {name: macro for name, macro in exported.items() if callable(macro)}
-
     def _render(self, name: str, /, **context: Any) -> str:
         """Render a template, with at most one blank line in a row, and one after each heredoc, as hadolint needs it.
 
         Raises ConfigError with file and line for a mistake in the template.
         """
         try:
-            text = self._environment.get_template(name).render(**self._macros, **context)
+            text = self._environment.get_template(name).render(**context)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}; correct it"

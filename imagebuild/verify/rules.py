@@ -356,8 +356,7 @@ USUAL = SYSTEM_PATH.split(":")
 def plan(inspection: Inspection) -> Iterator[Finding]:
     """The labels say what the image is, its base, licences, versions, axes and lock, as the plan says now."""
     recipe = inspection.renderer.recipe(inspection.target)
-    lock = renderer.hash_of_lock(recipe, inspection.renderer.project.lock)
-    planned = renderer.image_labels(recipe, lock, "")
+    planned = renderer.image_labels(recipe, inspection.renderer.lock_hash(recipe), "")
     present = inspection.image.labels
     ours = {label for label in present if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
     for label in sorted({*planned, *ours} - {BASE, BASE_DIGEST}):

@@ -27,7 +27,7 @@ from imagebuild.oci import (
     push_image,
     read_attestations,
 )
-from imagebuild.project import Changes, load_project, make_plan, select_one, versions_with
+from imagebuild.project import load_project, make_plan, select_one
 from imagebuild.publish import (
     AttestFinding,
     AttestResult,
@@ -100,7 +100,7 @@ def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, statu
 def provenance(imagebuild: Imagebuild, quickstart: Built) -> Mapping[str, Any]:
     folder = imagebuild.folder
     project = load_project(folder)
-    renderer = Renderer(project, versions_with(project, Changes()))
+    renderer = Renderer(project)
     target = select_one(make_plan(project), TARGET)
     text = renderer.dockerfile(target).text
     platform = quickstart.result.platforms[0]

@@ -15,7 +15,7 @@
 #   openmpi-git        5.0.10
 #   nccl-tests         2.19.6
 #
-# Written by imagebuild 0.1.0, lock 04cace35427a:  imagebuild render open-cuda13.5-debian13-runtime
+# Written by imagebuild 0.1.0, lock 04cace35427a:  imagebuild render open-cuda13.5-debian13-runtime --set cuda=13.5 --with aws-ofi-nccl
 # Needs no build context:  docker buildx build -t open - < Dockerfile
 
 # ---- fetch -----------------------------------------------------------------------------------------

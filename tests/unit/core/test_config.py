@@ -22,7 +22,7 @@ def test_nothing_can_be_cached(tiny: Files, monkeypatch: pytest.MonkeyPatch, hom
     project = tiny.load()
     assert project.matrix.model.versions["library"][0].version == "1.10"  # versions stay text
     target = make_plan(project).targets[0]
-    assert "FROM debian" in Renderer(project, project.matrix.model.versions).dockerfile(target).text
+    assert "FROM debian" in Renderer(project).dockerfile(target).text
 
 
 def test_all_mistakes_at_once(tiny: Files) -> None:

@@ -53,7 +53,7 @@ def files(tiny: Files) -> Files:
 
 def proposals(files: Files, upstream: Fake, *names: str) -> BumpResult:
     project = files.load()
-    renderer = Renderer(project, project.matrix.model.versions)
+    renderer = Renderer(project)
     return bump_pins(LockFile(project, renderer, make_plan(project).targets), upstream, names)
 
 

@@ -15,9 +15,7 @@ from imagebuild.core import ConfigError, ImagebuildError, Platform, run_program
 from imagebuild.lock import image_facts, merged_sources, tree_facts, unpack
 from imagebuild.project import (
     Archive,
-    ArchiveTree,
     BaseImage,
-    Changes,
     Entry,
     GitRef,
     Key,
@@ -27,12 +25,12 @@ from imagebuild.project import (
     PackageSource,
     Project,
     Target,
+    Unpacked,
     WheelSet,
     check_pinned,
     key_of,
     make_plan,
     select_one,
-    versions_with,
 )
 from imagebuild.render import Renderer
 from tests.unit.lock.lock_fakes import A, B, lock_of
@@ -40,7 +38,7 @@ from tests.upstream import bases, hpcx
 
 pytestmark = pytest.mark.programs
 CUDA = bases.Cuda("13.4.2", "ubuntu24.04", "2.30.7-1+cuda13.3")
-WANTED = ArchiveTree(prefix="/opt/stack", script=". ./init.sh; stack_load")
+WANTED = Unpacked(prefix="/opt/stack", script=". ./init.sh; stack_load")
 INIT = """
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 stack_load() {
@@ -145,7 +143,7 @@ def locked_hpcx(project: Project, request: pytest.FixtureRequest, tmp_path: Path
     assert unpacked
     variant = getattr(request, "param", "devel")
     target = select_one(make_plan(project), f"hpcx-cuda13.4.2-ubuntu24.04-{variant}")
-    recipe = Renderer(project, versions_with(project, Changes())).recipe(target)
+    recipe = Renderer(project).recipe(target)
     entries: dict[Key, Entry] = {}
     for source in merged_sources(recipe.sources()):
         match source:
@@ -174,7 +172,7 @@ def with_env(project: Project, **env: str) -> Renderer:
     hpcx = matrix.images["hpcx"].model_copy(update={"env": env})
     model = matrix.model_copy(update={"images": {**matrix.images, "hpcx": hpcx}})
     changed = replace(project, matrix=replace(project.matrix, model=model))
-    return Renderer(changed, versions_with(changed, Changes()))
+    return Renderer(changed)
 
 
 def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Target]) -> None:

@@ -16,7 +16,6 @@ from imagebuild.lock import LockFile, PackageIndex, Upstream, check_lock, compla
 from imagebuild.project import (
     Archive,
     BaseImage,
-    Changes,
     Entry,
     GitRef,
     Key,
@@ -29,7 +28,6 @@ from imagebuild.project import (
     WheelSet,
     key_of,
     make_plan,
-    versions_with,
 )
 from imagebuild.render import Renderer
 from tests.conftest import LIBRARY, Files
@@ -43,7 +41,7 @@ GIT = ("git", "https://example.org/tool.git 3.4")
 
 def job(tiny: Files, today: date = FIRST) -> LockFile:
     project = tiny.load()
-    renderer = Renderer(project, versions_with(project, Changes()))
+    renderer = Renderer(project)
     return LockFile(project, renderer, make_plan(project).targets, today)
 
 

@@ -24,10 +24,10 @@ from imagebuild.core import Absent, CommandError, ConfigError, Mirrors, Patience
 from imagebuild.lock import Upstream
 from imagebuild.project import (
     Archive,
-    ArchiveTree,
     LockedArchive,
     LockedRepository,
     PackageSource,
+    Unpacked,
     WheelSet,
 )
 from tests.conftest import LIBRARY, ROOT, Files, git
@@ -80,7 +80,7 @@ def test_an_archive_is_downloaded_once_to_be_hashed_and_read(server: Server, tmp
     packed = server.root / "host/stack.tbz"
     with tarfile.open(packed, "w:bz2") as archive:
         archive.add(tmp_path / "stack-1", "stack-1")
-    wanted = Archive("stack", at(server, "host/stack.tbz"), ArchiveTree(prefix="/opt/stack", script=". ./init.sh"))
+    wanted = Archive("stack", at(server, "host/stack.tbz"), Unpacked(prefix="/opt/stack", script=". ./init.sh"))
     entry = Upstream(patience=Patience(0.1, 0.001)).resolve(wanted, None, lambda *_: None)
     assert isinstance(entry, LockedArchive)
     assert (entry.sha256, entry.size) == (hashlib.sha256(packed.read_bytes()).hexdigest(), packed.stat().st_size)

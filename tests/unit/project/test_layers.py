@@ -8,13 +8,11 @@ import pytest
 
 from imagebuild.core import CommandError, run_program
 from imagebuild.project import (
-    Changes,
     Project,
     files_at_revision,
     layers,
     load_project,
     make_plan,
-    versions_with,
 )
 from imagebuild.render import Renderer
 from tests.conftest import LOCK, ROOT, Files, git
@@ -42,14 +40,13 @@ def own(folder: Path, extends: str, more: str = "") -> Path:
 
 def render(project: Project) -> str:
     (target,) = make_plan(project).targets
-    return Renderer(project, versions_with(project, Changes())).dockerfile(target).text
+    return Renderer(project).dockerfile(target).text
 
 
 def test_all_but_the_images_comes_along(tmp_path: Path, tiny: Files) -> None:
     project = load_project(own(tmp_path / "own", ".."))
-    plan = make_plan(project)
-    assert [target.id for target in plan.targets] == ["train-cuda13.0-debian13-runtime"]
-    assert plan.targets[0].components == {"library": "1.2", "tool": "3.4"}
+    (target,) = make_plan(project).targets
+    assert (target.id, target.components) == ("train-cuda13.0-debian13-runtime", {"library": "1.2", "tool": "3.4"})
     assert render(project).count("b" * 40) == 1, "the commit is from the lock of the extended project"
 
 

@@ -41,22 +41,13 @@ def test_a_selection_leaves_an_alias_where_it_is(tiny: Files) -> None:
     assert [target.aliases for target in select_targets(made, ["cuda=12.9"])] == [()]
 
 
-def test_set_changes_an_axis_or_a_pin(tiny: Files) -> None:
-    project = tiny.load()
-    made = make_plan(project, parse_changes(["cuda=13.1", "library=9", f"tool=4@{'c' * 40}"]))
+def test_changes_of_the_command_line(tiny: Files) -> None:
+    tiny.component("extra", LIBRARY + "version-axis: os\n")
+    settings = ["cuda=13.1", "library=9", f"tool=4@{'c' * 40}"]
+    made = make_plan(tiny.load().changed(parse_changes(settings, repository="r.test/x")))
     assert {t.axes["cuda"] for t in made.targets} == {"13.1"}
     assert made.targets[0].components == {"library": "9", "tool": "4"}
-
-
-def test_with_and_without(tiny: Files) -> None:
-    tiny.component("extra", LIBRARY + "version-axis: os\n")
-    made = make_plan(tiny.load(), parse_changes([], with_=["extra"], without=["tool"]))
-    assert list(made.targets[0].components) == ["extra", "library"]
-
-
-def test_another_registry_is_a_change_of_the_plan(tiny: Files) -> None:
-    changes = parse_changes([], repository="r.test/x")
-    project = tiny.load().changed(changes)
-    made = make_plan(project, changes)
     assert {name.partition(":")[0] for t in made.targets for name in (t.name, *t.tags)} == {"r.test/x/tiny"}
-    assert make_plan(tiny.load()).targets[0].name == "example/tiny:cuda12.9-debian13-runtime"
+    made = make_plan(tiny.load().changed(parse_changes([], with_=["extra"], without=["tool"])))
+    assert list(made.targets[0].components) == ["extra", "library"]
+    assert made.targets[0].name == "example/tiny:cuda12.9-debian13-runtime"

@@ -58,11 +58,9 @@ def test_shell_passes_shellcheck(project: Project, tmp_path: Path) -> None:
 
 @pytest.mark.programs
 def test_rendered_dockerfiles_pass_hadolint(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> None:
-    files = []
     for target in full_plan.targets:
-        files.append(tmp_path / f"{target.id}.Dockerfile")
-        files[-1].write_text(renderer.dockerfile(target).text)
-    done = ran(PROGRAMS / "hadolint", "--config", ROOT / ".hadolint.yaml", "--no-color", *files)
+        (tmp_path / target.id).write_text(renderer.dockerfile(target).text)
+    done = ran(PROGRAMS / "hadolint", "--config", ROOT / ".hadolint.yaml", "--no-color", *tmp_path.iterdir())
     assert done.returncode == 0, done.stdout + done.stderr
 
 

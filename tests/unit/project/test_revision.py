@@ -31,11 +31,8 @@ def test_a_commit_and_changes_of_it(project: Path) -> None:
     (project / "dockerfiles/new.j2").unlink()
     (project / "other.txt").write_text("2")
     assert current_revision(project) == f"{commit}-dirty"
-
-
-def test_no_repository(tmp_path: Path) -> None:
-    (tmp_path / "matrix.yaml").touch()
-    assert current_revision(tmp_path) is None
+    (project / ".git").rename(project / "gone")
+    assert current_revision(project) is None
 
 
 @pytest.mark.parametrize(
@@ -56,12 +53,10 @@ def test_the_source_is_where_people_find_it_and_no_secret(remote: str, source: s
 
 
 def test_a_job_of_github_knows_its_run_and_workflow() -> None:
-    environ = {
-        "GITHUB_REPOSITORY": "acme/images", "GITHUB_RUN_ID": "42", "GITHUB_RUN_ATTEMPT": "2",
-        "GITHUB_WORKFLOW_REF": "acme/images/.github/workflows/images.yml@refs/heads/main",
-    }  # fmt: skip
-    assert origin_of_build(Path(), environ) == {
+    workflow = "acme/images/.github/workflows/images.yml@refs/heads/main"
+    run = {"GITHUB_RUN_ID": "42", "GITHUB_RUN_ATTEMPT": "2", "GITHUB_WORKFLOW_REF": workflow}
+    assert origin_of_build(Path(), {"GITHUB_REPOSITORY": "acme/images", **run}) == {
         "source": "https://github.com/acme/images",
         "run": "https://github.com/acme/images/actions/runs/42/attempts/2",
-        "workflow": "https://github.com/acme/images/.github/workflows/images.yml@refs/heads/main",
+        "workflow": f"https://github.com/{workflow}",
     }

@@ -15,14 +15,12 @@ from imagebuild.core import ConfigError, Platform
 from imagebuild.oci import encode_predicate
 from imagebuild.project import (
     BuildResult,
-    Changes,
     Plan,
     Project,
     Target,
     digest_of,
     make_plan,
     select_one,
-    versions_with,
 )
 from imagebuild.publish import Provenance, provenance_of
 from imagebuild.render import Renderer
@@ -49,7 +47,7 @@ def stated(renderer: Renderer, plan: Plan, name: str, **more: Any) -> dict[str, 
 def test_a_statement(tiny: Files, golden: Callable[[str, str], None]) -> None:
     """Of a build in CI, whose file another one called."""
     project = tiny.load()
-    renderer, plan = Renderer(project, versions_with(project, Changes())), make_plan(project)
+    renderer, plan = Renderer(project), make_plan(project)
     document = stated(
         renderer, plan, plan.targets[0].id, run="https://ci.example/runs/1", source="https://git.example/acme/images",
         workflow="https://ci.example/w@main", rebuilt="2026-11-22",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from imagebuild.core import ConfigError
-from imagebuild.project import Changes, Plan, Project, make_plan, versions_with
+from imagebuild.project import Changes, Plan, Project, make_plan, select_one, select_targets
 from imagebuild.render import Renderer
 from tests.conftest import LOCK, Files
 
@@ -18,35 +18,36 @@ GOLDEN = [
 def test_dockerfiles_of_this_project(
     name: str, renderer: Renderer, full_plan: Plan, golden: Callable[[str, str], None]
 ) -> None:
-    target = next(t for t in full_plan.targets if t.id == name)
-    golden(f"tests/golden/{name}.Dockerfile", renderer.dockerfile(target).text)
+    golden(f"tests/golden/{name}.Dockerfile", renderer.dockerfile(select_one(full_plan, name)).text)
 
 
-def test_dockerfile_with_an_optional_component(project: Project, golden: Callable[[str, str], None]) -> None:
-    changes = Changes({"cuda": "13.5"}, with_=("aws-ofi-nccl",))
-    target = next(t for t in make_plan(project, changes).targets if t.id == "open-cuda13.5-debian13-runtime")
-    text = Renderer(project, versions_with(project, changes)).dockerfile(target).text
-    golden(f"tests/golden/{target.id}+aws-ofi-nccl.Dockerfile", text)
-
-
-def test_optional_components(project: Project, golden: Callable[[str, str], None]) -> None:
-    """The lock does not have what no image has, so its hashes are missing here."""
-    changes = Changes(with_=("nvshmem",))
-    target = next(t for t in make_plan(project, changes).targets if t.id == GOLDEN[-1])
-    text = Renderer(project, versions_with(project, changes)).dockerfile(target).text
-    golden("tests/golden/nvshmem.Dockerfile", text[text.index("# ---- nvshmem ") : text.index("# ---- image ")])
+@pytest.mark.parametrize(
+    ("changes", "target", "file"),
+    [
+        (Changes({"cuda": "13.5"}, with_=("aws-ofi-nccl",)), "open-cuda13.5-debian13-runtime", ""),
+        # The lock does not have what no image has, so its hashes are missing.
+        (Changes(with_=("nvshmem",)), GOLDEN[-1], "nvshmem"),
+    ],
+)
+def test_optional_components(
+    project: Project, changes: Changes, target: str, file: str, golden: Callable[[str, str], None]
+) -> None:
+    changed = project.changed(changes)
+    text = Renderer(changed).dockerfile(select_one(make_plan(changed), target)).text
+    part = text[text.index(f"# ---- {file} ") : text.index("# ---- image ")] if file else text
+    golden(f"tests/golden/{file or f'{target}+aws-ofi-nccl'}.Dockerfile", part)
 
 
 def test_one_gpu_generation(project: Project) -> None:
     """Without others, there is no PTX for later ones; a capability is refused that the toolkit does not know."""
-    plan = make_plan(project, Changes({"gpu": "90,107"}))
-    older, newer = (t for t in plan.targets if t.image == "slim")
-    renderer = Renderer(project, versions_with(project, Changes()))
+    changed = project.changed(Changes({"gpu": "90,107"}))
+    older, newer = select_targets(make_plan(changed), ["slim"])
+    renderer = Renderer(changed)
     assert renderer.capabilities(older) == {"amd64": ("90",), "arm64": ("90",)}
     with pytest.raises(ConfigError, match="gpu-architectures: none for CUDA 13.0, amd64 and arm64 and gpu 107"):
         renderer.dockerfile(newer)
     with pytest.raises(ConfigError, match="no compute capability '91'; known: "):
-        make_plan(project, Changes({"gpu": "91"}))
+        make_plan(project.changed(Changes({"gpu": "91"})))
 
 
 def test_every_target_renders_alone(renderer: Renderer, full_plan: Plan) -> None:
@@ -58,7 +59,7 @@ def test_every_target_renders_alone(renderer: Renderer, full_plan: Plan) -> None
 
 
 def test_targets_share_stages_letter_for_letter(renderer: Renderer, full_plan: Plan) -> None:
-    open_targets = [t for t in full_plan.targets if t.image == "open"]
+    open_targets = select_targets(full_plan, ["open"])
     keys = [renderer.dockerfile(t).stages for t in open_targets]
     assert {t.axes["os"] for t in open_targets} == {"debian12", "debian13", "ubuntu22.04", "ubuntu24.04"}
     each_cuda = {"cuda", "cuda-stubs"}
@@ -69,8 +70,7 @@ def test_targets_share_stages_letter_for_letter(renderer: Renderer, full_plan: P
 
 def test_what_targets_share_changes_none_of_them(project: Project, renderer: Renderer, full_plan: Plan) -> None:
     for target in full_plan.targets[::3]:
-        alone = Renderer(project, versions_with(project, Changes()))
-        assert renderer.dockerfile(target).text == alone.dockerfile(target).text
+        assert renderer.dockerfile(target).text == Renderer(project).dockerfile(target).text
 
 
 ARCHIVE = """
@@ -101,8 +101,7 @@ def test_the_environment_of_an_image_is_what_its_archive_says(tiny: Files, known
     addresses = [f"https://example.org/stack-1.2-{cpu}.tbz" for cpu in ("x86_64", "aarch64")]
     tiny.lock({**LOCK, "archives": dict.fromkeys(addresses if known else (), entry)})
     project = tiny.load()
-    renderer = Renderer(project, versions_with(project, Changes()))
-    text, *_, devel = (renderer.dockerfile(target).text for target in make_plan(project).targets)
+    text, *_, devel = (Renderer(project).dockerfile(target).text for target in make_plan(project).targets)
     assert ("CPATH" in devel, "CPATH" in text) == (known, False)
     assert 'MPI_HOME="/opt/stack/mpi"' in text
     assert ('NEW="/opt/stack/new"' in text) == known

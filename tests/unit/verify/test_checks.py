@@ -179,7 +179,7 @@ def test_a_check_that_hangs_may_be_started_again(
 
 def test_a_missing_script_is_an_error(project: Project, tiny: Files, tmp_path: Path) -> None:
     (tiny.root / "dockerfiles/components/library/checks/long.sh").unlink()
-    with pytest.raises(ConfigError, match=r"checks.long: .*long\.sh"):
+    with pytest.raises(ConfigError, match="checks/long.sh: cannot be read"):
         outcomes(project, tmp_path, {})
 
 

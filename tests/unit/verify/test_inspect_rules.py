@@ -12,8 +12,8 @@ import pytest
 import yaml
 import zstandard
 
-from imagebuild.project import Changes, CheckResult, make_plan, versions_with
-from imagebuild.render import Renderer, hash_of_lock, image_labels
+from imagebuild.project import CheckResult, make_plan
+from imagebuild.render import Renderer, image_labels
 from imagebuild.verify import IMAGE_CHECKS, ImageFinder, judge_images, read_images
 from tests.conftest import ROOT, Files
 from tests.unit import image_files
@@ -56,12 +56,11 @@ class Case:
     def results(self, *, planned: bool = True) -> dict[str, CheckResult]:
         project = self.files.load()
         plan = make_plan(project)
-        renderer = Renderer(project, versions_with(project, Changes()))
+        renderer = Renderer(project)
         labels = self.labels
         if planned:
             recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
-            lock = hash_of_lock(recipe, project.lock)
-            labels = {**image_labels(recipe, lock, f"debian@sha256:{'a' * 64}"), **labels}
+            labels = {**image_labels(recipe, renderer.lock_hash(recipe), f"debian@sha256:{'a' * 64}"), **labels}
         settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
         layers = [self.pack(layer(files)) for files in self.layers]
         Layout(self.root).image(layers, {"config": settings, "history": self.history})
