@@ -15,10 +15,10 @@ def project(folder: Path, configuration: str) -> Path:
     """A copy of this project for one GPU, whose lock has nothing yet of what the stand-in serves."""
     copy_of_project(folder)
     with edited_matrix(folder) as matrix:
-        # One capability is enough to see that code is made; what the real Ubuntu has in other versions is Debian's here.
+        # One capability is enough to see that code is made.
         matrix["gpu-architectures"] = {"90": matrix["gpu-architectures"]["90"]}
         matrix["images"]["slim"]["axes"]["gpu"] = ["90"]
-        for name in ("sshd", "pmix"):
+        for name in ("sshd", "pmix"):  # what the real Ubuntu has in other versions is Debian's here
             by_os = {entry["when"]["os"]: entry["version"] for entry in matrix["versions"][name]}
             matrix["versions"][name] = by_os["debian13"]
         matrix["images"]["hpcx"]["platforms"] = ["linux/amd64"]
