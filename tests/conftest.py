@@ -36,8 +36,8 @@ def no_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def ran(*argv: object, check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, whatever that is; both streams as text. `more` is for subprocess.run."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.run(list(map(str, argv)), check=check, text=True, timeout=600, **{**streams, **more})
+    usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 600}
+    return subprocess.run(list(map(str, argv)), check=check, text=True, **usual | more)
 
 
 def git(folder: Path, *words: str) -> str:
@@ -99,6 +99,9 @@ class Files:
         text = (self.root / name).read_text()
         assert old in text
         self.write(name, text.replace(old, new))
+
+    def append(self, name: str, text: str) -> None:
+        self.write(name, (self.root / name).read_text() + text)
 
     def lock(self, content: object) -> None:
         self.write("imagebuild.lock", json.dumps(content))

@@ -13,7 +13,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, cast
 
-Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow", "expired", "denied"]
+Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow", "expired"]
 """What happens to a request:
 
 - `busy`: 429 with Retry-After
@@ -25,7 +25,6 @@ Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "f
 - `forget`: the registry does not know the upload any more
 - `slow`: it takes `seconds` longer
 - `expired`: 401, as the token has ended; the proxy gives another one
-- `denied`: 401 without a way to get one
 """
 KINDS = (
     ("upload", r"/blobs/uploads"), ("blob", r"/blobs/"), ("manifest", r"/manifests/"), ("tags", r"/tags/list"),
@@ -117,8 +116,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, serve: Callable[[Handler], None]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, serve: Callable[[Handler], None], host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((host, port), Handler)
         self.serve = serve
 
 
@@ -224,8 +223,6 @@ class Faulty:
             case Rule("expired"):
                 realm = f'Bearer realm="http://{self.address}/token",service="test"'
                 return refusal(401, "UNAUTHORIZED", "injected", **{"WWW-Authenticate": realm})
-            case Rule("denied"):
-                return refusal(401, "UNAUTHORIZED", "injected")
             case Rule("lose"):
                 return Answer(201, headers={"Location": path})
             case Rule("forget"):

@@ -32,10 +32,9 @@ HOSTILE = (
 GIB = 1 << 30
 
 
-def half(busbw: float | None, size: int, factor: float = 1.75, wrong: int | None = 0) -> Half:
+def half(busbw: float | None, size: int, factor: float) -> Half:
     algbw = None if busbw is None else busbw / factor
-    time_us = None if not algbw else size / algbw / 1e3
-    return Half(time_us=time_us, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong)
+    return Half(time_us=size / algbw / 1e3 if algbw else None, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=0)
 
 
 def row(

@@ -116,12 +116,12 @@ def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
     """Open a page by its name, with a fragment if there is one: `catalog#os=debian13`."""
     contexts = []
 
-    def open_it(
-        name: str, width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light", **options: Any
-    ) -> Opened:
+    def open_it(name: str, width: int = 1280, scheme: Literal["light", "dark"] = "light", **options: Any) -> Opened:
+        phone = width < 500
         context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, offline=True, **options
-        )
+            viewport={"width": width, "height": 844}, is_mobile=phone, has_touch=phone, color_scheme=scheme,
+            offline=True, **options,
+        )  # fmt: skip
         contexts.append(context)
         context.set_default_timeout(60_000)
         opened = Opened(context.new_page())

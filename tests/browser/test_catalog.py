@@ -93,7 +93,7 @@ def test_choices_are_narrowed_and_say_why(visit: Visit) -> None:
 
 def test_the_answer_is_on_the_first_screen_of_a_phone(visit: Visit) -> None:
     """13.2 on Ubuntu 24.04: the name, what speaks for it, and the command to pull it."""
-    page = visit("catalog#cuda=13.2&os=ubuntu24.04", width=390, height=844, has_touch=True, is_mobile=True).page
+    page = visit("catalog#cuda=13.2&os=ubuntu24.04", width=390).page
     expect(page.locator("#tag")).to_contain_text("hpcx:cuda13.2.1-")
     titles = page.locator("#facts dt").all_text_contents()
     assert titles == ["Checks", "Scan", "Signature", "CUDA", "Platforms", "Compressed", "Dated"]
@@ -231,7 +231,7 @@ def test_search_sort_and_pages(visit: Visit, catalog: Catalog) -> None:
 
 
 def test_a_phone_has_cards_with_labels(visit: Visit) -> None:
-    page = visit("catalog", width=390, height=844, has_touch=True, is_mobile=True).page
+    page = visit("catalog", width=390).page
     cells = page.locator("table.images tbody tr").first.locator("td")
     labels = cells.evaluate_all("cells => cells.map(e => getComputedStyle(e, '::before').content)")
     assert (labels[0], labels[-1]) == ('"CUDA"', '"Dated"')

@@ -46,7 +46,7 @@ def test_text_and_lines_can_be_seen(visit: Visit, name: str, scheme: str) -> Non
 @pytest.mark.parametrize("name", ["catalog#os=ubuntu26.04&x=1", "image"])
 def test_axe_finds_nothing_on_a_phone(visit: Visit, name: str, scheme: str) -> None:
     """On a phone; on a wide screen it was asked above."""
-    axe_finds_nothing(visit(name, scheme=scheme, width=390, height=844).page)
+    axe_finds_nothing(visit(name, scheme=scheme, width=390).page)
 
 
 def axe_finds_nothing(page: Page) -> None:
@@ -58,7 +58,7 @@ def axe_finds_nothing(page: Page) -> None:
 @pytest.mark.parametrize("width", [320, 768, 1920])
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_is_wider_than_the_screen(visit: Visit, name: str, width: int) -> None:
-    page = visit(name, width=width, height=844, is_mobile=width < 500, has_touch=width < 500).page
+    page = visit(name, width=width).page
     page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 

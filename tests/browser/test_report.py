@@ -38,7 +38,7 @@ def test_hover_shows_the_value(visit: Visit) -> None:
 
 @pytest.mark.parametrize("width", [320, 768])
 def test_charts_fit_a_phone(visit: Visit, width: int) -> None:
-    page = visit("report", width=width, height=844, is_mobile=width < 500, has_touch=width < 500).page
+    page = visit("report", width=width).page
     chart = page.locator(f"{CHART} .main-svg").first.bounding_box()
     assert chart
     assert 0.8 * width - 40 < chart["width"] <= width

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,20 +15,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.request import urlopen
 from uuid import uuid4
 
 import pytest
+import yaml
 from docker import DockerClient
 from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from xdist.scheduler import LoadFileScheduling
 
 from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
-from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program
+from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program, which
 from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
 from imagebuild.project import BuildResult, VerifyResult
-from tests.conftest import LOCK, ROOT, Files
+from tests.conftest import ROOT, Files
 from tests.faulty import Faulty, in_front_of
 from tests.upstream import registry as docker_registry
 
@@ -212,7 +211,7 @@ def watched(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
         inherited = {name: value for name, value in os.environ.items() if name not in OURS}
         try:
             yield {**inherited, "DOCKER_HOST": host, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "IMAGEBUILD_TEST": mark}
-            until(lambda: not processes(environ=mark))
+            until(lambda: not processes(environ=mark) and not containers(client))  # which engines remove in their time
             assert not [*processes(environ=mark).values(), *containers(client), *Path(folder).iterdir()]
         finally:
             kill(processes(environ=mark))
@@ -249,9 +248,27 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy_of_project(folder: Path) -> Path:
     shutil.copytree(ROOT / "dockerfiles", folder / "dockerfiles")
     shutil.copy(ROOT / "imagebuild.lock", folder)
-    matrix = (ROOT / "matrix.yaml").read_text()
-    (folder / "matrix.yaml").write_text(re.sub(r"(?m)^repository: .*", f"repository: {REPOSITORY}", matrix))
+    shutil.copy(ROOT / "matrix.yaml", folder)
+    with edited_matrix(folder) as matrix:
+        matrix["repository"] = REPOSITORY
     return folder
+
+
+@contextmanager
+def edited_matrix(folder: Path) -> Iterator[dict[str, Any]]:
+    """What is in a project's matrix, to be changed."""
+    matrix = yaml.safe_load((folder / "matrix.yaml").read_text())
+    yield matrix
+    (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False))
+
+
+def own_cache(folder: Path) -> dict[str, str]:
+    """Variables for a cache below this folder that is empty but for the bases, which take long to make."""
+    cache = folder / "cache" / "imagebuild"
+    cache.mkdir(parents=True, exist_ok=True)
+    if not (cache / "base").exists():
+        (cache / "base").symlink_to(cache_folder())
+    return {"XDG_CACHE_HOME": str(cache.parent)}
 
 
 @pytest.fixture
@@ -264,7 +281,6 @@ class Built:
     """A target of this project, built."""
 
     folder: Path
-    done: Done
 
     @property
     def result(self) -> BuildResult:
@@ -277,8 +293,8 @@ class Built:
 
 def build_of(checkout: Path, target: str, client: DockerClient, host: str) -> Built:
     with watched(client, host) as environ:
-        done = Imagebuild(checkout, environ)("build", target, "--platform", "local", "--load")
-    return Built(checkout / "build" / target, done)
+        Imagebuild(checkout, environ)("build", target, "--platform", "local", "--load")
+    return Built(checkout / "build" / target)
 
 
 @pytest.fixture(scope="session")
@@ -293,22 +309,6 @@ def quickstart(checkout: Path, client: DockerClient, host: str) -> Built:
     return build_of(checkout, TARGET, client, host)
 
 
-TINY = f"""\
-repository: {REPOSITORY}/NONCE
-bases:
-  debian13: {{image: "debian:13-slim", release: trixie}}
-versions: {{library: "1.NONCE", tool: "2.NONCE", plugin: "3.NONCE"}}
-images:
-  tiny:
-    description: {MARK}
-    axes:
-      cuda: ["12.9", "13.0"]
-      os: [debian13]
-      variant: [runtime, devel]
-    platforms: [linux/amd64, linux/arm64]
-    components: [library, tool, plugin]
-    tags: ["{{repository}}/{{image}}:{{cuda}}-{{variant}}"]
-"""
 COMPONENT = """\
 title: {name}
 description: for a test
@@ -336,7 +336,10 @@ class Tiny(Files):
 
     def __post_init__(self) -> None:
         super().__init__(self.root)
-        self.write("matrix.yaml", TINY.replace("NONCE", self.nonce))
+        matrix = (ROOT / "tests/data/tiny-docker.yaml").read_text()
+        for word, value in {"REPOSITORY": REPOSITORY, "MARK": MARK, "NONCE": self.nonce}.items():
+            matrix = matrix.replace(word, value)
+        self.write("matrix.yaml", matrix)
         self.add("library", self.new)
         self.add("tool", "key: [cuda]\nrequires: [library]\nbuild-requires: [library]\n", with_="{{ key.cuda }}")
         self.add("plugin", "variants: [devel]\nbuild-requires: [library]\n", with_="plugin")
@@ -350,14 +353,6 @@ class Tiny(Files):
         """A component; `with_` is a word that its step has, together with what `library` made."""
         stage = STAGE.replace("RUN", f"RUN --mount=type=bind,from=library,target=/{with_} \\\n   ") if with_ else STAGE
         self.component(name, COMPONENT.format(name=name) + more, build=stage)
-
-    def from_git(self, address: str) -> None:
-        """Let `tool` copy its source, which is in git."""
-        self.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=(
-            "{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\n"
-            "COPY --from=tool-source / /src\n" + STAGE.partition("\n")[2].replace("RUN", "RUN cat /src/*;")
-        ))  # fmt: skip
-        self.lock({**LOCK, "git": {f"{address} 2.{self.nonce}": "b" * 40}})
 
     def step(self, command: str) -> None:
         """Let `library` run this command, which no cache has."""
@@ -426,20 +421,20 @@ def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEn
     assert not [path for path in (paths.run, Path("/sys/class/net") / paths.bridge) if path.exists()]
 
 
-def install(*packages: str) -> None:
-    """What a test needs and this machine lacks."""
-    if os.geteuid():
-        pytest.skip(f"installing {' '.join(packages)} needs root")
-    private.install(packages, run_program)
+def install(programs: Mapping[str, str], *packages: str) -> None:
+    """Install what this machine lacks of programs (→ the package that has each), and packages."""
+    if missing := [*(package for program, package in programs.items() if not which(program)), *packages]:
+        if os.geteuid():
+            pytest.skip(f"installing {' '.join(missing)} needs root")
+        private.install(missing, run_program)
 
 
 def need(program: str) -> None:
     """A program that the distribution's archive may not have; then the test is skipped."""
-    if not shutil.which(program):
-        try:
-            install(program)
-        except CommandError as error:
-            pytest.skip(f"the distribution's archive has no {program}: {error}")
+    try:
+        install({program: program})
+    except CommandError as error:
+        pytest.skip(f"the distribution's archive has no {program}: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -456,7 +451,7 @@ def compose_command(file: Path, **variables: str) -> str:
     """Write variables of the compose file, and return the command that reads them."""
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
         # What Ubuntu calls docker-compose is the program of before there were plug-ins.
-        install("docker-compose-v2" if debian.os_release().get("ID") == "ubuntu" else "docker-compose")
+        install({}, "docker-compose-v2" if debian.os_release().get("ID") == "ubuntu" else "docker-compose")
     file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     return f'docker compose --env-file "{file}"'
 
@@ -505,13 +500,7 @@ def services(
     docker_ip: str, docker_services: ComposeServices, docker_compose_project_name: str, client: DockerClient
 ) -> Iterator[Services]:
     registry = f"{docker_ip}:{docker_services.port_for('registry', 5000)}"
-
-    def answers() -> bool:
-        with suppress(OSError), urlopen(f"http://{registry}/v2/", timeout=5):
-            return True
-        return False
-
-    docker_services.wait_until_responsive(answers, timeout=60, pause=0.1)
+    docker_services.wait_until_responsive(lambda: docker_registry.answers(registry), timeout=60, pause=0.1)
     with in_front_of(registry) as proxy:
         yield Services(proxy, client.containers.get(f"{docker_compose_project_name}-registry-1"))
 
@@ -531,10 +520,9 @@ def faulty(registry: str, services: Services) -> Faulty:
 @contextmanager
 def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
     """A registry that the compose file does not have: a second one, or one with other settings."""
-    if not shutil.which("docker-registry"):
-        install("docker-registry")
+    install({"docker-registry": "docker-registry"})
     try:
-        with docker_registry.running(folder / "data", settings={"delete": {"enabled": deletes}}) as address:
+        with docker_registry.running(folder / "data", deletes=deletes) as address:
             yield address
     finally:
         shutil.rmtree(folder / "data", ignore_errors=True)
@@ -543,11 +531,10 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     """The stand-in for the vendor's servers, served without faults."""
-    from tests.upstream.standin import CACHE, Upstream, missing  # noqa: PLC0415 - others need it not
+    from tests.upstream.standin import PROGRAMS, Upstream  # noqa: PLC0415 - others need it not
 
-    if lacking := missing():
-        install(*lacking)
-    made = Upstream.make(CACHE, sources=request.config.getoption("--whole-hpcx"))
+    install(PROGRAMS)
+    made = Upstream.make(sources=request.config.getoption("--whole-hpcx"))
     with made.serve():
         yield made
 

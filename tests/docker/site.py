@@ -11,7 +11,8 @@ from pathlib import Path
 
 from imagebuild.build import gateway_address
 from imagebuild.oci import find_engine
-from tests.conftest import git, ran
+from tests.conftest import git
+from tests.upstream.packages import package_with
 from tests.upstream.server import Server
 
 PASSWORD = "geheim-of-the-mirror"
@@ -50,17 +51,12 @@ class Content:
 
     def _packages(self, nonce: str) -> None:
         """A repository of one package; it is not signed."""
-        control = self.folder.with_name("deb") / "DEBIAN" / "control"
-        control.parent.mkdir(parents=True)
-        about = "Package: mirrored\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: for a test\n"
-        control.write_text(about)
-        (control.parent.parent / "mirrored").write_text(nonce)
-        (self.folder / "repo").mkdir()
-        package = self.folder / "repo" / "mirrored_1_all.deb"
-        ran("dpkg-deb", "--root-owner-group", "--build", control.parent.parent, package, check=True)
+        package = self.folder / "repo/mirrored_1_all.deb"
+        package.parent.mkdir()
+        package.write_bytes(package_with({"mirrored": nonce.encode()}, "mirrored"))
         digest, size = hashlib.sha256(package.read_bytes()).hexdigest(), package.stat().st_size
-        index = f"{about}Filename: ./{package.name}\nSize: {size}\nSHA256: {digest}\n"
-        (self.folder / "repo" / "Packages").write_text(index)
+        about = f"Package: mirrored\nVersion: 1\nArchitecture: all\nFilename: ./{package.name}\n"
+        (package.parent / "Packages").write_text(f"{about}Size: {size}\nSHA256: {digest}\n")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from imagebuild.oci import (
     Manifest,
     Registry,
     connect_registry,
-    encode_predicate,
     index_document,
     push_image,
     read_attestations,
@@ -32,15 +31,14 @@ from imagebuild.publish import (
     AttestFinding,
     AttestResult,
     Cosign,
-    NewAttachment,
     Provenance,
     Signer,
     SpdxDocument,
-    attach,
     provenance_of,
 )
 from imagebuild.render import Renderer
 from imagebuild.verify import ImageFinder
+from tests.attached import attach
 from tests.docker.conftest import TARGET, Built, Imagebuild, Services, need
 
 pytestmark = pytest.mark.docker
@@ -74,9 +72,8 @@ class Published:
     def named(self) -> ImageReference:
         return ImageReference(self.registry.host, REPOSITORY, digest=self.manifest.digest)
 
-    def attach(self, kind: str, document: object, signer: Signer | None = None) -> str:
-        place = self.registry.at(REPOSITORY)
-        return attach(place, self.manifest, NewAttachment(kind, encode_predicate(document)), signer)
+    def attach(self, kind: str, document: object, signer: Signer | None = None) -> None:
+        attach(self.registry, REPOSITORY, self.manifest, kind, document, signer)
 
 
 @pytest.fixture
@@ -159,8 +156,7 @@ def test_published_and_verified(
 
     # Somebody with access to the registry's disk changes the provenance.
     (item,) = read_attestations(published.registry.at(REPOSITORY), digest, "provenance")
-    manifest = published.registry.at(REPOSITORY).find(item.digest)
-    assert manifest
+    manifest = published.registry.at(REPOSITORY).manifest(item.digest)
     hexadecimal = manifest.document["layers"][0]["digest"].removeprefix("sha256:")
     find = f"find /data -path */{hexadecimal}/data -exec sed -i s/mediaType/mediaTipe/ {{}} +".split()
     assert services.storage.exec_run(find) == (0, b"")

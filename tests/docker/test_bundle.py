@@ -16,22 +16,12 @@ import pytest
 from imagebuild.build import bootstrap
 from imagebuild.core import cache_folder, native_platform
 from imagebuild.oci import EnginePaths
+from tests.conftest import ROOT, ran
 from tests.docker.conftest import REPOSITORY, TARGET, TINY_TARGET, Imagebuild, Tiny
 from tests.docker.site import Content, served
 from tests.docker.test_mirrors import fetch_all
 
 pytestmark = pytest.mark.docker
-
-NETLESS = """\
-set -e
-ip link set lo up
-# /sys shows the network that it was mounted in; what is under it must stay.
-mount --rbind /sys/fs/cgroup "$1/cgroup"
-mount -t sysfs sysfs /sys
-mount --rbind "$1/cgroup" /sys/fs/cgroup
-shift
-exec "$@"
-"""
 
 
 def push_base(registry: str, folder: Path) -> str:
@@ -41,8 +31,7 @@ def push_base(registry: str, folder: Path) -> str:
     command = ["docker", "buildx", "build", *options, "--metadata-file", f"{folder}/pushed.json", "-"]
     environ = {**os.environ, "TMPDIR": str(folder)}
     subprocess.run(command, input=b"FROM base\nLABEL pushed=1\n", check=True, capture_output=True, env=environ)
-    pushed: str = json.loads((folder / "pushed.json").read_text())["containerimage.digest"]
-    return pushed
+    return str(json.loads((folder / "pushed.json").read_text())["containerimage.digest"])
 
 
 def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None:
@@ -97,23 +86,12 @@ def test_quickstart_is_built_without_a_network(
         pytest.skip("only in `make bundle-proof`")
     if os.geteuid():
         pytest.skip("a second engine needs root")
-    bundle = memory / "bundle"
-    imagebuild("bundle", "create", bundle, TARGET, "--platform", "local")
-    state = memory / "state"
-    environ = {**imagebuild.environ, "IMAGEBUILD_STATE": str(state), "XDG_CACHE_HOME": str(memory / "cache")}
+    imagebuild("bundle", "create", memory / "bundle", TARGET, "--platform", "local")
+    own = {"IMAGEBUILD_STATE": f"{memory}/state", "XDG_CACHE_HOME": f"{memory}/cache", "PYTHON": sys.executable}
+    environ = {**imagebuild.environ, **own}
     del environ["DOCKER_HOST"]
-    script = f"""set -e
-run() {{ {sys.executable} -m imagebuild "$@"; }}
-trap 'run engine down --purge' EXIT
-run engine up
-ip -4 -o address > {memory}/addresses
-ip -4 route > {memory}/routes
-export DOCKER_HOST={EnginePaths.of(environ).host}
-run build {TARGET} --platform local --bundle {bundle} --folder {memory}/build
-run verify {TARGET} --json {memory}/verify.json
-"""
-    command = ["unshare", "--net", "--mount", "sh", "-c", NETLESS, "netless", str(memory), "sh", "-c", script]
-    done = subprocess.run(command, cwd=imagebuild.folder, env=environ, capture_output=True, text=True, check=False)
+    netless = (ROOT / "tests/data/bundle/netless", memory, TARGET, EnginePaths.of(environ).host)
+    done = ran("unshare", "--net", "--mount", *netless, cwd=imagebuild.folder, env=environ, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     devices = {line.split()[1] for line in (memory / "addresses").read_text().splitlines()}
     assert len(devices) == 2

@@ -13,6 +13,7 @@ from docker import DockerClient
 from imagebuild.build import Cost
 from imagebuild.core import file_sha256
 from imagebuild.project import BuildResult, Step
+from tests.conftest import ROOT
 from tests.docker.conftest import COMPONENT, Imagebuild, Tiny, watched
 from tests.docker.site import served
 
@@ -41,9 +42,8 @@ def predict(imagebuild: Imagebuild, *args: str | Path) -> Cost:
 def copied(project: Path, folder: Path) -> Path:
     """A copy of a project's files as they are."""
     shutil.copytree(project / "dockerfiles", folder / "dockerfiles")
-    for file in (project / "matrix.yaml", project / "imagebuild.lock"):
-        if file.exists():
-            shutil.copy(file, folder)
+    for name in ("matrix.yaml", "imagebuild.lock"):
+        shutil.copy(project / name, folder)
     return folder
 
 
@@ -124,38 +124,13 @@ def test_a_change(environ: dict[str, str], known: Tiny, tmp_path: Path, change: 
 
 def cross(tiny: Tiny, server: str, checksum: str) -> None:
     """Stages of all kinds: on the build machine, with and without the image's architecture, chosen by it, downloaded."""
-    tiny.component("library", COMPONENT.format(name="library") + tiny.new, build=f"""\
-FROM --platform=$BUILDPLATFORM {{{{ base }}}} AS native
-SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-RUN echo "{{{{ version }}}}" > /native
-COPY --chmod=755 <<'EOF' /usr/local/bin/hello
-#!/bin/sh
-echo $TARGETARCH {tiny.nonce}
-EOF
-
-FROM native AS library
-ARG TARGETARCH
-RUN mkdir -p /out/runtime && echo "$TARGETARCH" > /out/runtime/library && cp -r /out/runtime /out/devel
-""")  # fmt: skip
-    tiny.component("tool", COMPONENT.format(name="tool") + "key: [cuda]\nrequires: [library]\nbuild-requires: [library]\n", build=f"""\
-FROM scratch AS tool-source-amd64
-ADD --checksum=sha256:{checksum} {server}/source.txt /{tiny.nonce}-amd64
-FROM scratch AS tool-source-arm64
-ADD --checksum=sha256:{checksum} {server}/source.txt /{tiny.nonce}-arm64
-FROM scratch AS tool-common
-COPY <<EOF /common
-{tiny.nonce} common
-EOF
-FROM tool-source-$TARGETARCH AS tool-source
-COPY --from=tool-common / /
-FROM {{{{ base }}}} AS tool
-ENV A=1 B="two $A"
-WORKDIR /{tiny.nonce}
-USER root
-COPY --from=tool-source / src/
-RUN --mount=type=bind,from=library,target=/{{{{ key.cuda }}}} \\
-    mkdir -p /out/runtime && cp /proc/sys/kernel/random/uuid /out/runtime/tool && cp -r /out/runtime /out/devel
-""")  # fmt: skip
+    for name, more in {
+        "library": tiny.new,
+        "tool": "key: [cuda]\nrequires: [library]\nbuild-requires: [library]\n",
+    }.items():
+        stages = (ROOT / f"tests/data/cross-{name}.j2").read_text().replace("NONCE", tiny.nonce)
+        stages = stages.replace("SERVER", server).replace("CHECKSUM", checksum)
+        tiny.component(name, COMPONENT.format(name=name) + more, build=stages)
 
 
 def test_both_platforms(tiny: Tiny, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.core import cache_folder
-from tests.conftest import LOCK
-from tests.docker.conftest import COMPONENT, TINY_TARGET, Tiny
+from tests.conftest import LOCK, ROOT
+from tests.docker.conftest import COMPONENT, TINY_TARGET, Tiny, own_cache
 from tests.docker.site import PASSWORD, Content, Site, served
 from tests.docker.test_quickstart import files
 
@@ -19,30 +18,12 @@ pytestmark = pytest.mark.docker
 
 NOWHERE = "http://nowhere.invalid"
 
-INSTALL = """\
-FROM {{ base }} AS library
-RUN {{ apt_mounts("imagebuild-test") }} <<'EOF'
-set -eu
-rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*
-echo 'deb [trusted=yes] ADDRESS/repo ./' > /etc/apt/sources.list.d/test.list
-printf 'Package: *\\nPin: origin HOST\\nPin-Priority: 1001\\n' > /etc/apt/preferences.d/test
-apt-get update -qq
-apt-get install -qq -y mirrored # NONCE
-cd /tmp
-apt-get download -qq mirrored
-ls mirrored_1_all.deb
-mkdir -p /out/runtime
-cp /mirrored /out/runtime
-cp -a /etc/apt/sources.list.d /etc/apt/preferences.d /out/runtime
-EOF
-"""
-
 
 def fetch_all(tiny: Tiny, content: Content, address: str) -> None:
     """Let `library` install a package, and `tool` and `plugin` use a source in git and an archive."""
     host = address.partition("://")[2].partition(":")[0]
-    text = INSTALL.replace("ADDRESS", address).replace("HOST", host).replace("NONCE", tiny.nonce)
-    tiny.write("dockerfiles/components/library/build.j2", text)
+    text = (ROOT / "tests/data/install.j2").read_text().replace("ADDRESS", address).replace("HOST", host)
+    tiny.write("dockerfiles/components/library/build.j2", text.replace("NONCE", tiny.nonce))
     use_sources(tiny, content, address)
 
 
@@ -73,11 +54,7 @@ def configuration(tiny: Tiny, site: Site, address: str, login: str = "") -> dict
         tiny.write("netrc", "".join(f"machine {name} login {user} password {password}\n" for name in machines))
         settings["netrc"] = str(tiny.root / "netrc")
     tiny.write("config.yaml", json.dumps(settings))
-    cache = tiny.root / "cache" / "imagebuild"
-    cache.mkdir(parents=True, exist_ok=True)
-    if not (cache / "base").exists():
-        (cache / "base").symlink_to(cache_folder())
-    return {"IMAGEBUILD_CONFIG": str(tiny.root / "config.yaml"), "XDG_CACHE_HOME": str(cache.parent)}
+    return {"IMAGEBUILD_CONFIG": str(tiny.root / "config.yaml"), **own_cache(tiny.root)}
 
 
 @pytest.fixture
@@ -143,7 +120,12 @@ def test_a_mirror_that_has_something_else(tiny: Tiny, content: Content) -> None:
 
 def test_a_folder_replaces_a_source_in_git(tiny: Tiny, tmp_path: Path) -> None:
     """What counts is what the folder holds, not where it is or when it was written."""
-    tiny.from_git("https://nowhere.invalid/tool.git")
+    address = "https://nowhere.invalid/tool.git"
+    tiny.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=(
+        "{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\n"
+        "COPY --from=tool-source / /src\nRUN mkdir -p /out/runtime && cat /src/* > /out/runtime/tool\n"
+    ))  # fmt: skip
+    tiny.lock({**LOCK, "git": {f"{address} 2.{tiny.nonce}": "b" * 40}})
 
     def build(folder: str, content: str) -> set[str]:
         (tmp_path / folder).mkdir(exist_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 from docker import DockerClient
@@ -66,10 +68,9 @@ def test_keys_are_of_this_cluster_and_in_memory(quickstart: Built, client: Docke
         with cluster(client, quickstart.tag, 2) as nodes:
             script = "stat -f -c %T ~/.ssh; ssh-keygen -y -f ~/.ssh/id_ed25519"
             for user in ("root", "mpiuser"):
-                status, text = nodes[1].exec_run(["bash", "-euc", script], user=user)
-                assert isinstance(text, bytes)
-                filesystem, key = text.decode().splitlines()
-                assert (status, filesystem) == (0, "tmpfs")
+                done = nodes[1].exec_run(["bash", "-euc", script], user=user)
+                filesystem, key = cast(bytes, done.output).decode().splitlines()
+                assert (done.exit_code, filesystem) == (0, "tmpfs")
                 seen.add(key.split()[1])
             changed = {str(entry["Path"]) for node in nodes for entry in node.diff() or ()}
             assert not [path for path in changed if "/.ssh/" in path]
@@ -87,23 +88,22 @@ def test_mpirun_between_containers_whose_files_are_read_only(
     (tmp_path / "id_ed25519").chmod(0o400 if user == "0:0" else 0o440)
     tmp_path.chmod(0o750)
     mark = REPOSITORY.partition("/")[0]
-    network, names = client.networks.create(f"{mark}-mpi"), (f"{mark}-node-1", f"{mark}-node-2")
-    nodes = []
-    try:
+    names, nodes = (f"{mark}-node-1", f"{mark}-node-2"), []
+    with ExitStack() as stack:
+        network = client.networks.create(f"{mark}-mpi")
+        stack.callback(network.remove)
         for name in names:
-            nodes.append(  # noqa: PERF401 - those that started are removed
-                client.containers.run(
-                    quickstart.tag, ["/usr/sbin/sshd", "-D", "-e", "-p", "2222"], detach=True, hostname=name, name=name,
-                    network=network.name, user=user, environment={"HOME": home}, read_only=True, tmpfs={"/tmp": ""},
-                    volumes={str(tmp_path): {"bind": f"{home}/.ssh", "mode": "ro"}},
-                )
+            node = client.containers.run(
+                quickstart.tag, ["/usr/sbin/sshd", "-D", "-e", "-p", "2222"], detach=True, hostname=name, name=name,
+                network=network.name, user=user, environment={"HOME": home}, read_only=True, tmpfs={"/tmp": ""},
+                volumes={str(tmp_path): {"bind": f"{home}/.ssh", "mode": "ro"}},
             )  # fmt: skip
+            stack.callback(node.remove, force=True)
+            nodes.append(node)
 
         def run(command: str) -> str:
             own = {"HOME": home, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            _, output = nodes[0].exec_run(["bash", "-c", command], environment=own)
-            assert isinstance(output, bytes)
-            return output.decode()
+            return cast(bytes, nodes[0].exec_run(["bash", "-c", command], environment=own).output).decode()
 
         ssh = f"with-user ssh -p 2222 -o BatchMode=yes -o LogLevel=ERROR {names[1]}"
         assert until(lambda: run(f"{ssh} hostname") == f"{names[1]}\n"), nodes[1].logs().decode()
@@ -114,7 +114,3 @@ def test_mpirun_between_containers_whose_files_are_read_only(
         assert until(lambda: set(names) <= set(run(mpirun).split())), run(mpirun)
         places = {str(entry["Path"]) for entry in nodes[0].diff() or ()}  # docker makes those where it mounts
         assert not [path for path in places if not f"{home}/.ssh".startswith(path)]
-    finally:
-        for node in nodes:
-            node.remove(force=True)
-        network.remove()

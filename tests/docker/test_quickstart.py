@@ -15,7 +15,7 @@ import pytest
 from docker import DockerClient
 
 from imagebuild.project import VerifyResult
-from tests.docker.conftest import REPOSITORY, TARGET, Built, Imagebuild, Tiny
+from tests.docker.conftest import REPOSITORY, TARGET, TINY_TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker
 
@@ -36,7 +36,6 @@ def test_the_result_says_what_was_built(quickstart: Built, client: DockerClient)
     assert {s.component for s in result.steps} >= {"fetch", "cuda", "nccl-wheel"}
     assert all(s.cached or s.seconds > 0 for s in result.steps)
     assert not any(s.error for s in result.steps)
-    assert quickstart.tag in quickstart.done.out
 
 
 def test_again_everything_is_cached(quickstart: Built, imagebuild: Imagebuild) -> None:
@@ -84,13 +83,11 @@ def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imageb
 
 
 def test_verify_of_images_that_are_not_the_targets(tiny: Tiny) -> None:
-    tag, target = f"{REPOSITORY}/foreign:1", "tiny-cuda13.0-debian13-runtime"
+    """One that was built from other versions: tests/unit/oci/test_locating.py."""
+    tag = f"{REPOSITORY}/foreign:1"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     assert "has no labels imagebuild.component" in tiny.imagebuild("verify", tag, expect=2).err
-    assert "not in the engine's image store" in tiny.imagebuild("verify", target, expect=2).err
-    tiny.build(target)
-    tiny.replace("matrix.yaml", f"1.{tiny.nonce}", "1.9")
-    assert "has other versions than the plan; build it again" in tiny.imagebuild("verify", target, expect=2).err
+    assert "not in the engine's image store" in tiny.imagebuild("verify", TINY_TARGET, expect=2).err
 
 
 def files(client: DockerClient, tag: str, folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -121,7 +118,7 @@ def test_secrets_reach_the_step_and_nothing_else(tiny: Tiny, client: DockerClien
         "sha256sum /run/secrets/ca > /out/runtime/ca && grep -c password-of /run/secrets/pip.conf"
     )
     index = f"https://me:{secrets[1]}@example.org/simple"
-    tiny.build("tiny-cuda13.0*runtime", "--ca", tiny.root / "ca.pem", PIP_INDEX_URL=index)
+    tiny.build(TINY_TARGET, "--ca", tiny.root / "ca.pem", PIP_INDEX_URL=index)
     (tiny.root / "ca.pem").unlink()
     found = dict(files(client, tiny.result().tags[0], tmp_path))
     assert "ca" in found

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from pathlib import Path
 
 import pytest
 
-from imagebuild.oci import connect_registry
+from imagebuild.oci import connect_registry, digest_of
 from tests.docker.conftest import TINY_TARGET, Tiny
 
 pytestmark = pytest.mark.docker
-
-
-def blob(layout: Path, digest: str) -> bytes:
-    content = (layout / "blobs" / digest.replace(":", "/")).read_bytes()
-    assert digest == f"sha256:{hashlib.sha256(content).hexdigest()}"
-    return content
 
 
 def test_what_is_there_is_not_pushed_again(tiny: Tiny, registry: str) -> None:
@@ -45,11 +37,12 @@ def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
     (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
     assert entry["digest"] == result.digest
     assert list(result.manifests.values()) == [result.digest]
-    manifest = json.loads(blob(layout, entry["digest"]))
-    for part in [manifest["config"], *manifest["layers"]]:
-        assert len(blob(layout, part["digest"])) == part["size"]
+    blobs = {f"sha256:{path.name}": path.read_bytes() for path in (layout / "blobs/sha256").iterdir()}
+    assert all(digest_of(content) == digest for digest, content in blobs.items())
+    manifest = json.loads(blobs[entry["digest"]])
+    assert all(len(blobs[part["digest"]]) == part["size"] for part in [manifest["config"], *manifest["layers"]])
     kind = f"application/vnd.oci.image.layer.v1.tar+{compression}"
     assert {layer["mediaType"] for layer in manifest["layers"]} == {kind}  # the base's too
     assert result.size_bytes == sum(layer["size"] for layer in manifest["layers"])
-    labels = json.loads(blob(layout, manifest["config"]["digest"]))["config"]["Labels"]
+    labels = json.loads(blobs[manifest["config"]["digest"]])["config"]["Labels"]
     assert labels["imagebuild.target"] == TINY_TARGET

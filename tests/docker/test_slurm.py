@@ -13,60 +13,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from docker import DockerClient
 
-from imagebuild.core import which
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.docker.conftest import Built, Imagebuild, install, until
 from tests.unit.jobs.job_fakes import REFERENCE, text
 
 pytestmark = pytest.mark.docker
 
 NODES = ("n1", "n2")
-CONFIGURATION = """\
-ClusterName=imagebuild
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
-CredType=cred/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 RealMemory=1000 Gres=gpu:8
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 RealMemory=1000 Gres=gpu:8
-PartitionName=all Nodes=ALL Default=YES
-GresTypes=gpu
-"""
+DATA = ROOT / "tests/data/slurm"
 # slurmd would have the nodes share PMIx's folder, since they share the machine. Each sees one of its own.
 SLURMD = 'mount -t tmpfs -o mode=755 imagebuild-test "$1/pmix" && exec slurmd -D -N "$2"'
-ENTER = """\
-#!/bin/bash
-# Run a command in an unpacked image, as root: enter ROOTFS COMMAND...
-# Ranks share processes, memory and PMIx's folders with the machine, as they do in Slurm's usual containers.
-set -eu
-export ROOTFS=$1
-shift
-exec unshare --mount bash -euc '
-  for place in /proc /dev /sys /tmp {folder}; do mount --rbind "$place" "$ROOTFS$place"; done
-  exec chroot "$ROOTFS" env {environment} "$@"
-' enter "$@"
-"""
 
 
 @dataclass(frozen=True)
@@ -78,14 +43,11 @@ class Slurm:
     @property
     def environ(self) -> dict[str, str]:
         # srun hands its own on to the ranks, and PMIx wants a home.
-        path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-        temporary = str(self.folder / "tmp")
-        return {
-            "SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "HOME": temporary, "TMPDIR": temporary,
-        }  # fmt: skip
+        path, own = os.environ["PATH"] + ":/usr/sbin:/sbin", str(self.folder / "tmp")
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "HOME": own, "TMPDIR": own}
 
-    def unpack(self, client: DockerClient, image: str) -> list[str]:
-        """Unpack an image; what to put before a command so that it runs in there."""
+    def unpack(self, client: DockerClient, image: str) -> str:
+        """Unpack an image; the program to put before a command so that it runs in there."""
         rootfs = self.folder / "rootfs"
         rootfs.mkdir()
         made = client.containers.create(image)
@@ -97,11 +59,8 @@ class Slurm:
         finally:
             made.remove()
         (rootfs / self.folder.relative_to("/")).mkdir(parents=True, exist_ok=True)
-        environment = " ".join(f"'{entry}'" for entry in client.images.get(image).attrs["Config"]["Env"])
-        enter = self.folder / "enter"
-        enter.write_text(ENTER.format(folder=self.folder, environment=environment))
-        enter.chmod(0o755)
-        return [str(enter), str(rootfs)]
+        (self.folder / "environment").write_text("\n".join(client.images.get(image).attrs["Config"]["Env"]) + "\n")
+        return str(shutil.copy(DATA / "enter", self.folder))
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +68,9 @@ def cluster() -> Iterator[Slurm]:
     """munged, slurmctld and two slurmd; they have ended at the end. The nodes claim what this machine may lack."""
     if os.geteuid():
         pytest.skip("Slurm's daemons, and installing them, need root")
-    needed = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
-    missing = [package for program, package in needed.items() if not which(program)]
     # Slurm's plug-in opens the library by a name that only the development package has.
-    if not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")):
-        missing.append("libpmix-dev")
-    if missing:
-        install(*missing)
+    libraries = [] if list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")) else ["libpmix-dev"]
+    install({"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}, *libraries)
     with ExitStack() as stack:
         # Not in pytest's folder, which other users cannot enter.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-test-")))
@@ -123,26 +78,28 @@ def cluster() -> Iterator[Slurm]:
         slurm = Slurm(folder)
         _configure(folder)
         log = stack.enter_context((folder / "log").open("a"))
-        munge = [
-            f"--{name}={folder}/munge/{name}" for name in ("socket", "key-file", "pid-file", "log-file", "seed-file")
-        ]
-        daemons = [
-            ["munged", "--foreground", *munge],
-            ["slurmctld", "-D"],
-            *(["unshare", "--mount", "sh", "-c", SLURMD, "slurmd", str(folder), node] for node in NODES),
-        ]
-        for daemon in daemons:
-            stack.enter_context(_daemon(daemon, slurm.environ, log.fileno()))
-            if daemon[0] == "munged":
-                assert until((folder / "munge" / "socket").exists)
 
-        def idle() -> bool:
-            words = ["sinfo", "--noheader", "--Node", "--format=%T"]
-            done = subprocess.run(words, env=slurm.environ, capture_output=True, text=True, check=False)
-            return done.stdout.split() == ["idle"] * len(NODES)
+        def start(*argv: str) -> None:
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            process = subprocess.Popen(argv, env=slurm.environ, cwd="/", **options)
+            stack.callback(end, process)
 
-        assert until(idle), (folder / "log").read_text()[-5000:]
+        files = ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        start("munged", "--foreground", *(f"--{name}={folder}/munge/{name}" for name in files))
+        assert until((folder / "munge" / "socket").exists)
+        start("slurmctld", "-D")
+        for node in NODES:
+            start("unshare", "--mount", "sh", "-c", SLURMD, "slurmd", str(folder), node)
+        sinfo = ("sinfo", "--noheader", "--Node", "--format=%T")
+        idle = until(lambda: ran(*sinfo, env=slurm.environ).stdout.split() == ["idle"] * len(NODES))
+        assert idle, (folder / "log").read_text()[-5000:]
         yield slurm
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    if not until(lambda: process.poll() is not None, 15):
+        process.kill()
 
 
 def _configure(folder: Path) -> None:
@@ -157,29 +114,12 @@ def _configure(folder: Path) -> None:
         servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in ("controller", *NODES)]
         ports = [server.getsockname()[1] for server in servers]
     host = socket.gethostname().split(".")[0]
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=host, folder=folder, ports=ports))
+    text = (DATA / "slurm.conf").read_text().format(host=host, folder=folder, ports=ports)
+    (folder / "slurm.conf").write_text(text)
     for i in range(8):
         (folder / f"gpu{i}").touch()
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/gpu[0-7]\n")
     (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n")
-
-
-@contextmanager
-def _daemon(argv: Sequence[str], environ: dict[str, str], log: int) -> Iterator[None]:
-    program = shutil.which(argv[0], path=environ["PATH"])
-    assert program
-    process = subprocess.Popen(
-        [program, *argv[1:]], env=environ, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 # Checks of images
@@ -191,7 +131,7 @@ RANKS = ("pmix/slurm", "ucx-distro/mpi-slurm", "openmpi-distro/sum-slurm")
 def test_verify_runs_ranks_through_srun(
     cluster: Slurm, devel: Built, client: DockerClient, imagebuild: Imagebuild
 ) -> None:
-    runner = f"exec:srun {' '.join(cluster.unpack(client, devel.tag))}"
+    runner = f"exec:srun {cluster.unpack(client, devel.tag)}"
     variables = {name: cluster.environ[name] for name in ("SLURM_CONF", "TMPDIR")}
     chosen = [f"--only={check}" for check in (*RANKS, "pmix/loads", "ucx-distro/two-nodes")]
     for more, outcome in (
@@ -214,18 +154,15 @@ SCRIPTS = ("a100-64.slurm", "b200-64-enroot-sharp.slurm", "gb200-nvl72-enroot.sl
 
 
 def sbatch(cluster: Slurm, folder: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sbatch", *map(str, words)], env={**cluster.environ, **env}, cwd=folder, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    environ = {**cluster.environ, **env}
+    return ran("sbatch", *words, env=environ, cwd=folder, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_slurm_takes_the_script(cluster: Slurm, tmp_path: Path, name: str) -> None:
     """On as many nodes as there are here; what it does not know, it refuses."""
     made = text(re.sub(r"--nodes \d+", "--nodes 2", REFERENCE[name]))
-    options = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=False).stdout
-    if "--segment" not in options:  # before 24.05
+    if "--segment" not in ran("sbatch", "--help").stdout:  # before 24.05
         made = re.sub("#SBATCH --segment=.*\n", "", made)
     script = tmp_path / "job.sh"
     script.write_text(made)
@@ -237,8 +174,7 @@ def test_slurm_takes_the_script(cluster: Slurm, tmp_path: Path, name: str) -> No
         assert sbatch(cluster, tmp_path, "--test-only", script).returncode
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """What is left of a job."""
 
     status: int
@@ -251,9 +187,8 @@ def programs(cluster: Slurm) -> Path:
     """A folder with the stand-in for nccl-tests, linked with the distribution's Open MPI, which Slurm's PMIx joins."""
     folder = cluster.folder / "programs"
     folder.mkdir()
-    install("openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
-    command = ["mpicc", str(ROOT / "tests/docker/nccl_standin.c"), "-o", str(folder / "all_reduce_perf")]
-    subprocess.run(command, check=True, capture_output=True)
+    install({}, "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+    ran("mpicc", ROOT / "tests/docker/nccl_standin.c", "-o", folder / "all_reduce_perf", check=True)
     return folder
 
 
@@ -277,8 +212,7 @@ def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: 
     show = ["scontrol", "show", "job", submitted.stdout.strip()]
 
     def facts() -> dict[str, str]:
-        shown = subprocess.run(show, env=cluster.environ, capture_output=True, text=True, check=False).stdout
-        return dict(re.findall(r"(JobState|ExitCode)=(\S+)", shown))
+        return dict(re.findall(r"(JobState|ExitCode)=(\S+)", ran(*show, env=cluster.environ).stdout))
 
     # `sbatch --wait` looks after 2, 10 and 42 seconds only.
     assert until(lambda: facts()["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), 1200)

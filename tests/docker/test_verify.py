@@ -5,18 +5,17 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from docker import DockerClient
-from docker.models.containers import Container
 from pytest_docker.plugin import get_docker_services
 
 from imagebuild.oci import sleeping_container
 from imagebuild.project import CheckResult, VerifyResult
 from imagebuild.verify import cluster, cluster_names
+from tests.conftest import ROOT
 from tests.docker.conftest import (
     REPOSITORY,
     TARGET,
@@ -64,43 +63,31 @@ def without_nodes(result: dict[str, str], single: VerifyResult) -> dict[str, str
     return {name: outcome for name, outcome in result.items() if name not in alone}
 
 
-@dataclass(frozen=True)
-class Node:
-    """A machine that is reached by ssh."""
-
-    container: Container
-    ssh: str
-    """What leads there."""
-
-
 @pytest.fixture(scope="module")
 def node(
-    quickstart: Built, docker_ip: str, docker_compose_file: Path, client: DockerClient,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Node]:  # fmt: skip
-    """The service `node` of the compose file, as a project of its own: it needs the image, and the others do not."""
+    quickstart: Built, docker_ip: str, docker_compose_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """What leads by ssh to the service `node` of the compose file, in a project of its own as it needs the image."""
     folder, project = tmp_path_factory.mktemp("node"), f"{REPOSITORY}-node"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
     command = compose_command(folder / "variables", NODE=quickstart.tag, KEY=(folder / "key.pub").read_text().strip())
     up, down = ["up --detach --wait node"], ["--profile node down --volumes --timeout 1"]
     with get_docker_services(command, str(docker_compose_file), project, up, down) as services:
         options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-        ssh = f"ssh -p {services.port_for('node', 2299)} -i {folder}/key {options} root@{docker_ip}"
-        yield Node(client.containers.get(f"{project}-node-1"), ssh)
+        yield f"ssh -p {services.port_for('node', 2299)} -i {folder}/key {options} root@{docker_ip}"
 
 
 def test_verify_proves_every_component(by_docker: VerifyResult, quickstart: Built, imagebuild: Imagebuild) -> None:
     assert_proves_every_component(by_docker, quickstart, imagebuild)
 
 
-def test_a_prefix_says_the_same(by_docker: VerifyResult, node: Node, verify: Verify) -> None:
-    prefix = node.ssh
-    result = verify(TARGET, "--runner", f"exec:{prefix}")
+def test_a_prefix_says_the_same(by_docker: VerifyResult, node: str, verify: Verify) -> None:
+    result = verify(TARGET, "--runner", f"exec:{node}")
     assert without_nodes(outcomes(by_docker), result) == without_nodes(outcomes(result), result)
     assert len(without_nodes(outcomes(result), result)) > 30
     assert all("or a layout" in c.reason for c in result.checks if c.component == "image")
     assert (result.target, result.platform) == (TARGET, by_docker.platform)
-    assert the(result, "openmpi-distro/ranks-as-user").command[: len(prefix.split())] == tuple(prefix.split())
+    assert the(result, "openmpi-distro/ranks-as-user").command[: len(node.split())] == tuple(node.split())
 
 
 def test_hosts_of_a_prefix_are_nodes(
@@ -115,37 +102,17 @@ def test_hosts_of_a_prefix_are_nodes(
     assert outcomes(result) == {name: outcomes(by_docker)[name] for name in chosen} == dict.fromkeys(chosen, "passed")
 
 
-HUNG = """
-  - name: hangs
-    description: Never ends, and its children hide from it
-    timeout-s: 5
-    run: |
-      echo before
-      (setsid sleep {seconds} > /dev/null 2>&1 &)
-      (env -i setsid sleep {seconds} > /dev/null 2>&1 &)
-      trap '' TERM
-      while :; do sleep {seconds} || true; done
-  - name: afterwards
-    description: Nothing of the check before runs
-    run: |
-      ! grep -laP '^sleep\\x00{seconds}' /proc/[0-9]*/cmdline
-  - name: forever
-    description: Is told to end
-    timeout-s: 600
-    run: echo begun; sleep {seconds}
-"""
-
-
 @pytest.fixture
 def hung(tmp_path: Path, environ: dict[str, str]) -> tuple[Imagebuild, str]:
     """A project with checks that hang, and the seconds that they sleep."""
     (tmp_path / "project").mkdir()
     project = copy_of_project(tmp_path / "project")
     seconds = f"1000{int(uuid4().hex[:9], 16)}"
+    checks = (ROOT / "tests/data/hung-checks.yaml").read_text().replace("SECONDS", seconds)
     component = project / "dockerfiles/components/pmix/component.yaml"
     text = component.read_text()
     assert text.count("\nchecks:\n") == 1
-    component.write_text(text.replace("\nchecks:\n", "\nchecks:" + HUNG.format(seconds=seconds)))
+    component.write_text(text.replace("\nchecks:\n", f"\nchecks:\n{checks}"))
     return Imagebuild(project, environ), seconds
 
 
@@ -160,9 +127,9 @@ def test_a_hung_check_ends_with_all_it_started(quickstart: Built, hung: tuple[Im
     assert the(result, "pmix/afterwards").outcome == "passed", the(result, "pmix/afterwards").output
 
 
-def test_ctrl_c_ends_what_ssh_started(hung: tuple[Imagebuild, str], node: Node) -> None:
+def test_ctrl_c_ends_what_ssh_started(hung: tuple[Imagebuild, str], node: str) -> None:
     imagebuild, seconds = hung
-    process = imagebuild.start("verify", TARGET, "--runner", f"exec:{node.ssh}", "--only", "pmix/forever")
+    process = imagebuild.start("verify", TARGET, "--runner", f"exec:{node}", "--only", "pmix/forever")
     assert until(lambda: sleeping(seconds))
     process.send_signal(signal.SIGINT)
     assert finish(process).status == 130
@@ -193,19 +160,3 @@ def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: Docker
     with sleeping_container(client, tag) as running:
         result = verify(TARGET, "--runner", f"exec:docker exec {running.name}", "--only", "pmix", expect=3)
     assert the(result, "pmix/loads").reason == "needs the user root; commands run as mpiuser here"
-
-
-def test_a_digest_is_pulled_where_that_is_allowed(
-    quickstart: Built, client: DockerClient, registry: str, imagebuild: Imagebuild, verify: Verify
-) -> None:
-    image = client.images.get(quickstart.tag)
-    image.tag(f"{registry}/{REPOSITORY}/pulled", "1")
-    for line in client.images.push(f"{registry}/{REPOSITORY}/pulled", "1", stream=True, decode=True):
-        assert "error" not in line, line
-    client.images.remove(f"{registry}/{REPOSITORY}/pulled:1")
-    name = f"{registry}/{REPOSITORY}/pulled@{quickstart.result.digest}"
-    assert "--pull" in imagebuild("verify", name, "--only", "pmix/loads", expect=2).err
-    result = verify(name, "--pull", "--only", "pmix/loads")
-    assert (result.image, result.digest) == (name, quickstart.result.digest)
-    assert the(result, "pmix/loads").outcome == "passed"
-    assert name not in client.images.get(quickstart.tag).attrs["RepoDigests"], "what was pulled stayed"

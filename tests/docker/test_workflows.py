@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from imagebuild.oci import connect_registry, manifests_of, read_attestations
-from tests.conftest import LOCK, ROOT, git
+from tests.conftest import LOCK, ROOT, git, ran
 from tests.docker.conftest import COMPONENT, REPOSITORY, STAGE, Tiny
 from tests.upstream.keys import CUDA, Keys
 from tests.upstream.server import Server
@@ -30,43 +30,8 @@ from tests.upstream.server import Server
 pytestmark = pytest.mark.docker
 
 RUNTIME, DEVEL = (f"tiny-cuda13.0-debian13-{variant}" for variant in ("runtime", "devel"))
-PROGRAMS = {
-    # `docker login` goes nowhere; the builder is the engine itself, as there may be no image of BuildKit here.
-    "docker": """\
-case "$1 $2" in
-  "login "*) cat > /dev/null; echo "$*" >> "$STANDIN_LOG" ;;
-  "buildx create") echo "$*" >> "$STANDIN_LOG" ;;
-  *) words=() last=
-    for word; do
-      if [[ "$last $word" == "--builder imagebuild" ]]; then word=default; fi
-      words+=("$word") last=$word
-    done
-    exec "$REAL_DOCKER" "${words[@]}" ;;
-esac
-""",
-    "gh": """\
-printf '%q ' gh "$@" >> "$STANDIN_LOG"; echo >> "$STANDIN_LOG"
-case "$1 $2" in
-  "pr list") echo "${STANDIN_OPEN:-0}" ;;
-  "auth setup-git" | "workflow run" | "pr create" | "pr edit") ;;
-  *) echo "gh $*: not known here" >&2; exit 1 ;;
-esac
-""",
-    "sudo": 'echo "sudo $*" >> "$STANDIN_LOG"\n',
-    # Without a key it asks GitHub who signs; signatures with a key are tested elsewhere.
-    "cosign": 'echo "cosign $*" >> "$STANDIN_LOG"\nexec "$STANDIN_PYTHON" -m tests.cosign_fake "$@"\n',
-    # It would ask the security tracker of Debian; its package may not be installed here.
-    "debsecan": 'echo "debsecan $*" >> "$STANDIN_LOG"\ncat "$STANDIN_FOUND"\n',
-    # The checkout's own code, without installing its dependencies again.
-    "make": """\
-[[ "$1 $3" == "--directory .venv/installed-ci" ]] || { echo "make $*: not known here" >&2; exit 1; }
-cd "$2"
-mkdir -p .venv/bin
-printf '#!/bin/sh\\nexec "%s" -m imagebuild "$@"\\n' "$STANDIN_PYTHON" > .venv/bin/imagebuild
-chmod +x .venv/bin/imagebuild
-""",
-}
-"""Program → what is run instead."""
+PROGRAMS = ROOT / "tests/data/workflows"
+"""What is run instead of programs of GitHub's machines."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -85,14 +50,10 @@ class Machine:
     """Of the last job."""
 
     def __post_init__(self) -> None:
-        programs = self.folder / "programs"
-        programs.mkdir(parents=True)
-        for name, script in PROGRAMS.items():
-            (programs / name).write_text(f"#!/usr/bin/env bash\nset -e\n{script}")
-            (programs / name).chmod(0o755)
+        self.folder.mkdir()
         self.environ = {
             **self.origin.environ,
-            "PATH": f"{programs}:{self.origin.environ['PATH']}",
+            "PATH": f"{PROGRAMS}:{self.origin.environ['PATH']}",
             "REAL_DOCKER": shutil.which("docker") or "",
             "STANDIN_LOG": str(self.folder / "calls"),
             "STANDIN_PYTHON": sys.executable,
@@ -126,32 +87,26 @@ class Machine:
             steps += load(ROOT / ".github/actions/setup/action.yml")["runs"]["steps"] if own else [step]
         for step in steps:
             condition = step.get("if", "")
-            if failed and "cancelled()" not in condition:
-                continue
-            if (asked := re.match(r"steps\.\w+\.outputs\.(\w+) == '(\w+)'", condition)) and (
-                self.outputs.get(asked[1]) != asked[2]
-            ):
+            asked = re.match(r"steps\.\w+\.outputs\.(\w+) == '(\w+)'", condition)
+            if (asked and self.outputs.get(asked[1]) != asked[2]) or (failed and "cancelled()" not in condition):
                 continue
             if "run" not in step:
                 self._action(step["uses"], step.get("with", {}), work)
                 continue
-            wanted = {**workflow.get("env", {}), **job.get("env", {}), **step.get("env", {})}
             files = {variable: work / f".{variable}" for variable in ("GITHUB_ENV", "GITHUB_PATH", "GITHUB_OUTPUT")}
             for path in files.values():
                 path.write_text("")
+            wanted = {**workflow.get("env", {}), **job.get("env", {}), **step.get("env", {})}
             given = {"ACTION": str(work / ".github/actions/setup"), **{v: values[v] for v in wanted if v != "ACTION"}}
-            done = subprocess.run(
-                ["bash", "-eo", "pipefail", "-c", step["run"]], cwd=work, env={**environ, **given, **{
-                    variable: str(path) for variable, path in files.items()}},
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-            )  # fmt: skip
-            sys.stdout.write(f"## {name}: {step.get('name', step['run'])}: {done.returncode}\n{done.stdout}")
-            failed = failed or (step.get("name", step["run"]) if done.returncode else "")
-            pairs = {key: dict(line.split("=", 1) for line in files[key].read_text().splitlines()) for key in files
-                     if key != "GITHUB_PATH"}  # fmt: skip
-            environ |= pairs["GITHUB_ENV"]
-            environ["PATH"] = os.pathsep.join([*files["GITHUB_PATH"].read_text().splitlines(), environ["PATH"]])
-            self.outputs |= pairs["GITHUB_OUTPUT"]
+            given |= {variable: str(path) for variable, path in files.items()}
+            shell, title = ("bash", "-eo", "pipefail", "-c", step["run"]), step.get("name", step["run"])
+            done = ran(*shell, cwd=work, env={**environ, **given}, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+            sys.stdout.write(f"## {name}: {title}: {done.returncode}\n{done.stdout}")
+            failed = failed or (title if done.returncode else "")
+            lines = {variable: path.read_text().splitlines() for variable, path in files.items()}
+            environ |= dict(line.split("=", 1) for line in lines["GITHUB_ENV"])
+            environ["PATH"] = os.pathsep.join([*lines["GITHUB_PATH"], environ["PATH"]])
+            self.outputs |= dict(line.split("=", 1) for line in lines["GITHUB_OUTPUT"])
         assert failed == fails
         return work
 
@@ -176,7 +131,7 @@ def origin(tmp_path: Path, environ: dict[str, str]) -> Tiny:
     project.replace(
         "matrix.yaml", '{variant}"]', '{variant}-{revision}"]\n    aliases: ["{repository}/{image}:{variant}"]'
     )
-    project.write("matrix.yaml", (project.root / "matrix.yaml").read_text() + "github-runners: {linux/amd64: here}\n")
+    project.append("matrix.yaml", "github-runners: {linux/amd64: here}\n")
     project.write(".gitignore", "build/\n.venv/\nsite/\nresults/\n.GITHUB_*\n")
     shutil.copytree(ROOT / ".github", project.root / ".github")
     git(project.root, "init", "--quiet", "--initial-branch", "main")
@@ -197,11 +152,8 @@ def machine(origin: Tiny, registry: str, tmp_path: Path) -> Machine:
 
 def planned(machine: Machine, **values: str) -> list[dict[str, str]]:
     """The matrix of `images`."""
-    machine.job(
-        "images.yml",
-        "plan",
-        **{"BASE": "", "GIVEN": "", "TARGETS": "tiny", "JOBS": "256", "GPU": "linux/arm64", **values},
-    )
+    usual = {"BASE": "", "GIVEN": "", "TARGETS": "tiny", "JOBS": "256", "GPU": "linux/arm64"}
+    machine.job("images.yml", "plan", **usual | values)
     entries: list[dict[str, str]] = json.loads(machine.outputs["matrix"])["include"]
     return entries
 
@@ -251,10 +203,8 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert json.loads(machine.outputs["gpu"]) == {"include": []}
 
     # An image whose check fails keeps its digest, and gets no tag; what is there stays.
-    component = "dockerfiles/components/plugin/component.yaml"
-    origin.write(
-        component, (origin.root / component).read_text() + "checks: [{name: no, description: x, run: exit 1}]\n"
-    )
+    check = "checks: [{name: no, description: x, run: exit 1}]\n"
+    origin.append("dockerfiles/components/plugin/component.yaml", check)
     commit(origin, "a check that fails")
     (entry,) = planned(machine)
     assert entry["name"] == f"{DEVEL} amd64"

@@ -92,7 +92,10 @@ def test_a_pull_request_can_write_nothing_and_has_no_secret() -> None:
 @pytest.mark.programs
 def test_shell_is_clean() -> None:
     checker = Path(sys.executable).with_name("shellcheck")
-    programs = [(ROOT / ".github" / name).read_text() for name in ("plan", "propose", "scan")]
+    files = [ROOT / ".github" / name for name in ("plan", "propose", "scan")]
+    for pattern in ("bundle/*", "slurm/enter", "standins/*", "workflows/*"):
+        files += ROOT.glob(f"tests/data/{pattern}")
+    programs = [path.read_text() for path in files]
     assert not [script for script in SHELL if "${{" in script], "values come from the step's `env`"
     for script in [*SHELL, *programs]:
         text = script if script.startswith("#!") else f"#!/usr/bin/env bash\nset -eo pipefail\n{script}"

@@ -87,7 +87,7 @@ def test_the_docs_say_what_becomes_of_each_world(
 
 def changed_release(known: Release, row: Row) -> Release:
     """A release whose script sets something else."""
-    lists: dict[str, Any] = dict(known.lists)
+    lists: dict[str, Any] = dict(known["lists"])
     match row.get("lists"):
         case "reversed":
             lists = {name: parts[::-1] for name, parts in lists.items()}
@@ -96,11 +96,11 @@ def changed_release(known: Release, row: Row) -> Release:
         case dict() as others:
             lists |= others
     lists = {n: tuple(p for p in parts if p != row.get("not-in-lists")) for n, parts in lists.items() if parts}
-    variables = {name: v for name, v in {**known.variables, **row.get("variables", {})}.items() if v is not None}
-    mpi = {"default": row["mpi"]} if "mpi" in row else known.mpi
-    links = {} if row.get("no-links") else known.links
-    built_in = row.get("built-in", known.built_in)
-    return replace(known, lists=lists, variables=variables, mpi=mpi, links=links, built_in=built_in)
+    variables = {name: v for name, v in {**known["variables"], **row.get("variables", {})}.items() if v is not None}
+    mpi = {"default": row["mpi"]} if "mpi" in row else known["mpi"]
+    links = {} if row.get("no-links") else known["links"]
+    built_in = {"folder": row["built-in"]} if "built-in" in row else known["built-in"]
+    return known | {"lists": lists, "variables": variables, "mpi": mpi, "links": links, "built-in": built_in}
 
 
 def changed_tree(tree: Tree, row: Row) -> Tree:

@@ -10,7 +10,7 @@ import bz2
 import io
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -34,6 +34,8 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 STANDIN = "STAND-IN made for the tests of imagebuild; nothing in it is the vendor's.\n"
 Tree = dict[str, "File"]
 """Path below the archive's folder → what is there."""
+Release = dict[str, Any]
+"""What is known of a release, as in `evidence/hpcx-2.51.yaml`, without the places where it was seen."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +45,6 @@ class File:
     content: bytes = b""
     mode: int = 0o644
     link: str = ""
-
-
-@dataclass(frozen=True)
-class Release:
-    """What is known of a release. Values are below the archive's folder; see `evidence/hpcx-2.51.yaml`."""
-
-    version: str
-    mpi: Mapping[str, str]
-    plugin: Mapping[str, str]
-    variables: Mapping[str, str]
-    empty: tuple[str, ...]
-    keeps: tuple[str, ...]
-    lists: Mapping[str, tuple[str, ...]]
-    built_in: str
-    versions: tuple[Mapping[str, str], ...]
-    sources: tuple[str, ...]
-    libraries: tuple[Mapping[str, Any], ...]
-    programs: tuple[str, ...]
-    links: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -89,28 +72,22 @@ def release(version: str) -> Release:
     data = yaml.safe_load((EVIDENCE / f"hpcx-{version}.yaml").read_text())
     if like := data.get("like"):
         data = {**yaml.safe_load((EVIDENCE / f"hpcx-{like}.yaml").read_text()), **data}
+    known = {name: _without_places(value) for name, value in data.items()}
+    plugin = known["plugin"]["default"]
+    libraries = [*known["libraries"], *known.get("more-libraries", ())]
+    return known | {"libraries": [{**file, "path": file["path"].replace("{plugin}", plugin)} for file in libraries]}
 
-    def merged(name: str) -> dict[str, Any]:
-        return {key: value for group in data.get(name, ()) for key, value in group["values"].items()}
 
-    return Release(
-        version=data["version"],
-        mpi=data["mpi"],
-        plugin=data["plugin"],
-        variables=merged("variables"),
-        empty=tuple(data.get("empty", {}).get("names", ())),
-        keeps=tuple(data["keeps"]["names"]),
-        lists={name: tuple(folders) for name, folders in merged("lists").items()},
-        built_in=data["built-in"]["folder"],
-        versions=tuple(data["versions"]),
-        sources=tuple(data["sources"]["names"]),
-        libraries=tuple(
-            {**library, "path": library["path"].replace("{plugin}", data["plugin"]["default"])}
-            for library in [*data["libraries"], *data.get("more-libraries", ())]
-        ),
-        programs=tuple(path for group in data["programs"] for path in group["paths"]),
-        links=merged("links"),
-    )
+def _without_places(value: Any) -> Any:
+    match value:
+        case {"names": names}:
+            return names
+        case [{"values": _}, *_]:
+            return {name: entry for group in value for name, entry in group["values"].items()}
+        case [{"paths": _}, *_]:
+            return [path for group in value for path in group["paths"]]
+        case _:
+            return value
 
 
 def init_script(known: Release) -> str:
@@ -120,17 +97,18 @@ def init_script(known: Release) -> str:
     """
     lines = ["#!/bin/bash", f"# {STANDIN.strip()}", 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
              "export HPCX_DIR=$here"]  # fmt: skip
-    for name, choice in (("mpi", known.mpi), ("plugin", known.plugin)):
+    for name, choice in (("mpi", known["mpi"]), ("plugin", known["plugin"])):
         lines.append(f"hpcx_{name}=${{HPCX_DIR}}/{choice['default']}")
         if switch := choice.get("switch"):
             lines.append(f'if [ "${switch}" = 1 ]; then hpcx_{name}=${{HPCX_DIR}}/{choice["other"]}; fi')
-    lines += [f"export {name}={_shell(value)}" for name, value in known.variables.items()]
-    lines += [f"export {name}=" for name in known.empty]
-    lines += ["hpcx_load() {", *(f"  export OLD_{name}=${name}" for name in known.keeps)]
-    for name, folders in known.lists.items():
+    lines += [f"export {name}={_shell(value)}" for name, value in known["variables"].items()]
+    lines += [f"export {name}=" for name in known.get("empty", ())]
+    lines += ["hpcx_load() {", *(f"  export OLD_{name}=${name}" for name in known["keeps"])]
+    for name, folders in known["lists"].items():
         lines.append(f"  export {name}={':'.join(map(_shell, folders))}${{{name}:+:${name}}}")
-    lines += ["}", "hpcx_unload() {", *(f"  export {name}=$OLD_{name}" for name in known.keeps)]
-    return "\n".join([*lines, f"  unset HPCX_DIR {' '.join([*known.variables, *known.empty])}", "}", ""])
+    lines += ["}", "hpcx_unload() {", *(f"  export {name}=$OLD_{name}" for name in known["keeps"])]
+    names = " ".join([*known["variables"], *known.get("empty", ())])
+    return "\n".join([*lines, f"  unset HPCX_DIR {names}", "}", ""])
 
 
 def _shell(value: str) -> str:
@@ -141,9 +119,9 @@ def _shell(value: str) -> str:
 
 def files(known: Release, which: Distribution) -> Tree:
     """The tree of a release, with ELF files that nothing can load."""
-    prefix = known.built_in.format(archive=which.name)
+    prefix = known["built-in"]["folder"].format(archive=which.name)
     texts = {
-        "VERSION": "".join([f"HPC-X v{known.version}\n", *map(_version_line, known.versions),
+        "VERSION": "".join([f"HPC-X v{known['version']}\n", *map(_version_line, known["versions"]),
                             f"Linux: {which.os}\nOFED: doca_ofed\nCUDA: V{which.cuda}.0\n", STANDIN]),
         "LICENSE": f"{STANDIN}The vendor's archive has the text of an end user licence agreement here.\n",
         "hpcx-init.sh": init_script(known),
@@ -152,7 +130,7 @@ def files(known: Release, which: Distribution) -> Tree:
         "modulefiles/hpcx": f"#%Module\n# {STANDIN}set hpcx_dir {prefix}\nsetenv HPCX_DIR $hpcx_dir\n",
     }  # fmt: skip
     tree: Tree = {}
-    for library in known.libraries:
+    for library in known["libraries"]:
         path, soname = library["path"], library["soname"]
         needs = [name.format(cuda=which.cuda) for name in library.get("needs", ())]
         tree[path] = File(elf(machine=MACHINES[which.cpu], soname=soname, needed=needs), 0o755)
@@ -166,18 +144,18 @@ def files(known: Release, which: Distribution) -> Tree:
                 f"old_library=''\ndependency_libs=''\ninstalled=yes\nshouldnotlink=no\ndlopen=''\ndlpreopen=''\n"
                 f"libdir='{prefix}/{folder}'\n"
             )
-    for path in chain.from_iterable(known.lists.values()):
-        folder = path.format(mpi=known.mpi["default"], plugin=known.plugin["default"])
+    for path in chain.from_iterable(known["lists"].values()):
+        folder = path.format(mpi=known["mpi"]["default"], plugin=known["plugin"]["default"])
         if folder.endswith("/pkgconfig"):
             name = folder.partition("/")[0]
             texts[f"{folder}/{name}.pc"] = f"prefix={prefix}/{name}\nName: {name}\nDescription: STAND-IN\nVersion: 1\n"
         elif folder.endswith(("/include", "/share/man")):
             texts[f"{folder}/README"] = STANDIN
     tree |= {path: File(text.encode()) for path, text in texts.items()}
-    tree |= {f"sources/{name}": File(STANDIN.encode()) for name in known.sources}
+    tree |= {f"sources/{name}": File(STANDIN.encode()) for name in known["sources"]}
     script = b'#!/bin/sh\necho "stand-in for $(basename "$0")" >&2\nexit 1\n'
-    tree |= {path: File(script, 0o755) for path in known.programs}
-    return tree | {path: File(link=target) for path, target in known.links.items()}
+    tree |= {path: File(script, 0o755) for path in known["programs"]}
+    return tree | {path: File(link=target) for path, target in known["links"].items()}
 
 
 def _version_line(part: Mapping[str, str]) -> str:
@@ -192,9 +170,9 @@ def content(tree: Tree, made: Path, sources: Path | None, which: Distribution, k
     """
     if which.cpu != "x86_64":
         return tree
-    prefix = known.built_in.format(archive=which.name).encode()
+    prefix = known["built-in"]["folder"].format(archive=which.name).encode()
     for root in (made / "stubs", made / f"stubs-cuda{which.cuda}", made / "all"):
-        for path in _walk(root):
+        for path in (found for found in root.rglob("*") if found.is_symlink() or found.is_file()):
             name = str(path.relative_to(root))
             if root.name == "all" or name in tree:
                 data = b"" if path.is_symlink() else path.read_bytes()
@@ -202,7 +180,9 @@ def content(tree: Tree, made: Path, sources: Path | None, which: Distribution, k
                 link = str(path.readlink()) if path.is_symlink() else ""
                 tree = {**tree, name: File(data, path.lstat().st_mode & 0o777, link)}
     if sources:
-        packed = {name: name.replace("openmpi-", "openmpi4-") for name in known.sources if name.startswith("openmpi")}
+        packed = {
+            name: name.replace("openmpi-", "openmpi4-") for name in known["sources"] if name.startswith("openmpi")
+        }
         tree = {**tree, **{f"sources/{name}": File((sources / file).read_bytes()) for name, file in packed.items()}}
     return tree
 
@@ -237,14 +217,6 @@ def table() -> str:
     """Lines `PATH SONAME LIBRARY…` of all libraries, and `PATH` of all programs, to be compiled as stand-ins."""
     lines = []
     for known in map(release, VERSIONS):
-        lines += [" ".join([item["path"], item["soname"], *item.get("needs", ())]) for item in known.libraries]
-        lines += known.programs
+        lines += [" ".join([item["path"], item["soname"], *item.get("needs", ())]) for item in known["libraries"]]
+        lines += known["programs"]
     return "".join(f"{line}\n" for line in dict.fromkeys(lines))
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            yield from _walk(path)
-        else:
-            yield path

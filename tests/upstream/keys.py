@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.core import run_program
+from tests.conftest import ran
 
 CUDA, CUDA_NEW, DOCA, STRANGER, EXPIRED = "cuda", "cuda-new", "doca", "stranger", "expired"
 """STRANGER's public key is published nowhere; EXPIRED could sign on the first days of 2020 only."""
@@ -48,13 +47,9 @@ class Keys:
     def sign(self, release: bytes, name: str) -> dict[str, bytes]:
         """`InRelease` and `Release.gpg` for the content of a Release file."""
         when = ("--faked-system-time", PAST) if name == EXPIRED else ()
-        with tempfile.TemporaryDirectory() as folder:
-            plain = Path(folder) / "Release"
-            plain.write_bytes(release)
-            for output, kind in (("InRelease", "--clear-sign"), ("Release.gpg", "--detach-sign")):
-                self._gpg(*when, "--local-user", _address(name), "--armor", "--digest-algo", "SHA512",
-                          "--output", f"{folder}/{output}", kind, str(plain))  # fmt: skip
-            return {output: (Path(folder) / output).read_bytes() for output in ("InRelease", "Release.gpg")}
+        options = (*when, "--local-user", _address(name), "--armor", "--digest-algo", "SHA512")
+        kinds = {"InRelease": "--clear-sign", "Release.gpg": "--detach-sign"}
+        return {file: self._gpg(*options, kind, input=release.decode()).encode() for file, kind in kinds.items()}
 
     def publish(self, suite: Path, files: Mapping[str, bytes], by: str = CUDA, more: str = "") -> None:
         """Write the indexes of a suite, and the signed list of them, which may have more fields."""
@@ -69,17 +64,17 @@ class Keys:
     def _create(self, name: str, expires: str, *when: str) -> None:
         self._gpg(*when, "--passphrase", "", "--quick-generate-key", _address(name), "ed25519", "sign", expires)
 
-    def _gpg(self, *words: str) -> str:
+    def _gpg(self, *words: str, input: str = "") -> str:  # noqa: A002 - as of subprocess.run
         # The path of the agent's socket is limited to 107 bytes, so the home is reached by a short name.
         with tempfile.TemporaryDirectory(prefix="k") as folder:
             link = Path(folder) / "h"
             link.symlink_to(self.home.absolute())
             try:
-                return run_program("gpg", "--homedir", str(link), "--batch", "--yes", "--quiet", *words)
+                command = ("gpg", "--homedir", link, "--batch", "--yes", "--quiet", *words)
+                return ran(*command, check=True, stderr=None, input=input).stdout
             finally:
                 # An agent of its own starts with every call that needs a secret key.
-                if shutil.which("gpgconf"):
-                    run_program("gpgconf", "--homedir", str(link), "--kill", "all")
+                ran("gpgconf", "--homedir", link, "--kill", "all", check=True)
 
 
 def _address(name: str) -> str:

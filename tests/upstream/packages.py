@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
-import tarfile
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from tests.conftest import ran
 from tests.upstream.keys import Keys
 
 EVIDENCE = Path(__file__).parent / "evidence" / "repositories.yaml"
@@ -44,21 +44,13 @@ def publish(built: Path, folder: Path, keys: Keys) -> None:
             shutil.copy(keys.public / key, target / name)
 
 
-def package_with(files: dict[str, bytes]) -> bytes:
+def package_with(files: dict[str, bytes], name: str = "test") -> bytes:
     """A Debian package with these files."""
-
-    def packed(entries: dict[str, bytes]) -> bytes:
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:xz") as archive:
-            for name, data in entries.items():
-                entry = tarfile.TarInfo(f"./{name}")
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
-        return buffer.getvalue()
-
-    members = {"debian-binary": b"2.0\n", "control.tar.xz": packed({"control": b""}), "data.tar.xz": packed(files)}
-    result = b"!<arch>\n"
-    for name, data in members.items():
-        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(data):<10}`\n"
-        result += head.encode() + data + b"\n" * (len(data) % 2)
-    return result
+    control = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: for a test\n"
+    with tempfile.TemporaryDirectory() as folder:
+        for path, data in {"DEBIAN/control": control.encode(), **files}.items():
+            file = Path(folder, "tree", path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        ran("dpkg-deb", "--root-owner-group", "--build", f"{folder}/tree", f"{folder}/package", check=True)
+        return Path(folder, "package").read_bytes()

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
+
+from tests import faulty
+from tests.faulty import Answer, Dropped, Handler
 
 GIT = "github.com"
 """The folder whose `*.git` folders are served by git."""
@@ -52,93 +53,54 @@ class Server:
     @contextmanager
     def running(self) -> Iterator[Server]:
         """Listens on every address, at `port`, which is chosen if it is 0."""
-        handler = type("Handler", (_Handler,), {"owner": self})
-        with ThreadingHTTPServer(("0.0.0.0", self.port), handler) as server:
-            self.port = server.server_address[1]
-            thread = threading.Thread(target=server.serve_forever, daemon=True)
-            thread.start()
-            try:
-                yield self
-            finally:
-                server.shutdown()
-                thread.join()
+        server = faulty.Server(self.serve, "0.0.0.0", self.port)
+        self.port = server.server_port
+        with faulty.answering(server):
+            yield self
 
-
-class _Handler(BaseHTTPRequestHandler):
-    owner: Server
-    protocol_version = "HTTP/1.1"
-    timeout = 60
-    """Seconds that a connection may be idle."""
-
-    def do_GET(self) -> None:
-        address = urlsplit(self.path)
+    def serve(self, handler: Handler) -> None:
+        address = urlsplit(handler.path)
         path = unquote(address.path).replace("/./", "/")  # as apt asks where the suite is `./`
-        login = base64.b64encode(self.owner.login.encode()).decode()
-        if login and self.headers.get("Authorization") != f"Basic {login}":
-            return self._error(HTTPStatus.UNAUTHORIZED)
-        replaced = sorted((prefix for prefix in self.owner.replaced if path.startswith(prefix)), key=len)
-        for prefix, statuses in self.owner.failing.items():
+        answer = self.answer(handler, path, address.query)
+        self.requests.append(Request(handler.command, unquote(handler.path), answer.status))
+        if answer.status == 200 and path.startswith(tuple(self.truncated)):
+            answer = Answer(200, answer.content[: len(answer.content) // 2], answer.headers, len(answer.content))
+        try:
+            handler.send(answer)
+        except Dropped:
+            self.cut.wait(60)
+            raise
+
+    def answer(self, handler: Handler, path: str, query: str) -> Answer:
+        body = handler.content()
+        login = base64.b64encode(self.login.encode()).decode()
+        if login and handler.headers.get("Authorization") != f"Basic {login}":
+            return Answer(401, headers={"WWW-Authenticate": 'Basic realm="site"'})
+        for prefix, statuses in self.failing.items():
             if statuses and path.startswith(prefix):
-                return self._error(statuses.pop())
-        if replaced:
-            return self._send(path, self.owner.replaced[replaced[-1]])
+                return Answer(statuses.pop())
+        if replaced := [prefix for prefix in self.replaced if path.startswith(prefix)]:
+            return Answer(200, self.replaced[max(replaced, key=len)])
         if path.startswith(f"/{GIT}/") and ".git/" in path:
-            return self._git(path, address.query)
-        file = (self.owner.root / path.lstrip("/")).resolve()
-        inside = file.is_relative_to(self.owner.root.resolve().parent) and ".." not in path.split("/")
-        return self._send(path, file.read_bytes()) if inside and file.is_file() else self._error(HTTPStatus.NOT_FOUND)
+            return self._git(handler, path, query, body)
+        file = (self.root / path.lstrip("/")).resolve()
+        inside = file.is_relative_to(self.root.resolve().parent) and ".." not in path.split("/")
+        return Answer(200, file.read_bytes()) if inside and file.is_file() else Answer(404)
 
-    do_HEAD = do_POST = do_GET  # noqa: N815
-
-    def _git(self, path: str, query: str) -> None:
+    def _git(self, handler: Handler, path: str, query: str, body: bytes) -> Answer:
         """As git's manual describes: `git http-backend` is a CGI program."""
-        body = self._body()
         environ = {
             **os.environ,
-            "GIT_PROJECT_ROOT": str(self.owner.root / GIT), "GIT_HTTP_EXPORT_ALL": "1",
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
-            "PATH_INFO": path.removeprefix(f"/{GIT}"), "QUERY_STRING": query, "REQUEST_METHOD": self.command,
-            "CONTENT_TYPE": self.headers.get("Content-Type", ""), "CONTENT_LENGTH": str(len(body)),
-            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""), "REMOTE_ADDR": self.client_address[0],
+            "GIT_PROJECT_ROOT": str(self.root / GIT), "GIT_HTTP_EXPORT_ALL": "1",
+            "GIT_PROTOCOL": handler.headers.get("Git-Protocol", ""),
+            "PATH_INFO": path.removeprefix(f"/{GIT}"), "QUERY_STRING": query, "REQUEST_METHOD": handler.command,
+            "CONTENT_TYPE": handler.headers.get("Content-Type", ""), "CONTENT_LENGTH": str(len(body)),
+            "HTTP_CONTENT_ENCODING": handler.headers.get("Content-Encoding", ""),
+            "REMOTE_ADDR": handler.client_address[0],
             # Whoever owns the cache folder, it was made for this.
             "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
         }  # fmt: skip
         done = subprocess.run(["git", "http-backend"], env=environ, input=body, capture_output=True, check=False)
         head, _, content = done.stdout.partition(b"\r\n\r\n")
         fields = dict(line.split(": ", 1) for line in head.decode().splitlines())
-        self._send(path, content, int(fields.pop("Status", "200").split()[0]), **fields)
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
-
-    def _error(self, status: int) -> None:
-        self._body()
-        self._send("", f"stand-in: {HTTPStatus(status).phrase}\n".encode(), status)
-
-    def _send(self, path: str, content: bytes, status: int = HTTPStatus.OK, **fields: str) -> None:
-        self.owner.requests.append(Request(self.command, unquote(self.path), int(status)))
-        self.send_response(status)
-        if status == HTTPStatus.UNAUTHORIZED:
-            fields["WWW-Authenticate"] = 'Basic realm="site"'
-        for name, value in {"Content-Length": str(len(content)), **fields}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if any(path.startswith(prefix) for prefix in self.owner.truncated):
-            self.wfile.write(content[: len(content) // 2])
-            self.wfile.flush()
-            self.owner.cut.wait(self.timeout)
-            self.close_connection = True
-        else:
-            self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Requests are kept, not printed."""
+        return Answer(int(fields.pop("Status", "200").split()[0]), content, fields)

@@ -7,22 +7,21 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagebuild.build import bootstrap
-from imagebuild.core import cache_folder, run_program, which
+from imagebuild.build import bootstrap, gateway_address
+from imagebuild.core import cache_folder, run_program
 from imagebuild.oci import find_engine
 from tests.upstream import bases, hpcx, packages, registry, repositories, wheels
 from tests.upstream.keys import Keys
 from tests.upstream.server import Server
 
 HERE = Path(__file__).parent
-CACHE = cache_folder().parent / "upstream"
+CACHE = cache_folder().absolute().parent / "upstream"
 """Of all tests."""
 RECIPES = HERE / "recipes"
 ADDRESSES = (
@@ -37,54 +36,37 @@ ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
 """The one that is served."""
 
 
-def missing() -> list[str]:
-    """Packages that this machine needs for the stand-in and lacks."""
-    return [package for program, package in PROGRAMS.items() if not which(program)]
-
-
 @dataclass
 class Upstream:
     """The servers that the image `hpcx` is built from, on this machine."""
 
-    cache: Path
     gateway: str
     """The engine's bridge, by which its daemon and its containers reach this machine."""
     ports: dict[str, int] = field(default_factory=dict)
+    """Of the server and the registry, when they are served."""
+    root = CACHE / "served"
+    """Files served, as root/<host>/<path of the address>."""
+    content = CACHE / "content"
+    """Compiled parts of HPC-X, for `hpcx.content`."""
+    keys = Keys(CACHE / "keys")
 
     @classmethod
-    def make(cls, cache: Path, *, sources: bool, log: Callable[[str], None] = lambda _line: None) -> Upstream:
+    def make(cls, *, sources: bool) -> Upstream:
         """Make all of it if the cache folder has it from other recipes, or not at all.
 
         Without `sources`, those of Open MPI cannot be compiled: to make them takes longer than all else.
         """
-        cache.mkdir(parents=True, exist_ok=True)
-        cache, stamp = cache.absolute(), cache / "made-from"
-        wanted = [_digest(), "sources"]
-        with (cache / "lock").open("w") as lock:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        stamp, wanted = CACHE / "made-from", [_digest(), "sources"][: 1 + sources]
+        with (CACHE / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not stamp.is_file() or stamp.read_text().split()[: 1 + sources] != wanted[: 1 + sources]:
-                for name in ("made-from", "keys", "header", "packages", "content", "openmpi", "toolkit", "served"):
-                    shutil.rmtree(cache / name, ignore_errors=True)
+            if not stamp.is_file() or stamp.read_text().split()[: 1 + sources] != wanted:
                 stamp.unlink(missing_ok=True)
-                Making(cache, log).everything(sources=sources)
-                stamp.write_text(" ".join(wanted[: 1 + sources]))
-        words = ("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
-        gateway = run_program(*words, env=find_engine(os.environ).environment, timeout=20).strip()
-        return cls(cache, gateway, _remembered(cache))
-
-    @property
-    def root(self) -> Path:
-        """Files served, as root/<host>/<path of the address>."""
-        return self.cache / "served"
-
-    @property
-    def content(self) -> Path:
-        """Compiled parts of HPC-X, for `hpcx.content`."""
-        return self.cache / "content"
-
-    @property
-    def keys(self) -> Keys:
-        return Keys(self.cache / "keys")
+                for name in ("keys", "header", "packages", "content", "openmpi", "toolkit", "served"):
+                    shutil.rmtree(CACHE / name, ignore_errors=True)
+                Making().everything(sources=sources)
+                stamp.write_text(" ".join(wanted))
+        return cls(gateway_address(find_engine(os.environ)))
 
     @property
     def configuration(self) -> str:
@@ -96,13 +78,17 @@ class Upstream:
 
     @contextmanager
     def serve(self) -> Iterator[Server]:
-        """Run the server and the registry, on the ports of last time if they are free."""
-        self.ports.update({name: _free_port(self.ports[name]) for name in ("server", "registry")})
-        # Those of last time stay known where another process serves on them now.
-        with suppress(FileExistsError), (self.cache / "ports.json").open("x") as file:
-            file.write(json.dumps(self.ports))
+        """Run the server and the registry, on the ports of the first time if they are free.
+
+        With the same addresses, steps that were built stay cached.
+        """
+        file = CACHE / "ports.json"
+        wanted = json.loads(file.read_text()) if file.exists() else {"server": 0, "registry": 0}
+        self.ports |= {name: registry.free_port(port) for name, port in wanted.items()}
+        if not file.exists():
+            file.write_text(json.dumps(self.ports))
         server = Server(self.root, self.ports["server"])
-        with registry.running(self.cache / "registry", self.ports["registry"]), server.running():
+        with registry.running(CACHE / "registry", self.ports["registry"]), server.running():
             yield server
 
     def resigned(self, repository: str, key: str) -> dict[str, bytes]:
@@ -115,33 +101,25 @@ class Upstream:
 
 
 class Making:
-    """Make the stand-in in a folder, in containers on a bootstrapped Debian 13; BuildKit caches the steps."""
+    """Make the stand-in in the cache, in containers on a bootstrapped Debian 13; BuildKit caches the steps."""
 
-    def __init__(self, cache: Path, log: Callable[[str], None]) -> None:
-        self.cache, self.log = cache, log
-        self.base = bootstrap(["linux/amd64"], cache_folder(), release="trixie", log=log)
+    def __init__(self) -> None:
+        self.base = bootstrap(["linux/amd64"], cache_folder(), release="trixie")
         self.docker: Mapping[str, str] = find_engine(os.environ).environment
 
-    def folder(self, name: str) -> Path:
-        """A folder of this name, in which something is made now."""
-        self.log(f"making {name}")
-        (self.cache / name).mkdir(parents=True)
-        return self.cache / name
-
     def everything(self, *, sources: bool) -> None:
-        Keys.make(self.folder("keys"))
-        keys = Keys(self.cache / "keys")
-        header, toolkit, served = self.folder("header"), self.folder("toolkit"), self.folder("served")
-        wheels.nccl_header(header)
-        wheels.toolkit(bases.TOOLKIT, toolkit)
-        built = self.exported("packages", "packages", nccl=header, keys=keys.public)
-        packages.publish(built, served, keys)
+        header, toolkit, served, keys = (_folder(name) for name in ("header", "toolkit", "served", "keys"))
+        Keys.make(keys)
+        wheels.take("nccl-wheel", "2.32.3", "nvidia/nccl/include/nccl.h", header / "nccl.h")
+        wheels.take("cuda", bases.TOOLKIT, f"nvidia/cu{bases.TOOLKIT.partition('.')[0]}", toolkit / "cuda")
+        public = Upstream.keys.public
+        built = self.exported("packages", "packages", nccl=header, keys=public)
+        packages.publish(built, served, Upstream.keys)
         repositories.make(served / "github.com")
         self._archive(served / hpcx.HOST / ARCHIVE.path, sources=sources)
-        contexts = {"packages": served / packages.NVIDIA_UBUNTU, "keys": keys.public, "toolkit": toolkit}
-        with registry.running(self.cache / "registry", _free_port()) as address:
+        contexts = {"packages": served / packages.NVIDIA_UBUNTU, "keys": public, "toolkit": toolkit}
+        with registry.running(CACHE / "registry") as address:
             for name, (variant, cuda) in bases.images().items():
-                self.log(f"making {name}")
                 options, tail = bases.build_options(variant, cuda)
                 output = f"--output=type=image,name={address}/{name},push=true,compression-level=1"
                 self.build("bases", *options, output, tail=tail, contexts=contexts)
@@ -157,7 +135,7 @@ class Making:
 
     def exported(self, name: str, recipe: str, *options: str, **contexts: Path) -> Path:
         """What a recipe makes, in a folder of this name."""
-        folder = self.folder(name)
+        folder = _folder(name)
         self.build(recipe, *options, f"--output=type=local,dest={folder}", contexts=contexts)
         return folder
 
@@ -175,27 +153,15 @@ class Making:
             )  # fmt: skip
 
 
+def _folder(name: str) -> Path:
+    """A new one in the cache."""
+    (CACHE / name).mkdir(parents=True)
+    return CACHE / name
+
+
 def _digest() -> str:
     """Of all that the stand-in is made from. A fresher base is no reason to make it anew: nobody relies on that."""
     total = hashlib.sha256(repr([wheels.pins("nccl-wheel", "2.32.3"), wheels.pins("cuda", bases.TOOLKIT)]).encode())
     for file in sorted(path for path in HERE.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".md")):
         total.update(file.name.encode() + file.read_bytes() + b"\0")
     return total.hexdigest()
-
-
-def _remembered(cache: Path) -> dict[str, int]:
-    """Ports of last time: with the same addresses, steps that were built stay cached."""
-    with suppress(OSError, ValueError):
-        return dict(json.loads((cache / "ports.json").read_text()))
-    return {name: _free_port() for name in ("server", "registry")}
-
-
-def _free_port(wanted: int = 0) -> int:
-    with socket.socket() as trial:
-        # A port that was served from a moment ago is free.
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind(("", wanted))
-        except OSError:
-            trial.bind(("", 0))
-        return int(trial.getsockname()[1])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,30 +21,19 @@ def pins(component: str, version: str) -> list[dict[str, Any]]:
     return found
 
 
-def unpack(wheels: list[dict[str, Any]], folder: Path) -> None:
-    """Download the wheels for amd64, verify them and unpack them. Raises CommandError if pip fails."""
-    lines = [f"{w['name']}=={w['version']} --hash=sha256:{w['sha256']['amd64']}\n" for w in wheels]
-    wanted = folder / "requirements.txt"
-    wanted.write_text("".join(lines))
-    run_program(
-        sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile", "--no-deps",
-        "--require-hashes", *pip_platforms("amd64"), "--target", str(folder / "tree"),
-        "--requirement", str(wanted),
-    )  # fmt: skip
-
-
-def toolkit(version: str, folder: Path) -> None:
-    """Fill `folder` with the tree of the CUDA toolkit `version` (`13.0`): bin, include, lib, nvvm."""
-    unpack(pins("cuda", version), folder)
-    (folder / "tree" / "nvidia" / f"cu{version.partition('.')[0]}").replace(folder / "cuda")
-    shutil.rmtree(folder / "tree")
-
-
-def nccl_header(folder: Path) -> None:
-    """Fill `folder` with nccl.h alone: the library is large, and its place is taken by a stand-in."""
-    unpack(pins("nccl-wheel", "2.32.3"), folder)
-    (folder / "tree" / "nvidia" / "nccl" / "include" / "nccl.h").replace(folder / "nccl.h")
-    shutil.rmtree(folder / "tree")
+def take(component: str, version: str, path: str, target: Path) -> None:
+    """Download a component's wheels for amd64, as they are pinned, and move what has this path in them."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        wanted = Path(folder, "requirements.txt")
+        wheels = pins(component, version)
+        wanted.write_text(
+            "".join(f"{w['name']}=={w['version']} --hash=sha256:{w['sha256']['amd64']}\n" for w in wheels)
+        )
+        run_program(
+            sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-compile", "--no-deps",
+            "--require-hashes", *pip_platforms("amd64"), "--target", f"{folder}/tree", "--requirement", str(wanted),
+        )  # fmt: skip
+        Path(folder, "tree", path).replace(target)
 
 
 def make_wheel(folder: Path, name: str, version: str, tag: str) -> Path:
