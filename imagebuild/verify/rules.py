@@ -17,6 +17,7 @@ from pathlib import Path
 from imagebuild.core.errors import plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage, PlatformImage
+from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
 from imagebuild.project.plan import Project
@@ -258,7 +259,7 @@ def setuid(inspection: Inspection) -> Iterator[Finding]:
 
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
-    """Variables of the image give containers of enroot their GPUs.
+    """Users without root's rights can unpack the image, and enroot gives its containers their GPUs.
 
     What enroot does is in its src/docker.sh and conf/hooks.
     """
@@ -266,6 +267,13 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
         if layer.compression == "zstd":
             text = "is compressed with zstd, which older enroot and umoci cannot read"
             yield Finding(f"layer {number + 1}", text, note=True, layer=number)
+        paths = {entry.path for entry in layer.entries}
+        for entry in layer.entries:
+            folder, _, name = entry.path.rpartition("/")
+            if name.startswith(f"{WHITEOUT}{WHITEOUT}") and name != OPAQUE:
+                yield _in_layer(entry, "is a mark of aufs, and no whiteout of OCI")
+            elif name.startswith(WHITEOUT) and f"{folder}/{name.removeprefix(WHITEOUT)}".lstrip("/") in paths:
+                yield _in_layer(entry, "is a whiteout of what its layer brings itself")
     env = inspection.image.env
     capabilities = set(filter(None, env.get("NVIDIA_DRIVER_CAPABILITIES", "").split(",")))
     if any(elf.gpu for elf in inspection.objects.values()):
