@@ -33,7 +33,7 @@ from imagebuild.core import yaml
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError
 from imagebuild.core.fields import ARCHS, Digest, Model, Platform
 from imagebuild.core.files import file_sha256, write_text
-from imagebuild.core.run import os_errors_as_command_errors, run_program
+from imagebuild.core.run import run_program
 from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_environment
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import Layout
@@ -113,12 +113,14 @@ class Bundle:
 
 
 def new_bundle_folder(folder: Path) -> Path:
-    """Make the folder of a bundle. Raises ConfigError if it has something in it, CommandError if it cannot be made."""
+    """Make the folder of a bundle. Raises ConfigError if it has something in it, or cannot be made."""
     folder = folder.absolute()
-    with os_errors_as_command_errors():
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"{folder}: is not empty; remove it, or name another folder")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     return folder
 
 

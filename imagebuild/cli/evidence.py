@@ -39,7 +39,9 @@ def sbom(
     from imagebuild.verify.subject import ImageFinder
 
     workspace = project.open()
-    known = {name: file.model for name, file in workspace.project.components.items()}
+    # What comes along knows nothing of components in images of others.
+    is_known = not project.is_shipped or any(target.id == image for target in workspace.plan.targets)
+    known = {name: file.model for name, file in workspace.project.components.items()} if is_known else {}
     with ImageFinder(workspace.plan, folder).find(image) as found:
         document = make_sbom(found.image(platform), known)
     options.print_or_write(encode_predicate(document).decode(), output)

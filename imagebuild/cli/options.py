@@ -278,7 +278,9 @@ class PlanChanges:
 class ImageChanges(PlanChanges):
     """Hold the options that change the project and the Dockerfiles of its images."""
 
-    base_image: Annotated[str | None, option("--base-image IMAGE", "Start from this image, not the own base.")] = None
+    base_image: Annotated[
+        str | None, option("--base-image IMAGE", "Start from this image, not from the target's base.")
+    ] = None
     append: Annotated[
         Path | None, option("--append FILE|-", "Add this file's instructions at the end; their CMD, ENV and LABEL win.")
     ] = None
@@ -399,6 +401,8 @@ def print_or_write(text: str, output: str | None) -> None:
     """Print a text as it is, or write it to the file of --output. Raises ConfigError if it cannot be written."""
     from imagebuild.core.files import write_text
 
+    if output == "":
+        raise ConfigError("the name of the file to write is empty; name a file, or leave the option out")
     if output is None or output == STDOUT:
         sys.stdout.write(text)
     else:

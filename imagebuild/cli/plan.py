@@ -49,7 +49,7 @@ def plan(
     select: options.SelectArgument = None,
     why: bool = option("--why", "Also list what is not built, with the reason.", False),
     before: str | None = option(
-        "--from REVISION", "What a build executes if this revision or folder was built before, or `nothing` was.", None
+        "--from REVISION", "What a build executes after one of this revision or folder; `nothing`: all of it.", None
     ),
     after: str | None = option("--to REVISION", "With --from: the new state, not the working tree.", None),
     markdown: options.MarkdownOption = False,

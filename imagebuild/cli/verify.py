@@ -44,7 +44,7 @@ def verify(
     """
     from imagebuild.verify.checks import select_checks
     from imagebuild.verify.rules import IMAGE_CHECKS
-    from imagebuild.verify.subject import path_of_image
+    from imagebuild.verify.subject import refuse_misspelled, target_with_id
     from imagebuild.verify.verify import VerifyRequest, verify_image
 
     workspace = project.open(edits.parse())
@@ -59,11 +59,11 @@ def verify(
             raise ConfigError(f"--env {setting}: write NAME=VALUE")
     if list_checks:
         from imagebuild.core.console import print_table
-        from imagebuild.project.plan import select_one
 
-        # Foreign images have no checks of their own, so that nobody is asked for their names.
-        is_foreign = not image or path_of_image(image) or re.search("[/:@]", image)
-        target = None if is_foreign else select_one(workspace.plan, str(image))
+        # Images of others have no checks of their own, so that nobody is asked for their names.
+        target = target_with_id(workspace.plan, image) if image else None
+        if image and not target:
+            refuse_misspelled(workspace.plan, image)
         entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only or ())
         listed = [
             {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}

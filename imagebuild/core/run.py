@@ -195,7 +195,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
 
 def _scratch() -> IO[bytes]:
     """Open a file that takes output: in memory where that can be, as a full disk may cut it off unseen."""
-    return os.fdopen(os.memfd_create("output"), "w+b") if sys.platform == "linux" else TemporaryFile()
+    return os.fdopen(os.memfd_create("output"), "w+b") if hasattr(os, "memfd_create") else TemporaryFile()
 
 
 def _text_of(file: IO[bytes]) -> str:

@@ -213,7 +213,8 @@ def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concate
 
     @functools.wraps(method)
     def repeated(self: Repository, /, *args: P.args, **options: P.kwargs) -> T:
-        names = [str(argument) for argument in args if isinstance(argument, str | Manifest | Descriptor)]
+        named = (argument for argument in args if isinstance(argument, str | Manifest | Descriptor))
+        names = [argument if isinstance(argument, str) else argument.digest for argument in named]
         what = " ".join([f"{self}:", method.__name__.strip("_").replace("_", " "), *names])
         return self.registry.client.retried(what, lambda: method(self, *args, **options))
 
@@ -246,7 +247,8 @@ class Repository:
         while path:
             answer = self._request("GET", path, **options)
             yield answer
-            path = answer.links.get("next", {}).get("url", "")
+            link = answer.links.get("next")
+            path = urljoin(answer.url, link["url"]) if link else ""
 
     def check_writable(self) -> None:
         """Raise CommandError if not even a blob of two bytes can be written here."""
@@ -412,8 +414,9 @@ class Repository:
         if not (location := opened.headers.get("Location")):
             raise CommandError(f"{self}: the server does not say where uploads go; it is no registry of images")
         answer = self._request(
-            "PUT", urljoin(opened.url, location), params={"digest": digest}, data=content if len(content) else b"",
-            timeout_s=STORE_TIMEOUT_S, headers={"Content-Type": "application/octet-stream"},
+            "PUT", urljoin(opened.url, location), source, params={"digest": digest},
+            data=content if len(content) else b"", timeout_s=STORE_TIMEOUT_S,
+            headers={"Content-Type": "application/octet-stream"},
         )  # fmt: skip
         if answer.status_code in UPLOAD_LOST or GARBLED & _error_codes(answer):
             raise TryAgain(f"{self}: {what}: the registry lost it: {describe_answer(answer)}")

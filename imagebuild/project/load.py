@@ -43,8 +43,9 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     document = load_yaml(folder / MATRIX, Matrix, mistakes)
     base = extended_project(document, extending) if document else None
     components = load_components(dockerfiles / "components", mistakes)
-    if document and not base and not (components and document.model.bases):
-        lacking = "no bases" if components else f"no {dockerfiles}/components/*/component.yaml"
+    has_components = any(dockerfiles.glob("components/*/component.yaml"))
+    if document and not base and not (has_components and document.model.bases):
+        lacking = "no bases" if has_components else f"no {dockerfiles}/components/*/component.yaml"
         problem = f"has {lacking} and extends nothing; write `extends: imagebuild` to have what comes with it"
         mistakes.add(f"{document.path}:1", problem)
     locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None

@@ -245,7 +245,7 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
                 offers = [c for c, d in project.components.items() if wanted in d.model.provides]
                 mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
             elif provider in own and provider in changes.without:
-                mistakes.add_once(f"--without {provider}", f"{name} in {image} requires it; leave that out, too")
+                mistakes.add(f"--without {provider}", f"{name} in {image} requires it; leave that out, too")
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
     for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
@@ -374,8 +374,10 @@ Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
 def check_names(project: Project, mistakes: Mistakes) -> None:
     """Note names in one file, or of an option, that another file does not know."""
     matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
+    in_images: set[str] = set()
     for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
-        if name not in known:
+        in_images |= {name} if place[0] == "images" else set()
+        if name not in known and not (place[0] == "versions" and name in in_images):
             words = ".".join(str(word) for word in place if not isinstance(word, int) and word != name)
             remedy = suggestion(name, set(known)) or "; remove it"
             if problem == "unknown component" and "did you mean" not in remedy:
@@ -506,7 +508,7 @@ def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition
     if not isinstance(value, dict | tuple):
         return
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        if key == "when" and isinstance(inner, dict):
+        if key == "when" and place and isinstance(place[-1], int):  # only rows have conditions, and names may be `when`
             yield (*place, key), inner
         else:
             yield from _conditions(inner, (*place, key))

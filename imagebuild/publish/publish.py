@@ -282,8 +282,8 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
     """Store images, attachments and signatures in every repository, then give the tags.
 
-    Raises CommandError if a registry or the signer fails, or if another publisher interferes; no tag names anything
-    incomplete then.
+    Raises CommandError if a registry or the signer fails before the first tag. If that happens later, or another
+    publisher interferes, the result is `failed`, with the tags that were given. No tag names anything incomplete.
     """
     signer = None if request.dry_run else request.signer
     places = {name.name: repository_of(name, connect) for name in draft.current}.values()
@@ -326,8 +326,11 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
         try:
             _tag(name, draft, connect)
         except CommandError as error:
-            before = ", ".join(map(str, draft.missing[:number]))
-            raise CommandError(f"{error}; tags that were given before: {before or 'none'}") from None
+            before = {str(given) for given in draft.missing[:number]}
+            given = tuple(tag for tag in published.given if tag in before)
+            moved = {tag: digest for tag, digest in published.moved.items() if tag in before}
+            update = {"state": "failed", "reasons": (str(error),), "given": given, "moved": moved}
+            return published.model_copy(update=update)
     return published
 
 

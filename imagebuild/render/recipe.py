@@ -314,8 +314,6 @@ class Recipe:
                 yield from ((name, BaseImage(reference)) for reference in self.images(name).values())
                 yield from ((name, Archive(name, url, component.unpacked)) for url in self.archives(name).values())
                 yield from ((name, source) for source in (self.git(name), self.wheels(name)) if source)
-            if not self.component(component.packages_from or name).repository:
-                continue
             # The repository for the image's release, and for that of the build stage.
             if not self.component(component.packages_from or name).repository:
                 continue

@@ -298,7 +298,7 @@ class Renderer:
         if git and not git.commit:
             summary += f", tag {git.tag}"
         rule: Any = self._environment.globals.get("rule")
-        if not rule:
+        if not callable(rule):
             raise ConfigError(f"{self.project.template('macros.j2')}:1: has no macro rule; copy it from imagebuild's")
         text = self._render(f"components/{name}/build.j2", file=partial(self._file, name), **context)
         path = self.project.template(f"components/{name}/build.j2")

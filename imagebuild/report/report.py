@@ -71,9 +71,11 @@ def make_report(
 
 
 def check_outputs(outputs: Mapping[str, Path | None], read: Collection[Path]) -> None:
-    """Raise ConfigError if two options name the same file, or one a file that was read."""
+    """Raise ConfigError if two options name the same file, or one a folder or a file that was read."""
     places: dict[Path, str] = {}
     for option, path in outputs.items():
+        if path and path.is_dir():
+            raise ConfigError(f"{option} {path}: is a folder; name a file")
         if path is None or (path.exists() and not path.is_file()):
             continue  # a device takes everything
         place = path.resolve()

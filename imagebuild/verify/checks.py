@@ -137,6 +137,8 @@ def run_check(
         reason = judge_check(check, planned.version, execution, log)
         if check.results:
             results = read.read_text(str(planned), log.read_text(errors="replace"))
+            if not any(source.tools for source in results.sources):
+                results = Results()
             if execution.status is not None:
                 reason = "; ".join(filter(None, (reason, correctness_problem(results, check.results))))
         outcome = "failed" if reason else "passed"

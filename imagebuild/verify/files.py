@@ -104,8 +104,8 @@ class Tree:
             parts = [(entry, *entry.path.rpartition("/")[::2]) for entry in layer.entries]
             # A layer removes only files of layers below it.
             for _, folder, name in parts:
-                if name.startswith(WHITEOUT):
-                    real = self._follow(folder) or ""
+                # What stands behind links in a circle removes nothing.
+                if name.startswith(WHITEOUT) and (real := self._follow(folder)) is not None:
                     for child in self.names(real) if name == OPAQUE else [name.removeprefix(WHITEOUT)]:
                         self._remove(f"{real}/{child}".lstrip("/"))
             for entry, folder, name in parts:
@@ -132,7 +132,8 @@ class Tree:
 
     def find(self, path: str) -> FileEntry | None:
         """Return the entry that a program gets when it opens the path."""
-        return self._entries.get(self._follow(path) or "")
+        real = self._follow(path)
+        return None if real is None else self._entries.get(real)
 
     def glob(self, pattern: str) -> list[str]:
         """Return the existing paths that a shell pattern names; symlinks to folders are followed."""

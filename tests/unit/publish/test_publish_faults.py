@@ -76,7 +76,7 @@ def test_interrupted_at_any_write_and_run_again_it_ends_the_same(tmp_path: Path,
     site.ready(NEW)
     staged = deepcopy(site.fake.repositories)
     site.publish()
-    wanted, reasons = state(site.fake), ""
+    wanted, given = state(site.fake), set[tuple[str, ...]]()
     for n in itertools.count(1):
         site.fake = FakeRegistry(HOST)
         site.fake.repositories = deepcopy(staged)
@@ -85,11 +85,11 @@ def test_interrupted_at_any_write_and_run_again_it_ends_the_same(tmp_path: Path,
         if interrupted.writes < n:
             break
         assert first.state == "failed"
-        reasons += first.reasons[0]
+        given.add(first.given)
         assert site.publish().only.state in ("published", "unchanged")
         assert state(site.fake) == wanted, f"write {n}"
     assert n > 15  # so many there are to interrupt
-    assert all(f"given before: {tags}" in reasons for tags in ("none", f"{HOST}/acme/tiny:{TAG}"))
+    assert {(), (f"{HOST}/acme/tiny:{TAG}",)} < given  # says what was given before
 
 
 def test_another_publisher_before_our_tag(tmp_path: Path) -> None:
