@@ -17,7 +17,7 @@ import pytest
 
 from imagebuild.bench import Results
 from tests.conftest import ROOT
-from tests.report_samples import BAD, GOOD, HOSTILE, nccl_log, verification
+from tests.report_samples import BAD, GOOD, HOSTILE, VERIFICATION, nccl_log
 from tests.unit.bench.nccl_tables import Table
 from tests.unit.conftest import Call
 
@@ -199,7 +199,7 @@ def test_baseline_flags_what_became_slower(call: Call) -> None:
 
 
 def test_results_of_verify(call: Call) -> None:
-    write("v.json", verification().model_dump_json())
+    write("v.json", VERIFICATION.model_dump_json())
     status, out, _ = call("v.json", "--html", "o.html")
     assert (status, "image checks: 2 passed, 1 failed, 1 skipped" in out) == (1, True)
     assert "✗ nccl versions: failed: header 2.30, library 2.29" in out
@@ -217,7 +217,7 @@ def test_what_verify_measured_and_judged_counts_once_and_is_judged_anew_with_a_p
     measured = {"check": "collective", "outcome": "passed", "results": results, "log": "all_reduce.log"}
     judged = {"check": "collective-speed", "outcome": "failed", "judgements": read("one.json")["judgements"]}
     checks = [check | {"component": "nccl-tests"} for check in (measured, judged)]
-    write("v/verify.json", json.dumps(verification().model_dump(mode="json") | {"checks": checks}))
+    write("v/verify.json", json.dumps(VERIFICATION.model_dump(mode="json") | {"checks": checks}))
     status, out, _ = call("v", "--json", "o.json", "--html", "o.html")
     assert (status, out.count("too slow: "), len(read("o.json")["runs"])) == (1, 1, 1)
     assert "3 passed, 1 failed" in out
