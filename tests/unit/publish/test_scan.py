@@ -16,12 +16,12 @@ from imagebuild.core import ResultError, YamlFile
 from imagebuild.oci import image
 from imagebuild.project import Severity, Vulnerability
 from imagebuild.publish import SEVERITIES, Policy, ScanReport, judge_vulnerabilities, load_report
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
 
 TODAY = date(2099, 6, 15)
-RULE = {"id": "CVE-1-1", "until": "2099-06-15", "reason": "nothing here calls it"}
+ROWS = data("scan/rows")
 DIGEST = f"sha256:{'a' * 64}"
 
 
@@ -110,38 +110,19 @@ def judged(
     return judge_vulnerabilities(ScanReport("a scanner", found, worst=worst), document, TODAY)
 
 
-@pytest.mark.parametrize(
-    ("policy", "found", "fails", "note"),
-    [
-        ({}, finding(), True, ""),
-        ({}, finding(severity="medium"), False, ""),
-        ({"fail": {"severity": "critical"}}, finding(), False, ""),
-        ({"fail": {"severity": "high", "only-fixed": True}}, finding(fixed=None), False, ""),
-        ({"fail": {"severity": "high", "unknown-severity": True}}, finding(severity="unknown"), True, ""),
-        (
-            {"fail": {"severity": "critical"}, "worst": "high"}, finding(), True,
-            "a scanner reports nothing worse than high, so that fails, not critical",
-        ),
-        ({"ignore": [RULE]}, finding(), False, ""),
-        ({"ignore": [RULE | {"package": "p*"}]}, finding(), False, ""),
-        ({"ignore": [RULE | {"package": "q"}]}, finding(), True, ""),
-        (
-            {"ignore": [RULE | {"until": "2099-06-14"}]}, finding(), True,
-            "p.yaml:1: the rule for CVE-1-1 ended on 2099-06-14; remove it, or give a new date",
-        ),
-    ],
-)  # fmt: skip
-def test_what_fails(policy: dict[str, Any], found: Vulnerability, fails: bool, note: str) -> None:
+@pytest.mark.parametrize("row", ROWS["policy"], ids=str)
+def test_what_fails(row: dict[str, Any]) -> None:
+    found, fails, policy = finding(**row.get("found", {})), row["fails"], row["policy"]
     findings, notes = judged(found, found, **policy)
     assert [f.fails for f in findings] == [fails], "of what lies in two places, one is listed"
     assert bool(findings[0].waived) == ("ignore" in policy and not fails)
-    assert notes == [note] * bool(note)
+    assert notes == ([row["note"]] if "note" in row else [])
 
 
 def test_what_fails_comes_first() -> None:
     findings, _ = judged(
         finding("CVE-1-9", "critical", package="a"), finding("CVE-1-3", "low"), finding(),
-        ignore=[RULE | {"id": "CVE-1-9"}],
+        ignore=[ROWS["rule"] | {"id": "CVE-1-9"}],
     )  # fmt: skip
     assert [f.id for f in findings] == ["CVE-1-1", "CVE-1-9", "CVE-1-3"]
     assert SEVERITIES[0] == "unknown"
@@ -175,24 +156,8 @@ def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Call
     return partial(command, "scan")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["./image", "--report", "trivy.json"], 0, "does not exist, so critical fails and nothing is ignored"),
-        (["./image", "--report", "trivy.json"], 0, "./image, linux/amd64: 1 high, 1 low: ✓ passed"),
-        (["./image", "--report", "other.json"], 2, f"other.json: is about {DIGEST}, not about sha256:"),
-        (
-            ["./image", "--report", "nameless.json"],
-            2,
-            "names no digest of an image; let grype 0.87.0 scan NAME@sha256:",
-        ),
-        (["./ubuntu", "--report", "debsecan.txt"], 2, "knows packages of Debian only; use grype or trivy"),
-        (["./image", "--report", "trivy.json", "--policy", "nowhere.yaml"], 2, "nowhere.yaml"),
-        (["./image", "--report", "trivy.json", "--policy", "awful.yaml"], 2, "awful.yaml:1: fail.severity"),
-        (["./image", "--report", "trivy.json", "--policy", "why.yaml"], 2, "why.yaml:2: ignore.0.reason"),
-    ],
-)
-def test_exit_status(scan: Call, arguments: list[str], status: int, message: str) -> None:
-    done, out, err = scan(*arguments)
+@pytest.mark.parametrize(("arguments", "status", "message"), ROWS["command"])
+def test_exit_status(scan: Call, arguments: str, status: int, message: str) -> None:
+    done, out, err = scan(*arguments.split())
     assert done == status, out + err
-    assert message in out + err
+    assert message.replace("DIGEST", DIGEST) in out + err
