@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from imagebuild.project import Plan, Project, load_project, make_plan
 from imagebuild.render import Renderer
@@ -79,6 +80,11 @@ TINY = ROOT / "tests/data/tiny"
 MATRIX = (TINY / "matrix.yaml").read_text()
 LIBRARY, TOOL = ((TINY / f"dockerfiles/components/{name}/component.yaml").read_text() for name in ("library", "tool"))
 LOCK: dict[str, dict[str, Any]] = json.loads((TINY / "imagebuild.lock").read_text())
+
+
+def data(name: str) -> Any:
+    """What a YAML file of tests/data has."""
+    return yaml.safe_load((ROOT / f"tests/data/{name}.yaml").read_text())
 
 
 class Files:

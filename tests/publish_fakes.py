@@ -27,38 +27,13 @@ from imagebuild.publish import PublishRequest, publish_targets, rules_of
 from imagebuild.render import Renderer
 from imagebuild.verify import IMAGE_CHECKS
 from tests.attached import scan, spdx
-from tests.conftest import LIBRARY, TOOL, Files
+from tests.conftest import LIBRARY, ROOT, TOOL, Files
 from tests.registry_fake import FakeRegistry, put_image
 
 HOST = "registry.test"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
-MATRIX = """\
-repository: registry.test/acme
-bases:
-  debian13: {image: "debian:13-slim"}
-versions: {library: "1.2", tool: "3.4"}
-images:
-  tiny:
-    description: A small image
-    axes:
-      cuda: ["12.9", "13.0"]
-      os: [debian13]
-      variant: [runtime]
-    platforms: [linux/amd64, linux/arm64]
-    components: [tool, library]
-    tags: ["{repository}/{image}:cuda{cuda}-tool{tool.version}-{revision}"]
-    aliases:
-      - "{repository}/{image}:cuda{cuda}"
-      - "{repository}/{image}:latest"
-"""
-CHECKS = """\
-checks:
-  - {name: works, description: It works, run: "true"}
-  - {name: newest, description: For the newest, run: "true", when: {cuda: "13.0"}}
-  - {name: on-gpu, description: It works on a GPU, run: "true", needs: [gpu]}
-  - {name: on-two, description: It works between two nodes, run: "true", needs: [nodes>=2]}
-"""
+MATRIX, CHECKS = ((ROOT / f"tests/data/publish/{name}.yaml").read_text() for name in ("matrix", "checks"))
 OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 
 

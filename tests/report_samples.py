@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from imagebuild.bench import (
-    BandwidthTest,
-    Claim,
-    Diagnostic,
-    Half,
-    Judgement,
-    Limit,
-    NcclRow,
-    PerftestTable,
-    Results,
-    Run,
-    Source,
-    SpeedClaim,
-    TableRow,
-    judge_results,
-)
-from imagebuild.project import CheckResult, VerifyResult
+import yaml
+
+from imagebuild.bench import Claim, Half, Judgement, Limit, NcclRow, Results, Run, Source, SpeedClaim, judge_results
 from imagebuild.report import Report, ReportOrigin, find_sweeps
+from tests.conftest import ROOT
 from tests.unit.bench.nccl_tables import Table
 
 HOSTILE = (
@@ -73,8 +61,9 @@ def pairs(slow: Mapping[tuple[str, ...], float], hosts: int = 6, speed: float = 
 
 
 def judgement(
-    collective: str, measured: float, ceiling: float, rate: float, state: str = "fast enough", **speed: object
-) -> Judgement:
+    collective: str, measured: float, ceiling: float, rate: float, state: str = "fast enough", subject: str = "",
+    source: str = "", **speed: object,
+) -> Judgement:  # fmt: skip
     known = {
         "state": state,
         "measured": measured,
@@ -85,19 +74,12 @@ def judgement(
         "reason": f"{measured / rate:.0%} of the reference",
     }
     return Judgement(
-        source=f"logs/{collective}.log",
-        subject=f"{collective}, 8 ranks, 1 node",
+        source=source or f"logs/{collective}.log",
+        subject=subject or f"{collective}, 8 ranks, 1 node",
         data=Claim(state="right", reason="complete"),
         participation=Claim(state="complete", reason="8 ranks, 1 node"),
         speed=SpeedClaim.model_validate(known | speed),
     )
-
-
-def matrix(size: int = 8, slow: tuple[int, int] = (2, 5)) -> tuple[tuple[float | None, ...], ...]:
-    def cell(i: int, j: int) -> float | None:
-        return None if i == j else 214.7 if (i, j) == slow else 392.0 + (i * 7 + j * 3) % 5 / 2
-
-    return tuple(tuple(cell(i, j) for j in range(size)) for i in range(size))
 
 
 ABOUT = ReportOrigin(
@@ -124,74 +106,23 @@ GOOD = report(
 )
 
 
-def verification() -> VerifyResult:
-    checks = (
-        CheckResult(component="nccl", check="library-loads", outcome="passed", output="libnccl.so.2", seconds=0.4),
-        CheckResult(
-            component="nccl", check="versions", outcome="failed", reason="header 2.30, library 2.29",
-            output=f"expected 2.30\n{HOSTILE}", seconds=1.5,
-        ),
-        CheckResult(component="gdrcopy", check="copies", outcome="skipped", reason="no gpu"),
-        CheckResult(component="sshd", check="fresh-keys", outcome="passed", seconds=2.0),
-    )  # fmt: skip
-    return VerifyResult(
-        image="example/open:13.5", digest="sha256:" + "ab" * 32, target="open-cuda13_5", platform="linux/amd64",
-        checks=checks,
-    )  # fmt: skip
+def bad() -> Report:
+    """Everything at once: tests/data/report-bad.yaml, where HOSTILE is that text."""
+    text = (ROOT / "tests/data/report-bad.yaml").read_text()
+    content = yaml.safe_load(text.replace("HOSTILE", json.dumps(HOSTILE)[1:-1]))
+    content["runs"] = [run(**values) for values in content["runs"]]
+    content["judgements"] = [judgement(**values) for values in content["judgements"]]
+    sizes = tuple(1 << power for power in range(1, 24))
+    content["tables"][0]["rows"] = [
+        {"size_bytes": size, "bw_average": 392 * size / (size + 4000), "bw_peak": 0.0, "msg_rate": 2.5}
+        for size in sizes
+    ]
+    about = ABOUT.model_copy(update={"title": "Everything at once", "baseline": "old.json"})
+    return report(about=about, **content)
 
 
-BAD = report(
-    about=ABOUT.model_copy(update={"title": "Everything at once", "baseline": "old.json"}),
-    runs=(
-        run(),
-        run("all_gather", 362.0),
-        run("alltoall", 344.0, verdict="wrong-data", reason="96 elements are wrong in 2 rows"),
-        run("reduce_scatter", 190.0),
-        run("sendrecv", 903.0),
-        run("all_reduce", 386.0, ranks=16, nodes=2, source="logs/two-nodes.log"),
-        run(None, 1.0, rows=(), ranks=None, nodes=None, devices=(), verdict="timeout", source="logs/hung.log",
-            reason=f"killed after 600 s; {HOSTILE}"),
-    ),
-    judgements=(
-        judgement("all_reduce", 477.1, 700.0, 482.0),
-        judgement("all_gather", 361.2, 450.0, 364.0),
-        judgement("reduce_scatter", 189.0, 450.0, 365.0, "too slow"),
-        judgement("sendrecv", 899.0, 450.0, 367.0, "impossible"),
-        judgement("all_reduce", 386.0, 750.0, 438.0, "not judged", reference=None, tolerance=None,
-                  reason="h100-sxm has no reference for 2 nodes").model_copy(
-            update={"source": "logs/two-nodes.log", "subject": "all_reduce, 16 ranks, 2 nodes"}),
-    ),
-    tests=(
-        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s",
-                      name="device_to_device_memcpy_read_ce", matrix=matrix(), sum=21870.0),
-        BandwidthTest(source="logs/pairs.log", unit="GB/s", sum=None,
-                      name="device_to_device_memcpy_write_ce", matrix=matrix(4, (0, 3))),
-        BandwidthTest(source="logs/nvbandwidth.log", tool_version="v0.8", unit="GB/s",
-                      name="host_to_device_memcpy_ce", matrix=((55.4, 55.3, 55.4, 55.2),), sum=221.3),
-        BandwidthTest(source="logs/nvbandwidth.log", name="multinode_device_to_device_memcpy_read_ce", unit=None,
-                      verdict="waived", matrix=None, sum=None),
-    ),
-    tables=(
-        PerftestTable(source="logs/ib_write_bw.log", test="RDMA_Write BW", unit="Gb/sec",
-              rows=tuple(TableRow(size_bytes=1 << p, bw_average=392 * (1 << p) / ((1 << p) + 4000), bw_peak=0.0,
-                                  msg_rate=2.5) for p in range(1, 24))),
-        PerftestTable(source="logs/ib_read_lat.log", test="RDMA_Read Latency", unit=None,
-              rows=(TableRow(size_bytes=2, latency_us={"typical": 3.9, "average": 4.0}),)),
-        PerftestTable(source="logs/ucx.log", tool="ucx_perftest", test="put bandwidth", unit="MiB/sec",
-              rows=(TableRow(size_bytes=1 << 20, bw_average=10531.2, msg_rate=0.01),)),
-    ),
-    diagnostics=(
-        Diagnostic(source="logs/dcgm.json", category="Hardware", test="memory", entity="GPU 0"),
-        Diagnostic(source="logs/dcgm.json", category="Hardware", test="pcie", entity="GPU 3", verdict="failed",
-                   reason="link width is 8, expected 16"),
-        Diagnostic(source="logs/dcgm.json", category="Stress", test="targeted_power", verdict="waived"),
-    ),
-    verifications=(verification(),),
-    sources=(
-        Source(path="logs/all_reduce.log", tools=("nccl-tests",), lines=60, unread=0),
-        Source(path="logs/hung.log", tools=("nccl-tests",), lines=900, unread=2, examples=(HOSTILE, "1024 256 flo")),
-    ),
-)  # fmt: skip
+BAD = bad()
+(VERIFICATION,) = BAD.verifications
 
 
 def nccl_log(busbw: float, *, ranks: int = 8, wrong: int = 0, collective: str = "all_reduce") -> str:

@@ -8,40 +8,10 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli import COMMANDS
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, data, ran
 
 pytestmark = pytest.mark.programs
-
-TARGET = "quickstart-cuda13.5-debian13-runtime"
-CALLS = [
-    ("init own --workflow acme/imagebuild@v1", 0, "own/matrix.yaml: written"),
-    ("plan --project own", 0, "train-cuda13.5-debian13-runtime"),
-    ("render --project own train", 0, "htop"),
-    ("lock --project own --check --offline", 0, "as locked: 3"),
-    ("plan --why", 0, TARGET),
-    (f"render {TARGET}", 0, "AS image"),
-    ("build nothing", 3, "no target fits nothing"),
-    ("lock --check", 2, "`imagebuild init` makes a project"),
-    ("bump", 2, "`imagebuild init` makes a project"),
-    ("bundle create --help", 0, "bundle"),
-    (f"verify {TARGET} --list", 0, "image/no-tokens"),
-    ("verify ./gone", 2, "gone"),
-    ("job mpijob --profile h100 --nodes 2 --registry r.test/x", 0, "kind: MPIJob"),
-    ("job slurm --profile h100 --fabric ib --registry r.test/x", 0, "#SBATCH"),
-    ("report empty.log --profile h100", 5, "empty.log"),
-    ("limits h100 --nodes 4", 0, "ceiling"),
-    ("publish --help", 0, "--registry"),
-    ("each gone -- true", 3, "gone: no image for this"),
-    ("sbom ./gone", 2, "gone"),
-    ("scan ./gone --report gone.json", 2, "gone"),
-    ("attest verify r.test/x --key", 2, "--key"),
-    ("diff ./gone ./gone", 2, "gone"),
-    ("catalog --registry r.test/x", 2, "catalog"),
-    ("prune --registry r.test/x --state", 2, "--state"),
-    ("freshness --archive https://r.test/debian --suite s --keyring gone.gpg --registry r.test/x", 2, "gone.gpg"),
-    ("doctor", None, "buildx"),
-    ("engine --help", 0, "up"),
-]
+CALLS = data("installed")
 
 
 def build(source: Path, output: Path, kind: str) -> Path:

@@ -27,7 +27,7 @@ import yaml
 from imagebuild.core import Arch, ImagebuildError, Mirrors, Patience, run_program
 from imagebuild.lock import Upstream, choose, image_facts, tree_facts, unpack
 from imagebuild.project import ImageFacts, LockedRepository, PackageSource, Project, TreeFacts, Unpacked, key_of, lacks
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, data, ran
 from tests.unit.image_files import elf
 from tests.unit.lock.lock_fakes import lock_of
 from tests.upstream import bases, hpcx, packages
@@ -42,12 +42,6 @@ BEGIN, END = "<!-- worlds:begin -->\n", "<!-- worlds:end -->\n"
 REMEDY = re.compile("[;,] (so )?(ask again|ask without|give|if its owner|pin|take)|\\(404\\)")
 """What to do, with which every stop ends, unless the server does not have a file: `lock` says above that what to do."""
 Row = dict[str, Any]
-
-
-def rows(name: str) -> list[Row]:
-    """The worlds of a file."""
-    found: list[Row] = yaml.safe_load((ROOT / f"tests/data/worlds/{name}.yaml").read_text())
-    return found
 
 
 @contextmanager
@@ -72,10 +66,10 @@ def test_the_docs_say_what_becomes_of_each_world(
     assert unpacked
     shown = cache(lambda version: read({"version": version}, unpacked, tmp_path / "shown")[1:])
     lines = ["| what differs | what becomes of it | in these words |", "|---|---|---|"]
-    for i, row in enumerate(rows("archives")):
+    for i, row in enumerate(data("worlds/archives")):
         with world(row):
             lines.append(archive_line(row, unpacked, shown, tmp_path / f"a{i}"))
-    for i, row in enumerate(rows("repositories")):
+    for i, row in enumerate(data("worlds/repositories")):
         with world(row):
             lines.append(repository_line(row, keys, tmp_path / f"r{i}"))
     page = (ROOT / PAGE).read_text()
@@ -222,8 +216,8 @@ def repository(row: Row, shown: packages.Repository, keys: Keys) -> dict[str, by
 def repository_line(row: Row, keys: Keys, root: Path) -> str:
     shown = next(r for r in packages.REPOSITORIES if row.get("of", "ubuntu2404") in r.path)
     (root / shown.path).mkdir(parents=True)
-    for name, data in repository(row, shown, keys).items():
-        (root / shown.path / name).write_bytes(data)
+    for name, content in repository(row, shown, keys).items():
+        (root / shown.path / name).write_bytes(content)
     url = f"https://{shown.path}/"
     key = f"package:{KEYRING['package']}" if shown.of == "cuda" else f"{url}doca_keyring.gpg"
     source = PackageSource(url, "/", key, WANTED)

@@ -52,20 +52,7 @@ def table(average: float, unit: str | None, test: str = "RDMA_Write BW", **chang
     return PerftestTable(source="c.log", test=test, unit=unit, rows=rows).model_copy(update=changes)
 
 
-BOX = """\
-title: A box
-gpu: {names: ["NVIDIA Test*"], source: somebody, date: 2026-01}
-node: {cpu: amd64, gpus: 8, source: somebody, date: 2026-01}
-links:
-  - {kind: NVLink 4, gpus: 8, rate: 450 GB/s, nvls: true, source: somebody, date: 2026-01}
-host-link: {kind: PCIe 5, rate: 63 GB/s, source: somebody, date: 2026-01}
-network: {kind: infiniband, count: 8, rate: 400 Gb/s, source: somebody, date: 2026-01}
-references:
-  - {collective: all_reduce, ranks: 8, rate: 480 GB/s, source: somebody, date: 2026-01}
-  - {collective: all_reduce, ranks: 16, nodes: 2, rate: 440 GB/s, source: somebody, date: 2026-01}
-wires:
-  - {tests: [RDMA_Write BW], memory: host, rate: 390 Gb/s, source: somebody, date: 2026-01}
-"""
+BOX = (ROOT / "tests/data/bench/box.yaml").read_text()
 
 
 def folder(root: Path, **files: str) -> Path:

@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from imagebuild.bench import Collective, RankLayout, class_ceilings
+from tests.conftest import data
 
 HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
 
@@ -16,20 +17,11 @@ def value(collective: str, ranks: int, nodes: int, hardware: RankLayout, algorit
     return max((ceiling.value for ceiling in known if algorithm in (None, ceiling.algorithm)), default=0.0)
 
 
-# Measured bus bandwidth; W; per cent of W and of the hierarchical ceiling of the network.
+MEASURED = data("bench/measured")
+
+
 @pytest.mark.parametrize(
-    ("measured", "ranks", "nodes", "network", "of_flat", "of_hierarchical"),
-    [
-        pytest.param(488, 16, 2, 400, 122, 65, id="p5, 2 nodes"),
-        pytest.param(78.33, 16, 2, 50, 157, 84, id="p4de, 2 nodes"),
-        pytest.param(338, 16, 2, 200, 169, 90, id="a3-mega, 2 nodes"),
-        pytest.param(381.8, 32, 4, 400, 95, 74, id="p6-b200, 4 nodes"),
-        pytest.param(386.56, 96, 12, 400, 97, 90, id="CoreWeave H100, 12 nodes"),
-        pytest.param(369.86, 128, 16, 400, 92, 87, id="p5en, 16 nodes"),
-        pytest.param(123, 8, 2, 100, 123, 70, id="Alps GH200, 2 nodes"),
-        pytest.param(189.6, 16, 2, 200, 95, 51, id="OCI A100, 2 nodes"),
-        pytest.param(358, 16, 2, 400, 90, 48, id="MI300X, 2 nodes"),
-    ],
+    ("measured", "ranks", "nodes", "network", "of_flat", "of_hierarchical"), MEASURED.values(), ids=MEASURED
 )
 def test_public_measurements(
     measured: float, ranks: int, nodes: int, network: float, of_flat: float, of_hierarchical: float

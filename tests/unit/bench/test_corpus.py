@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from imagebuild.bench import BandwidthTest, PerftestTable, Results, Run, TableRow, read_text
+from tests.conftest import data
 from tests.unit.bench.nccl_tables import Table
 
 DATA = Path(__file__).parents[2] / "data"
@@ -23,7 +23,7 @@ ENTRIES: list[tuple[str, dict[str, Any]]] = [
     *(
         (tool, entry)
         for tool in ("nccl", "nvbandwidth", "perftest", "ucx", "dcgm", "tables")
-        for entry in yaml.safe_load((DATA / f"bench/{tool}.yaml").read_text())
+        for entry in data(f"bench/{tool}")
     ),
     *(
         ("text", {"name": table.release, "log": table.text(), "expect": {"runs": [{"rows": 11}]}})

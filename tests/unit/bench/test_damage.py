@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from imagebuild.bench import Expected, Results, State, judge_results, read_text
+from tests.conftest import ROOT
 from tests.unit.bench.nccl_tables import Table
 from tests.unit.bench.speed_fakes import shipped
 from tests.unit.bench.strict_reader import package_rows, strict_rows
@@ -51,13 +52,7 @@ def matrices(test: str = "device_to_device_memcpy_read_ce", lowest: float = 390.
     ])  # fmt: skip
 
 
-PERFTEST = """\
-                    RDMA_Write BW Test
----------------------------------------------------------------------------------------
- #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
- 65536      5000             389.93             389.91             0.743700
----------------------------------------------------------------------------------------
-"""
+PERFTEST = (ROOT / "tests/data/bench/perftest.txt").read_text()
 
 
 @pytest.mark.parametrize(

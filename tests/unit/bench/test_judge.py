@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import yaml
 
 from imagebuild.bench import (
     Claim,
@@ -17,7 +16,7 @@ from imagebuild.bench import (
     judge_results,
 )
 from imagebuild.core import ConfigError
-from tests.conftest import ROOT
+from tests.conftest import data
 from tests.unit.bench.speed_fakes import GIB, matrix, run, shipped, table
 
 WRITE = "device_to_device_memcpy_write_ce"
@@ -46,7 +45,7 @@ def test_the_best_large_row_counts_and_not_the_average() -> None:
     assert speed.reason == "99.9% of the reference, at least the 90% that pass; 69% of the ceiling"
 
 
-CLAIMS = yaml.safe_load((ROOT / "tests/data/bench/claims.yaml").read_text())
+CLAIMS = data("bench/claims")
 
 
 def found(claim: Claim, row: dict[str, Any], *names: str) -> None:

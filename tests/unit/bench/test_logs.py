@@ -8,10 +8,9 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import yaml
 
 from imagebuild.bench import log_from_text, read_files, read_log
-from tests.conftest import ROOT
+from tests.conftest import data
 from tests.unit.bench.nccl_tables import Table, noise, same
 
 
@@ -19,7 +18,7 @@ def texts(text: str) -> list[str]:
     return [line.text for line in log_from_text("log", text).lines]
 
 
-LINES = yaml.safe_load((ROOT / "tests/data/bench/lines.yaml").read_text())
+LINES = data("bench/lines")
 
 
 @pytest.mark.parametrize(
@@ -54,13 +53,13 @@ def test_what_is_no_row_is_not_joined_with_the_next_line() -> None:
 
 def test_encodings(tmp_path: Path) -> None:
     text = "a\r\nbß\n\x1b[1;32mc\x1b[0m\x1b]0;title\x07\nd\0e\n10%\r20%\rlast\n```text\n"
-    for data in (
+    for content in (
         text.encode(),
         b"\xef\xbb\xbf" + text.encode(),
         text.encode("utf-16"),
         b"\xfe\xff" + text.encode("utf-16-be"),
     ):
-        (tmp_path / "log").write_bytes(data)
+        (tmp_path / "log").write_bytes(content)
         log = read_log(tmp_path / "log")
         assert [line.text for line in log.lines] == ["a", "bß", "c", "de", "10%", "20%", "last"]
         assert [line.number for line in log.lines] == [1, 2, 3, 4, 5, 5, 5]

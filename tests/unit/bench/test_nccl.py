@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from imagebuild.bench import Half, NcclRow, Run, judge_results, read_files, read_text
+from tests.conftest import data
 from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
 from tests.unit.bench.strict_reader import package_rows, strict_rows
 
@@ -183,7 +183,7 @@ def test_damage_shows_no_row_that_was_not_printed(release: str, collective: str)
 TABLE = Table()
 CUT = "\n".join([*TABLE.head(), *TABLE.body()[:4]]) + "\n"
 """A run that ended between two rows."""
-ENDINGS = yaml.safe_load((LOGS.parent / "bench/endings.yaml").read_text())
+ENDINGS = data("bench/endings")
 
 
 @pytest.mark.parametrize(
@@ -216,16 +216,7 @@ RACK = "\n".join(line for line in Table(ranks=72, hosts=18).lines() if "Rank" no
 RCCL = TABLE.text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "").replace(
     "# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(" NVIDIA H100 80GB HBM3", "")  # fmt: skip
 # What one H100 prints of reduce, which has nothing to send in place: 1.4e7 GB/s has one digit.
-ONE_GPU = """\
-# nThread 1 nGpus 1 minBytes 1073741824 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
-#  Rank  0 Group  0 Pid   1958 on         vm device  0 [0000:00:06] NVIDIA H100 80GB HBM3
-  1073741824     268435456     float     sum       0   712.47  1507.1  1507.1       0     0.92   1e+06   1e+06       0
-  2147483648     536870912     float     sum       0  1420.23  1512.1  1512.1       0     1.11   2e+06   2e+06       0
-  4294967296    1073741824     float     sum       0  2834.96  1515.0  1515.0       0     0.31   1e+07   1e+07       0
-  8589934592    2147483648     float     sum       0  5664.65  1516.4  1516.4       0     2.51   3e+06   3e+06       0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 2.54811e+06
-"""
+ONE_GPU = (LOGS.parent / "bench/one-gpu.txt").read_text()
 WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07    2.01  3.55843e+07  123456  139.16  260.9  12"
 
 

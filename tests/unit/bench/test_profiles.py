@@ -7,14 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from imagebuild.bench import NotComparable, ProfileFile, RankLayout, lint_profile, load_profiles, rank_layout
 from imagebuild.cli import app
 from imagebuild.core import ConfigError, Mistakes
 from imagebuild.report import Report
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit.bench.speed_fakes import BOX, every_shipped, folder, shipped
 
 SHIPPED = every_shipped()
@@ -57,7 +56,7 @@ def test_names_of_gpus(profile: str, device: str) -> None:
         assert [name for name, model in bases.items() if model.has(device)] == [profile]
 
 
-MISTAKES = yaml.safe_load((ROOT / "tests/data/bench/profiles.yaml").read_text())
+MISTAKES = data("bench/profiles")
 
 
 @pytest.mark.parametrize("mistake", MISTAKES["load"], ids=str)

@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 from imagebuild.build import apt_get_for_mirrors, apt_get_for_proxy
-from tests.conftest import ran
+from tests.conftest import ROOT, ran
 
 pytestmark = pytest.mark.programs
 
-SHOW = """#!/bin/sh
-for word in "$@"; do
-  case "$word" in
-  Dir::Etc::SourceParts=* | Dir::Etc::PreferencesParts=*) grep -rh . "${word#*=}" || true ;;
-  Dir::Etc::SourceList=* | Dir::Etc::netrc=*) grep . "${word#*=}" || true ;;
-  esac
-done
-echo "called: $*"
-exit 7
-"""
-
 
 class Image:
-    """A file system with apt's configuration."""
+    """A file system with apt's configuration, and an apt-get that prints it."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        for folder in ("etc/apt/sources.list.d", "etc/apt/preferences.d", "shm", "lists", "archives"):
-            (root / folder).mkdir(parents=True)
-        (root / "apt-get").write_text(SHOW)
-        (root / "apt-get").chmod(0o755)
-
-    def write(self, name: str, text: str) -> None:
-        (self.root / "etc/apt" / name).write_text(text)
+        self.root = copytree(ROOT / "tests/data/apt/image", root, dirs_exist_ok=True)
+        for folder in ("shm", "lists", "archives"):
+            (root / folder).mkdir()
 
     def run(self, script: str, *words: str) -> str:
         places = {"/usr/bin/apt-get": "apt-get", "/dev/shm": "shm", "/etc/apt": "etc/apt"}
@@ -50,15 +35,7 @@ class Image:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
-    made = Image(tmp_path)
-    made.write("sources.list", "deb http://archive.example/debian trixie main\n")
-    made.write(
-        "sources.list.d/a.list",
-        "deb [signed-by=/k.gpg] https://packages.example/cuda/ /\ndeb http://other.example x y\n",
-    )
-    made.write("sources.list.d/b.sources", "Types: deb\nURIs: https://archive.example/debian-security\nSuites: s\n")
-    made.write("preferences.d/cuda", "Package: *\nPin: origin packages.example\nPin-Priority: 100\n")
-    return made
+    return Image(tmp_path)
 
 
 def test_addresses_become_those_of_mirrors(image: Image) -> None:

@@ -13,7 +13,7 @@ from imagebuild import __version__
 from imagebuild.build import BuildRequest, build
 from imagebuild.project import BuildResult, Project
 from imagebuild.render import Renderer
-from tests.conftest import LIBRARY, LOCK, Files
+from tests.conftest import LIBRARY, LOCK, Files, data
 from tests.unit.conftest import Call
 
 
@@ -112,20 +112,7 @@ def test_another_base_of_the_same_release(call: Call) -> None:
     assert (status, "not an image" in complaint) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ("p", ["plan", "publish", "prune"]),
-        ("plan tiny-cuda12", ["tiny-cuda12.9-debian13-runtime"]),
-        ("render ti", ["tiny", "tiny-cuda12.9-debian13-runtime"]),
-        ("plan --with li", ["library"]),
-        ("build --without to", ["tool"]),
-        ("verify tiny-cuda12", ["tiny-cuda12.9-debian13-runtime"]),
-        ("report x --profile h10", ["h100"]),
-        ("limits h10", ["h100"]),
-        ("job mpijob --cluster co", ["coreweave"]),
-    ],
-)
+@pytest.mark.parametrize(("line", "names"), data("completions").items())
 def test_a_shell_completes_commands_and_names_of_the_project(
     call: Call, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]
 ) -> None:

@@ -16,52 +16,13 @@ from imagebuild.core import (
     parse_oneline,
     sources_for_release,
 )
+from tests.conftest import ROOT
 from tests.unit.conftest import Runner
 
 KEY = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MAIN = "http://archive.example.org/debian"
 SECURITY = "http://archive.example.org/debian-security"
-
-DEB822 = f"""\
-# the archive
-Types: deb deb-src
-# http://snapshot.example.org/debian
-URIs: {MAIN}
-Suites: bookworm bookworm-updates bookworm-backports
-Components: main
-# a comment between a field
- contrib
-Signed-By: {KEY}
-
-Types: deb
-URIs: {SECURITY}/
-Suites: bookworm-security
-Components: main
-Signed-By:
- -----BEGIN PGP PUBLIC KEY BLOCK-----
- .
- abc
- -----END PGP PUBLIC KEY BLOCK-----
-
-Types: deb
-URIs: http://off.example.org
-Suites: bookworm
-Components: main
-Enabled: no
-
-Types: deb-src
-URIs: http://source.example.org
-Suites: bookworm
-Components: main
-"""
-
-ONE_LINE = f"""\
-# deb http://commented.example.org bookworm main
-deb [arch=amd64 signed-by={KEY}] {MAIN} bookworm main contrib # a remark
-deb-src {MAIN} bookworm main
-deb {SECURITY} bookworm-security main
-deb cdrom:[Debian 12]/ bookworm main
-"""
+DEB822, ONE_LINE = ((ROOT / f"tests/data/apt/{name}").read_text() for name in ("debian.sources", "sources.list"))
 
 
 @dataclass

@@ -7,45 +7,19 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core import ConfigError, Mirrors, Settings, load_settings, settings
+from tests.conftest import data
 
-MIRRORS = Mirrors(
-    images={
-        "docker.io": "10.0.0.1:5000", "docker.io/library": "10.0.0.1:5000/official",
-        "docker.io/library/fedora": "10.0.0.1:5000/base", "nvcr.io/nvidia": "m.example/n",
-    },
-    downloads={
-        "https://example.org/": "http://10.0.0.1/all/", "https://example.org/deep/": "http://10.0.0.1/deep/",
-        "http://example.org/deep/": "http://10.0.0.1/plain/",
-    },
-)  # fmt: skip
+ROWS = data("mirrors")
+MIRRORS = Mirrors(**ROWS["mirrors"])
 
 
-@pytest.mark.parametrize(
-    ("reference", "expected"),
-    [
-        ("debian:13", "10.0.0.1:5000/official/debian:13"),
-        ("docker.io/library/debian:13", "10.0.0.1:5000/official/debian:13"),
-        ("fedora:41", "10.0.0.1:5000/base:41"),
-        ("fedora-slim:41", "10.0.0.1:5000/official/fedora-slim:41"),
-        (f"nvidia/cuda:13.0@sha256:{'a' * 64}", f"10.0.0.1:5000/nvidia/cuda:13.0@sha256:{'a' * 64}"),
-        ("nvcr.io/nvidia/x:1", "m.example/n/x:1"),
-        *((name, name) for name in ("nvcr.io/nvidia2/x:1", "localhost/x:1", "quay.io/x:1")),
-    ],
-)
+@pytest.mark.parametrize(("reference", "expected"), ROWS["images"].items())
 def test_images(reference: str, expected: str) -> None:
     assert MIRRORS.image(reference) == expected
     assert Mirrors().image(reference) == reference
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://example.org/a/b.tar", "http://10.0.0.1/all/a/b.tar"),
-        ("https://example.org/deep/x", "http://10.0.0.1/deep/x"),
-        ("http://example.org/deep/x", "http://10.0.0.1/plain/x"),
-        *((url, url) for url in ("http://example.org/a", "https://example.org.evil/x", "https://elsewhere.org/x")),
-    ],
-)
+@pytest.mark.parametrize(("url", "expected"), ROWS["downloads"].items())
 def test_downloads(url: str, expected: str) -> None:
     assert MIRRORS.download(url) == expected
     assert Mirrors().download(url) == url
@@ -63,16 +37,7 @@ def test_the_configuration_is_read(tmp_path: Path) -> None:
     assert found.mirrors.python_index == "https://example.org/simple/"
 
 
-MISTAKES = [
-    ("mirrors:\n  imges: {}\n", ":2: mirrors.imges: unknown key; did you mean 'images'?"),
-    ("mirrors:\n  downloads:\n    https://a.b: http://c.d/\n", ":3: mirrors.downloads.https://a.b: "),
-    ("mirrors:\n  downloads:\n    https://a.b/: http://me:secret@c.d/\n", ":3: mirrors.downloads.https://a.b/: "),
-    ("netrc: /nowhere/netrc\n", ":1: netrc: /nowhere/netrc cannot be read: No such file or directory"),
-    ("netrc: {}/netrc\n", "line 2 is not in netrc's format"),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), MISTAKES)
+@pytest.mark.parametrize(("text", "message"), ROWS["mistakes"])
 def test_mistakes_have_lines(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "netrc").write_text("machine x login y\npasswrd geheim\n")
     with pytest.raises(ConfigError, match="config.yaml") as raised:

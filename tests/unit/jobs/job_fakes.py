@@ -16,9 +16,9 @@ import yaml
 from imagebuild.bench import Profile, load_profiles
 from imagebuild.core import ConfigError
 from imagebuild.jobs import Job, JobFacts, JobRequest, Offer, default_fabric, job_text, load_facts, resolve_job
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 
-REFERENCE: dict[str, str] = yaml.safe_load((ROOT / "tests/data/jobs-reference.yaml").read_text())
+REFERENCE: dict[str, str] = data("jobs-reference")
 """File of the reference → arguments of `imagebuild job` that make the like."""
 IMAGE = "registry.example.com/team/hpcx:cuda12.9.2-nccl2.28.3-hpcx2.51-ubuntu24.04-runtime"
 

@@ -6,12 +6,11 @@ from functools import lru_cache
 from types import GenericAlias
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from tests.conftest import ROOT
+from tests.conftest import data
 
-FIELDS: dict[str, dict[str, str]] = yaml.safe_load((ROOT / "tests/data/kubernetes-fields.yaml").read_text())
+FIELDS: dict[str, dict[str, str]] = data("kubernetes-fields")
 """Kind of object → its fields and their types; `!` marks a required field."""
 TYPES: dict[str, Any] = {
     "int": int, "bool": bool, "string": str,

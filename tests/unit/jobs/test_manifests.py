@@ -13,7 +13,7 @@ import yaml
 
 from imagebuild.jobs import enroot_reference, job_text, load_facts
 from tests import catalog_samples
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, data, ran
 from tests.unit.jobs.job_fakes import (
     REFERENCE,
     container_variables,
@@ -202,7 +202,7 @@ def on_cluster(line: str, kubernetes: dict[str, Any], folder: Path, **more: Any)
     return job_text(job(f"{line} --cluster ours", facts_of_cluster(folder, kubernetes=kubernetes, **more)))
 
 
-@pytest.mark.parametrize("row", yaml.safe_load((ROOT / "tests/data/jobs-have.yaml").read_text()), ids=str)
+@pytest.mark.parametrize("row", data("jobs-have"), ids=str)
 def test_what_a_job_has(row: dict[str, Any], tmp_path: Path) -> None:
     says = row.get("kubernetes", {})
     made = on_cluster(row["job"], says, tmp_path) if says else text(row["job"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import pytest
 
@@ -33,43 +33,19 @@ from imagebuild.project import (
     select_one,
 )
 from imagebuild.render import Renderer
+from tests.conftest import ROOT
 from tests.unit.lock.lock_fakes import A, B, lock_of
 from tests.upstream import bases, hpcx
 
 pytestmark = pytest.mark.programs
 CUDA = bases.Cuda("13.4.2", "ubuntu24.04", "2.30.7-1+cuda13.3")
 WANTED = Unpacked(prefix="/opt/stack", script=". ./init.sh; stack_load")
-INIT = """
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
-stack_load() {
-  export STACK_DIR=$here STACK_EMPTY= STACK_TESTS=$here/mpi/tests STACK_CHOICE=a/b
-  export OLD_PATH=$PATH PATH=$here/ucx/bin:$PATH
-  export LD_LIBRARY_PATH=$here/net/lib:$here/ucx/lib:$here/sharp/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}:
-  echo "a script may print what it likes"
-}
-"""
 
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """A tree of a few files, unpacked."""
-    folder = tmp_path / "stack-v1"
-    texts = {
-        "init.sh": INIT,
-        "VERSION": "Stack v1\nucx-152bf42db308b4cb42739fd706ce9f8b8e87246b  1.18.0 (152bf42)\nOFED: some\n",
-        "LICENSE.txt": "yes",
-        "ucx/bin/ucx_info": "",
-        "ucx/lib/pkgconfig/ucx.pc": "prefix=/build-result/src/hpcx-v1-gcc\nVersion: 9\n",
-        "ucc/lib/pkgconfig/ucc.pc": "prefix=/somewhere\nVersion: 1.4.0\n",
-        "sharp/lib/libnccl-net.so": "",
-        "sharp/lib/libnccl-net-ibext.so": "",
-        "net/lib/libnccl-net.so": "",
-        "sources/openmpi4-gitclone.tar.gz": "",
-    }
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
+    return copytree(ROOT / "tests/data/stack", tmp_path / "stack-v1")
 
 
 def test_a_tree_says_what_it_is(top: Path) -> None:
@@ -128,7 +104,7 @@ def test_an_archive_is_unpacked_to_be_read(top: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "above").exists()
     assert (found / "away/through-a-link").is_file()
     (top / "away").unlink()
-    shutil.rmtree(found / "away")
+    rmtree(found / "away")
     assert tree_facts(run_program, found, WANTED) == tree_facts(run_program, top, WANTED)
     assert (found / "ucx/lib/libucp.a").read_text() == ""
 

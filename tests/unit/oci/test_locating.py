@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, ResultError
+from imagebuild.core import CommandError, ConfigError, NothingSelected, ResultError
 from imagebuild.oci import (
     INDEX,
     MANIFEST,
@@ -154,6 +154,9 @@ def test_targets_that_were_built(plan: Plan, tmp_path: Path) -> None:
     first, second = plan.targets[:2]
     places = ImageFinder(plan, tmp_path)
     with pytest.raises(ConfigError, match="is not built"), found_at(first.id, places):
+        pass
+    # What is misspelled is not looked for in a registry.
+    with pytest.raises(NothingSelected, match=f"did you mean '{first.id}'"), found_at(f"{first.id}e", places):
         pass
     make.layout(tmp_path / first.id / "layout", FILES, Labels=labels_of(first))
     with found_at(first.id, places) as found:

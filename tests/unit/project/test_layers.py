@@ -19,22 +19,12 @@ from tests.conftest import LOCK, ROOT, Files, git
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Call, Serve
 
-OWN = """\
-extends: {extends}
-repository: acme
-images:
-  train:
-    description: Ours
-    axes: {{cuda: ["13.0"], os: [debian13], variant: [runtime]}}
-    platforms: [linux/amd64]
-    components: [tool]
-    tags: ["{{repository}}/{{image}}:{{cuda}}-{{revision}}"]
-"""
+OWN = (ROOT / "tests/data/own-matrix.yaml").read_text()
 
 
 def own(folder: Path, extends: str, more: str = "") -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "matrix.yaml").write_text(OWN.format(extends=extends) + more)
+    (folder / "matrix.yaml").write_text(OWN.replace("{extends}", extends) + more)
     return folder
 
 

@@ -12,23 +12,14 @@ from imagebuild.oci import INDEX, Descriptor, ImageReference, Manifest, Reposito
 from imagebuild.project import Project
 from imagebuild.publish import DEFAULT_KINDS, AttestFinding, AttestResult, Signer, verify_attachments
 from tests import attached
-from tests.conftest import Files
+from tests.conftest import Files, data
 from tests.cosign_fake import FakeCosign
 from tests.registry_fake import FakeRegistry, put_image
 
 AMD64, ARM64 = PLATFORMS = ("linux/amd64", "linux/arm64")
 REPOSITORY, COMMIT = "acme/tiny", "abc1234" + "0" * 33
 TAG = "13.0-debian13-runtime-abc1234"
-LABELS = {
-    "imagebuild.target": "tiny-cuda13.0-debian13-runtime",
-    "imagebuild.axis.variant": "runtime",
-    "imagebuild.axis.cuda": "13.0",
-    "imagebuild.axis.os": "debian13",
-    "imagebuild.component.library": "1.2",
-    "imagebuild.component.tool": "3.4",
-    "org.opencontainers.image.description": "A small image",
-    "org.opencontainers.image.created": "2026-11-20T07:00:00Z",
-}
+LABELS: dict[str, str] = data("publish/labels")
 
 
 @dataclass

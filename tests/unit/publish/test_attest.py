@@ -105,18 +105,10 @@ def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_calle
             job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{serve(Answer(status, content)).address}?x"})
 
 
-@pytest.mark.parametrize(
-    ("signer", "message"),
-    [
-        (Signer("/nowhere/cosign.pub"), "cosign.pub: no such file; `cosign generate-key-pair`"),
-        (Signer("awskms:///k", "me", "issuer"), "whose signature"),
-        (Signer(identity="me"), "whose signature"),
-        (Signer(identity="me", issuer="issuer", log=False), "--no-tlog"),
-    ],
-)
-def test_nobodys_signature_is_not_verified(signer: Signer, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        signer.check()
+def test_nobodys_signature_is_not_verified() -> None:
+    for signer in (Signer("awskms:///k", "me", "issuer"), Signer(identity="me")):
+        with pytest.raises(ConfigError, match="whose signature"):
+            signer.check()
 
 
 # Verifying

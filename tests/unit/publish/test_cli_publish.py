@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from imagebuild.oci import registry
 from imagebuild.project import revision
 from imagebuild.publish import signatures
-from tests.conftest import ROOT
+from tests.conftest import data
 from tests.publish_fakes import COMMIT, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry, index, put_image
 from tests.unit.conftest import Call
@@ -110,7 +109,7 @@ def test_a_job_signs_what_its_own_run_built(
     assert status == 0, out
 
 
-OPTIONS = yaml.safe_load((ROOT / "tests/data/publish/refused.yaml").read_text())["options"]
+OPTIONS = data("publish/refused")["options"]
 
 
 @pytest.mark.parametrize(("options", "said"), OPTIONS.items())

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from imagebuild.core import ConfigError, NothingSelected, ResultError
 from imagebuild.oci import INDEX, encode_predicate, manifests_of, parse_reference
 from imagebuild.project import CheckResult
 from imagebuild.publish import NewAttachment, Signer, attach, verify_attachments
-from tests.conftest import LIBRARY, ROOT
+from tests.conftest import LIBRARY, data
 from tests.cosign_fake import FakeCosign
 from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, HOST, NEW, OLD, Done, Site
 
@@ -102,7 +101,7 @@ ACTS: Mapping[str, Callable[[Site], object]] = {
     "of_several_platforms": lambda site: edit(site, platform=f"{AMD64}, {ARM64}"),
     "pruned": lambda site: site.fake.at("acme/tiny-staging").delete(edit(site)["digest"]),
 }
-REFUSED = yaml.safe_load((ROOT / "tests/data/publish/refused.yaml").read_text())
+REFUSED = data("publish/refused")
 
 
 @pytest.mark.parametrize("changed", REFUSED["evidence"].values(), ids=REFUSED["evidence"])

@@ -6,7 +6,7 @@ import pytest
 from imagebuild.core import ConfigError
 from imagebuild.project import Changes, Plan, Project, make_plan, select_one, select_targets
 from imagebuild.render import Renderer
-from tests.conftest import LOCK, Files
+from tests.conftest import LOCK, ROOT, Files, data
 
 GOLDEN = [
     "quickstart-cuda13.5-debian13-runtime", "quickstart-cuda13.5-debian13-devel", "open-cuda13.5-debian13-devel",
@@ -73,31 +73,13 @@ def test_what_targets_share_changes_none_of_them(project: Project, renderer: Ren
         assert renderer.dockerfile(target).text == Renderer(project).dockerfile(target).text
 
 
-ARCHIVE = """
-title: Stack
-description: An archive with a script
-homepage: https://example.org
-license: MIT
-archive: "https://example.org/stack-{version}-{cpu}.tbz"
-unpacked: {prefix: /opt/stack, script: ". ./init.sh", replaced: {mpi: [mpi5]}, devel: [CPATH]}
-labels: {net: "{plugin}"}
-env: {MPI_HOME: /opt/stack/mpi}
-"""
-FACTS = {
-    "environment": {
-        "CPATH": "/opt/stack/include",
-        "LD_LIBRARY_PATH": "/opt/stack/net/lib:/opt/stack/mpi5/lib",
-        "MPI_HOME": "/somewhere/else",
-        "NEW": "/opt/stack/new",
-    },
-    "plugins": [["net/lib", "spcx"]],
-}
+ARCHIVE = (ROOT / "tests/data/archive-component.yaml").read_text()
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_environment_of_an_image_is_what_its_archive_says(tiny: Files, known: bool) -> None:
     tiny.component("library", ARCHIVE, build="{{ archive(name, archives) }}\nFROM scratch AS library\n")
-    entry = {"sha256": "a" * 64, "facts": FACTS}
+    entry = {"sha256": "a" * 64, "facts": data("archive-facts")}
     addresses = [f"https://example.org/stack-1.2-{cpu}.tbz" for cpu in ("x86_64", "aarch64")]
     tiny.lock({**LOCK, "archives": dict.fromkeys(addresses if known else (), entry)})
     project = tiny.load()

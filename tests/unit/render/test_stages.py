@@ -1,12 +1,13 @@
 """Keys of stages and steps: what must change them, and what must not."""
 
+from typing import Any
+
 import pytest
 
 from imagebuild.render import needed_stages, stages_of
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 
 TEXT = (ROOT / "tests/data/stages.Dockerfile").read_text()
-CROSS, IMAGE = {"cross 1"}, {"image 1", "image 2", "image 3", "image 4", "image 5"}
 
 
 def steps(text: str, platform: str = "linux/amd64") -> dict[str, str]:
@@ -25,32 +26,12 @@ def changed(old: str, new: str, platform: str = "linux/amd64") -> set[str]:
     return {place for place, key in after.items() if key not in before.values()}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "executed"),
-    [
-        ("RUN one", "RUN 1", {"native 1"} | CROSS | IMAGE - {"image 1", "image 3"}),
-        ("RUN two", "RUN 2", CROSS | IMAGE - {"image 1", "image 3"}),
-        ("RUN two", "RUN \\\n# why\n\n two", set()),
-        ("  three", "   three", IMAGE - {"image 1", "image 3"}),  # BuildKit keeps spaces
-        ("\\\n", "\\\n# why\n", set()),
-        ("RUN two", "# why\nRUN two", set()),
-        ("# ---- native ----", "", set()),
-        ("AS cross", "AS Cross", set()),
-        ("RUN unused", "RUN useless", set()),
-        ("# four", "# five", {"image 5"}),  # a comment of a script is text
-        ("FROM four", "FROM five", {"image 5"}),
-        ("A=1", "A=3", IMAGE - {"image 1", "image 3"}),
-        ("a=b", "a=c", set()),
-        ('"-c"', '"-ec"', {"native 1"} | CROSS | IMAGE - {"image 1", "image 3"}),
-        ("source=/out", "source=/other", IMAGE - {"image 1", "image 3"}),
-        ("/source", "/src", IMAGE - {"image 1", "image 2"}),
-        ("#aaaaaaaa", "#bbbbbbbb", {"source-amd64 1", "image 3", "image 4", "image 5"}),
-        ("sha256:1", "sha256:2", set()),  # of the other platform
-        ("debian:13 AS image", "debian:14 AS image", IMAGE - {"image 3"}),
-    ],
-)
-def test_what_a_change_executes(old: str, new: str, executed: set[str]) -> None:
-    assert changed(old, new) == executed
+CHANGES = data("stages")
+
+
+@pytest.mark.parametrize("row", CHANGES["steps"], ids=str)
+def test_what_a_change_executes(row: dict[str, Any]) -> None:
+    assert changed(row["old"], row["new"]) == set(row["executed"])
 
 
 def test_platforms_have_their_own_sources_and_share_what_does_not_know_them() -> None:
@@ -69,20 +50,10 @@ def test_an_image_that_is_replaced_counts_as_what_replaces_it() -> None:
     assert with_(debian="made") == with_(debian="made", other="x") != with_()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "others"),
-    [
-        ("#aaaaaaaa", "#bbbbbbbb", {"source-amd64", "source", "image"}),
-        ("RUN two", "RUN 2", {"cross", "unused", "image"}),
-        ("a=b", "a=c", {"image"}),
-        ("RUN two", "# why\nRUN two", set()),
-    ],
-)
-def test_a_stage_s_key_follows_what_it_names_and_the_configuration_of_an_image(
-    old: str, new: str, others: set[str]
-) -> None:
-    before, after = stages_of(TEXT, "linux/amd64"), stages_of(TEXT.replace(old, new), "linux/amd64")
-    assert {name for name in after if after[name].key != before[name].key} == others
+@pytest.mark.parametrize("row", CHANGES["stages"], ids=str)
+def test_a_stage_s_key_follows_what_it_names_and_the_configuration_of_an_image(row: dict[str, Any]) -> None:
+    before, after = (stages_of(text, "linux/amd64") for text in (TEXT, TEXT.replace(row["old"], row["new"])))
+    assert {name for name in after if after[name].key != before[name].key} == set(row["others"])
     assert len({stage.key for stage in before.values()}) == len(before)
 
 

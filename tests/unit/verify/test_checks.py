@@ -20,19 +20,11 @@ from imagebuild.verify import (
     run_check,
     select_checks,
 )
-from tests.conftest import LIBRARY, TOOL, Files
+from tests.conftest import LIBRARY, ROOT, TOOL, Files
 from tests.unit.bench import speed_fakes
 from tests.unit.bench.speed_fakes import shipped
 
-CHECKS = """\
-checks:
-  - {name: version, description: d, run: library --version, expect: "^library {version}$"}
-  - {name: devices, description: d, run: list, needs: [gpu, rdma]}
-  - {name: many, description: d, run: list, needs: [gpus>=2, nodes>=2]}
-  - {name: compiles, description: d, when: {variant: devel}, run: cc}
-  - {name: long, description: d}
-  - {name: other, description: d, run: "true", user: somebody}
-"""
+CHECKS = (ROOT / "tests/data/checks.yaml").read_text()
 RUNTIME = {"variant": "runtime"}
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import NothingSelected
-from imagebuild.project import VerifyResult, make_plan
-from imagebuild.verify import ImageFinder
+from imagebuild.project import VerifyResult
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.unit import image_files
 from tests.unit.conftest import Call
@@ -59,14 +57,6 @@ def test_the_list_says_what_checks_need(call: Call, tiny: Files, arguments: tupl
     known = ("image/no-keys", "library/large", "gpus>=64", "tool/runs")
     assert (status, [words for words in known if words in out]) == (0, listed)
     assert "did you mean 'h100'?" in call("--list", *arguments, "--profile", "h10")[2]
-
-
-@pytest.mark.programs
-def test_a_misspelled_target_is_not_looked_for_in_a_registry(tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
-    finder, right = ImageFinder(make_plan(tiny.load())), "did you mean 'tiny-cuda13.0-debian13-runtime'"
-    with pytest.raises(NothingSelected, match=right), finder.find("tiny-cuda13.0-debian13-runtme"):
-        pass
 
 
 @pytest.mark.programs

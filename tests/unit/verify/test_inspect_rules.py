@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 import zstandard
 
 from imagebuild.project import CheckResult, make_plan
 from imagebuild.render import Renderer, image_labels
 from imagebuild.verify import IMAGE_CHECKS, ImageFinder, judge_images, read_images
-from tests.conftest import ROOT, Files
+from tests.conftest import ROOT, Files, data
 from tests.unit import image_files
 from tests.unit.image_files import REAL, Layout, Node, cache, elf, folder, hardlink, layer, symlink
 
@@ -134,7 +133,7 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
 }  # fmt: skip
 
 
-OTHER_FAULTS = yaml.safe_load((ROOT / "tests/data/image-faults.yaml").read_text())
+OTHER_FAULTS = data("image-faults")
 
 
 @pytest.mark.parametrize(("rule", "files", "reason"), FILE_FAULTS.values(), ids=FILE_FAULTS)

@@ -22,24 +22,12 @@ from imagebuild.verify import (
     with_ranks,
     with_share_of_gpus,
 )
+from tests.conftest import ROOT
 from tests.unit.conftest import gone
 
 # What a place has
 
-PROBED = """\
-Welcome to node 7
-imagebuild-probe:uid=0
-0: imagebuild-probe:user=root
-imagebuild-probe:tool=bash
-imagebuild-probe:tool=nvidia-smi
-imagebuild-probe:gpus=8
-imagebuild-probe:port=/sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE
-imagebuild-probe:port=/sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN
-imagebuild-probe:verbs=/dev/infiniband/uverbs0
-imagebuild-probe:kernel=6.1
-imagebuild-probe:os="Some Linux"
-imagebuild-probe:end=.
-"""
+PROBED = (ROOT / "tests/data/probe.txt").read_text()
 
 
 @pytest.mark.parametrize(
