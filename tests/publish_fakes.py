@@ -108,7 +108,10 @@ class Site:
         result = VerifyResult(
             image=f"{self.host}/acme/tiny-staging@{digest}", digest=digest, target=name, platform=platform,
             checks=tuple(found if checks is None else checks), started="2026-11-21T10:30:00+00:00",
-            surroundings=Surroundings(runner=runner),
+            surroundings=Surroundings(
+                runner=runner, user="secret-user", facts={"host": "secret-host", "kernel": "6.1"},
+                environment={"NCCL_DEBUG": "secret-value"},
+            ),
         )  # fmt: skip
         self.leave(file or f"{digest[7:19]}/verify.json", result.model_dump_json())
         return result

@@ -75,6 +75,8 @@ class FakeRegistry(Registry):
     tells_digests = True
     page = 0
     """Tags that are listed at once; 0: all."""
+    list_path = "/v2/%s/tags/list"
+    """Where the next page is; with an empty text, `?last=…` alone says it."""
     address = ""
     """Where it is served by `serve`."""
 
@@ -192,7 +194,7 @@ class FakeRegistry(Registry):
         last = request.query.get("last", [""])[0]
         rest = [tag for tag in sorted(self._look(repository).tags) if tag > last]
         shown = rest[: self.page or None]
-        link = {"Link": f'</v2/{repository}/tags/list?last={shown[-1]}>; rel="next"'} if shown != rest else {}
+        link = {"Link": f'<{self.list_path % repository}?last={shown[-1]}>; rel="next"'} if shown != rest else {}
         return Answer(200, json.dumps({"name": repository, "tags": shown or None}).encode(), link)
 
     def _answer_referrers(self, _: Request, repository: str, digest: str) -> Answer:

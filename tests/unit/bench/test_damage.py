@@ -77,6 +77,7 @@ def test_a_failure_belongs_to_what_began_before_it() -> None:
     # What stands before the first result is of it, but for runs of nccl-tests, which begin with their first line.
     for whole, verdict in ((matrices(), "failed"), (PERFTEST, "failed"), (log(), "ok")):
         assert read_text("log", f"Segmentation fault\n{whole}").measured[0].verdict == verdict
+    assert read_text("log", f"other: CUDA error\n{log()}").measured[0].verdict == "ok"
 
 
 ROWS = log().count(" float ")

@@ -1,5 +1,6 @@
 """Programs that are started: what they print, how they end, and what is left of them."""
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,10 @@ def bash(text: str) -> tuple[str, ...]:
     return ("bash", "-c", text)
 
 
-def test_what_a_program_prints_and_why_it_failed() -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_a_program_prints_and_why_it_failed(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not in_memory:  # some builds of Python cannot
+        monkeypatch.delattr(os, "memfd_create")
     assert run_program(*bash("echo out; echo err >&2; echo $LC_ALL $X"), env={"X": "1"}) == "out\nC.UTF-8 1\n"
     with pytest.raises(CommandError, match=r"failed \(3\): reason$"):
         run_program(*bash("echo out; echo reason >&2; exit 3"))

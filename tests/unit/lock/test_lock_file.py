@@ -245,3 +245,8 @@ def test_without_upstream_only_what_the_lock_says(archives: Files) -> None:
         ("archive https://one", "as locked"),
         ("image debian:13-slim", "as locked"),
     ]
+    archives.lock(
+        {"repositories": {REPOSITORY: {"fingerprint": KEY, "packages": {"aa": "1", "bb=2": "2", "other": "7"}}}}
+    )
+    sources = check_lock(job(archives), None, whole=True).sources
+    assert [source.found for source in sources if source.state == "not used"] == ["other"]

@@ -69,6 +69,15 @@ def test_mounting_takes_a_token_for_both_repositories(folder: Path, server: Fake
     assert {"repository:a:push", "repository:a:pull", "repository:a-staging:pull"} in server.tokens.values()
 
 
+def test_an_upload_that_cannot_be_mounted_is_sent_once_with_its_token(folder: Path, server: FakeRegistry) -> None:
+    described = put_image(server, "a-staging")
+    server.wants, server.mounts = "bearer", False
+    log_in(folder, server.address)
+    registry = connect(server)
+    assert copy_image(described.digest, registry.at("a-staging"), registry.at("a"))["blobs"] == 2
+    assert server.asked_for("PUT", "/uploads/") == 2
+
+
 def test_identity_token(folder: Path, server: FakeRegistry) -> None:
     server.wants = "bearer"
     log_in(folder, server.address, auth="", identitytoken=IDENTITY)

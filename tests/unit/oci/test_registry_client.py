@@ -89,6 +89,15 @@ def test_what_may_pass_is_tried_again_as_long_as_our_patience_lasts(server: Fake
         connect(server.address, 0.2).at("a").put_blob(b"y", digest_of(b"y"))
 
 
+def test_a_pause_that_is_longer_than_our_patience_is_not_made(server: FakeRegistry) -> None:
+    def before(*_: str) -> None:
+        raise refusal(429, "TOOMANYREQUESTS", **{"Retry-After": "300"})
+
+    server.before = before
+    with pytest.raises(Unreachable, match="asks for a pause of 300 s; gave up at once"):
+        connect(server.address).at("a").put_blob(b"x", digest_of(b"x"))
+
+
 def test_stop_ends_what_waits(server: FakeRegistry) -> None:
     server.before = failing(10_000)
     waiting = connect_registry(server.address, patience=Patience(6000, backoff_s=1000))
@@ -157,11 +166,12 @@ def test_a_layout_that_is_not_whole(server: FakeRegistry, made: layouts.Made) ->
     assert server.at(STAGING).find(made.digest) is None
 
 
-def test_registries_that_answer_in_their_own_way(server: FakeRegistry) -> None:
+@pytest.mark.parametrize("list_path", ["/v2/%s/tags/list", "%.0s"], ids=["whole", "relative"])
+def test_registries_that_answer_in_their_own_way(server: FakeRegistry, list_path: str) -> None:
     described = put_image(server, "a")
     held = server.repositories["a"]
     held.tags = {f"t{i:02}": described.digest for i in range(10)}
-    server.page, server.tells_digests = 3, False
+    server.page, server.tells_digests, server.list_path = 3, False, list_path
     near = connect(server.address, 0)
     assert near.at("a").tags() == tuple(f"t{i:02}" for i in range(10))
     assert near.at("no/such").tags() == ()

@@ -40,6 +40,11 @@ def test_select(tiny: Files, selectors: list[str], number: int) -> None:
     assert len(select_targets(make_plan(tiny.load()), selectors)) == number
 
 
+def test_names_may_be_words_that_files_have_as_keys(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "  tiny:", "  when:")
+    assert {target.image for target in make_plan(tiny.load()).targets} == {"when"}
+
+
 def test_a_selection_leaves_an_alias_where_it_is(tiny: Files) -> None:
     tiny.replace("matrix.yaml", "    tags:", '    aliases: ["{repository}/{image}:latest"]\n    tags:')
     made = make_plan(tiny.load())

@@ -44,6 +44,9 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
     assert annotations["imagebuild.component.tool"] == "3.4"
     assert annotations["org.opencontainers.image.revision"] == COMMIT
     assert annotations["org.opencontainers.image.source"] == "https://git.example/acme/images"
+    stored = b"".join(site.fake.repositories["acme/tiny"].blobs.values())
+    assert b'"kernel": "6.1"' in stored
+    assert b"secret-" not in stored
     # Nothing is decided by when a machine says that it built.
     for path in site.evidence.rglob("result.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "started": "2026-11-20T10:00:00+00:00"}))

@@ -32,6 +32,7 @@ def tree(*layers: str) -> Tree:
         (["usr/, usr/lib/, lib -> usr/lib", "lib/new", "lib/.wh.new, lib/other"], {"lib", "usr/lib/other"}),
         (["b/x, a -> b", "a/, a/y"], {"b/x", "a/y"}),
         (["a/, a/deep/x", "a"], {"a"}),
+        (["a -> a, b", "a/.wh..wh..opq, a/.wh.b"], {"a", "b"}),  # a circle leads nowhere, so nothing goes
     ],
 )
 def test_later_layers_replace_and_remove(layers: list[str], seen: set[str]) -> None:
