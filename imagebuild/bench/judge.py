@@ -160,8 +160,8 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
         return Claim(state="not known", reason=f"{what}; say how many with {options}", allow=asked)
     scale = ", ".join(plural(count, noun) for count, _, noun in counts if count)
     if not asked:
-        reason = f"{scale}; neither a profile nor --ranks says how many there should be"
-        return Claim(state="not known", reason=reason)
+        hints = (scale, _not_joined(run, runs, 2), "neither a profile nor --ranks says how many there should be")
+        return Claim(state="not known", reason="; ".join(filter(None, hints)))
     return _gpus_claim(ranks, wanted or ranks, scale)
 
 

@@ -94,7 +94,7 @@ def test_perftest_in_every_unit(row: dict[str, Any]) -> None:
         (1, "h200", None, "failed", "8 tables of one rank each: the ranks were not joined"),
         (8, "h200", None, "failed", "8 files with a table of one rank each: the ranks were not joined"),
         (8, None, 8, "failed", "8 files with a table of one rank each: the ranks were not joined"),
-        (8, None, None, "skipped", "1 rank, 1 node; neither a profile nor --ranks"),
+        (8, None, None, "skipped", "1 rank, 1 node; 8 files with a table of one rank each: the ranks were not joined"),
         (8, None, 1, "passed", "1 rank, 1 node"),
     ],
 )
