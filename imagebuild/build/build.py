@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,7 +39,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     parts = [(target, p) for target in request.targets for p in bake.platforms_of(target, request.platforms)]
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
     names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # people copy the command
-    command = " ".join(["imagebuild lock", *names, *(f"--platform {platform}" for platform in request.platforms)])
+    platforms = (word for platform in request.platforms for word in ("--platform", platform))
+    command = shlex.join(["imagebuild", "lock", *names, *platforms, *project.changes.options_of_plan])
     check_pinned(project.lock, needed, command)
     # The text is for all platforms; of those that are not built, the lock may have nothing.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}

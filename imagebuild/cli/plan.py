@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -108,8 +109,9 @@ def plan(
             sources = {(t.image, source) for t in targets for source in workspace.renderer.recipe(t).sources()}
             unpinned = [(image, source) for image, source in sources if lacks(workspace.project.lock, source)]
             if number := len({key_of(source) for _, source in unpinned}):
-                names = " ".join(sorted({image for image, _ in unpinned}))
-                err.print(f"sources without a pin: {number}; `imagebuild lock {names}` adds them", markup=False)
+                names = sorted({image for image, _ in unpinned})
+                command = shlex.join(["imagebuild", "lock", *names, *changes.options_of_plan])
+                err.print(f"sources without a pin: {number}; `{command}` adds them", markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
@@ -159,7 +161,8 @@ def render(
     words = (*project.words, *(("--for", purpose) if purpose else ()))
     warning, sources = "", tuple(workspace.renderer.recipe(chosen).sources())
     try:
-        check_pinned(workspace.project.lock, sources, f"imagebuild lock {chosen.id}")
+        of_plan = workspace.project.changes.options_of_plan
+        check_pinned(workspace.project.lock, sources, shlex.join(["imagebuild", "lock", chosen.id, *of_plan]))
     except ConfigError as error:
         if not unresolved:
             raise ConfigError(f"{error}\n  or print the Dockerfile with --unresolved, to read it only") from None

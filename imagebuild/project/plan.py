@@ -47,13 +47,17 @@ class Changes:
     """Those instructions."""
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """Return the options that make these changes, as words of a command line."""
+    def options_of_plan(self) -> tuple[str, ...]:
+        """Return the options that change the plan, and so what is to be locked, as words of a command line."""
         pairs = [("--set", f"{name}={value}") for name, value in self.values.items()]
         pairs += [("--with", name) for name in self.with_] + [("--without", name) for name in self.without]
-        pairs += [("--base-image", self.base_image)] if self.base_image else []
-        pairs += [("--append", self.append)] if self.append else []
         return tuple(word for pair in pairs for word in pair)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the options that make these changes, as words of a command line."""
+        base = ("--base-image", self.base_image) if self.base_image else ()
+        return (*self.options_of_plan, *base, *(("--append", self.append) if self.append else ()))
 
 
 def check_repository(option: str, name: str | None) -> None:

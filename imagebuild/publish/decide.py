@@ -141,7 +141,7 @@ def _check_objections(
 ) -> Iterator[str]:  # fmt: skip
     """Name checks that failed, and required checks that neither passed nor failed."""
     if not verifications:
-        yield "not verified: no result names this digest; run `imagebuild verify` on it"
+        yield f"not verified: no result names {choice.digest}; run `imagebuild verify` on it"
         return
     hashes = {rule.name: rule.sha256 for rule in rules}
     decided, inapplicable, skipped = set[str](), set[str](), dict[str, str]()

@@ -96,7 +96,8 @@ def load_report(file: Path) -> ScanReport:
         document = json.loads(text)
         return _read_grype(document) if "matches" in document else _read_trivy(document)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise ResultError(f"{file}: cannot be read as a report: {type(error).__name__}: {error}") from None
+        why = f"{type(error).__name__}: {error}"
+        raise ResultError(f"{file}: cannot be read as a report of grype, trivy or debsecan ({why})") from None
 
 
 def _read_grype(document: Mapping[str, Any]) -> ScanReport:

@@ -410,10 +410,10 @@ def _lost_logs(sources: Iterable[Source]) -> list[str]:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the file, or all files of the folder. Raises ConfigError if one cannot be named in JSON."""
+    """Return the file, or all of the folder but pages, as `--html` writes. Raises ConfigError for a name JSON lacks."""
     files = [path]
     if path.is_dir():
-        inner = (file for file in sorted(path.rglob("*")) if file.is_file())
+        inner = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != ".html")
         files = [file for file in inner if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     for file in files:
         if re.search("[\ud800-\udfff]", str(file)):  # what Python makes of other bytes

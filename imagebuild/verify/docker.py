@@ -19,6 +19,7 @@ from docker.errors import DockerException, ImageNotFound
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
+from imagebuild.core.console import doing
 from imagebuild.core.errors import CommandError
 from imagebuild.core.run import Finished, OutputReader
 from imagebuild.oci import engine
@@ -131,7 +132,8 @@ def pulled(client: DockerClient, reference: str) -> Iterator[None]:
         try:
             client.images.get(reference)
         except ImageNotFound:
-            client.images.pull(reference)
+            with doing(f"docker pull {reference}"):
+                client.images.pull(reference)
             is_new = True
     try:
         yield

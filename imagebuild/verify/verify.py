@@ -73,7 +73,8 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
             # Before anything is started: what runs beside a benchmark changes what it measures.
             are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
-            judged = list(judge_images(inspections))
+            with console.doing(f"{image.name}: judging its files"):
+                judged = list(judge_images(inspections))
             judged = judged or [checks.skipped_result(check, NO_FILES) for check in rules.values()]
             # Of an image for several platforms, the name of a check is followed by the platform.
             evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
@@ -107,7 +108,8 @@ def run_commands(
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
                 log = evidence.log(check.component, check.name)
-                result = checks.run_check(check, session, log, request.environment)
+                with console.doing(str(check)):
+                    result = checks.run_check(check, session, log, request.environment)
                 evidence.add(result)
                 if request.profile and check.check:
                     one_host = session.starts_image  # its nodes are containers of one engine
