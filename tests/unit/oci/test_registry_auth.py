@@ -134,6 +134,23 @@ class Evil(HTTPAdapter):
         return self.build_response(request, HTTPResponse(BytesIO(), headers, 401, preload_content=False))
 
 
+def test_another_server_that_takes_uploads_gets_no_token(folder: Path, server: FakeRegistry) -> None:
+    server.wants = "bearer"
+    log_in(folder, server.address)
+    registry, seen = connect(server), []
+
+    class Elsewhere(HTTPAdapter):
+        def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
+            seen.append(request.headers)
+            return self.build_response(request, HTTPResponse(BytesIO(), {}, 201, preload_content=False))
+
+    registry.client.session.mount("http://elsewhere.example", Elsewhere())
+    assert registry.at("a").tags() == ()
+    assert server.tokens
+    assert registry.request("PUT", "http://elsewhere.example/x", ("repository:a:pull",)).status_code == 201
+    assert ["Authorization" in headers for headers in seen] == [False]
+
+
 def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
     registry = Registry("registry.example", "https://registry.example/v2/")
     registry.credentials = {"username": "someone", "password": "secret"}
