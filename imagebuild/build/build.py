@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,8 +39,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
     names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # people copy the command
     platforms = (word for platform in request.platforms for word in ("--platform", platform))
-    command = shlex.join(["imagebuild", "lock", *names, *platforms, *project.changes.options_of_plan])
-    check_pinned(project.lock, needed, command)
+    check_pinned(project.lock, needed, project.changes.lock_command(*names, *platforms))
     # The text is for all platforms; of those that are not built, the lock may have nothing.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())

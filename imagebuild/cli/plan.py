@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -110,8 +109,7 @@ def plan(
             unpinned = [(image, source) for image, source in sources if lacks(workspace.project.lock, source)]
             if number := len({key_of(source) for _, source in unpinned}):
                 names = sorted({image for image, _ in unpinned})
-                command = shlex.join(["imagebuild", "lock", *names, *changes.options_of_plan])
-                err.print(f"sources without a pin: {number}; `{command}` adds them", markup=False)
+                err.print(f"sources without a pin: {number}; `{changes.lock_command(*names)}` adds them", markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
@@ -161,8 +159,7 @@ def render(
     words = (*project.words, *(("--for", purpose) if purpose else ()))
     warning, sources = "", tuple(workspace.renderer.recipe(chosen).sources())
     try:
-        of_plan = workspace.project.changes.options_of_plan
-        check_pinned(workspace.project.lock, sources, shlex.join(["imagebuild", "lock", chosen.id, *of_plan]))
+        check_pinned(workspace.project.lock, sources, workspace.project.changes.lock_command(chosen.id))
     except ConfigError as error:
         if not unresolved:
             raise ConfigError(f"{error}\n  or print the Dockerfile with --unresolved, to read it only") from None

@@ -367,7 +367,7 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
     platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
-    command = " ".join(["imagebuild lock", *(() if whole else names[:3])])
+    command = lock.project.changes.lock_command(*(() if whole else names[:3]))
 
     def add(state: State, key: Key, *found: str) -> None:
         entry = lock.lock.entry(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -58,6 +59,10 @@ class Changes:
         """Return the options that make these changes, as words of a command line."""
         base = ("--base-image", self.base_image) if self.base_image else ()
         return (*self.options_of_plan, *base, *(("--append", self.append) if self.append else ()))
+
+    def lock_command(self, *words: str) -> str:
+        """Return the command that pins the sources of a plan with these changes; `words` are its other arguments."""
+        return shlex.join(["imagebuild", "lock", *words, *self.options_of_plan])
 
 
 def check_repository(option: str, name: str | None) -> None:

@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 import yaml
 
 from imagebuild.core.console import doing
-from imagebuild.core.errors import ResultError, plural
+from imagebuild.core.errors import ResultError
 from imagebuild.oci.layout import CHUNK, KEPT_SIZE, Blob, layer_members, member_path
 from imagebuild.verify import elf
 from imagebuild.verify.files import FileEntry, FileKind, Layer
@@ -100,15 +100,14 @@ def scan(blob: Blob, number: int) -> Layer:
     return Layer(tuple(entries), blob.size, blob.compression)
 
 
+@doing("reading layers")
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
     """Read all layers, in as many processes as there are CPUs. Raises ResultError as `scan` does."""
     workers = min(workers or len(os.sched_getaffinity(0)), len(blobs))
-    what = f"reading {plural(len(blobs), 'layer')}"
     if workers < 2 or sum(blob.size for blob in blobs) < WORTH_A_PROCESS:
-        with doing(what):
-            return tuple(map(scan, blobs, count()))
+        return tuple(map(scan, blobs, count()))
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    with doing(what), ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once) as pool:
         try:
             return tuple(pool.map(scan, blobs, count()))
         except BrokenProcessPool:

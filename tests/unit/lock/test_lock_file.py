@@ -16,6 +16,7 @@ from imagebuild.lock import LockFile, PackageIndex, Upstream, check_lock, compla
 from imagebuild.project import (
     Archive,
     BaseImage,
+    Changes,
     Entry,
     GitRef,
     Key,
@@ -220,6 +221,7 @@ def test_a_source_is_compared_and_nothing_is_downloaded(
     entry = world.get("locked", LOCKED[key_of(source)])
     lock = SimpleNamespace(
         lock=lock_of({key_of(source): entry} if entry is not None else {}), sources=(source,), platforms=(),
+        project=SimpleNamespace(changes=Changes()),
         targets=(SimpleNamespace(id="hpcx-a", platforms=world.get("platforms", ("linux/amd64",))),),
     )  # fmt: skip
     report = check_lock(cast(LockFile, lock), upstream)

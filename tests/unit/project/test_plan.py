@@ -52,6 +52,11 @@ def test_a_selection_leaves_an_alias_where_it_is(tiny: Files) -> None:
     assert [target.aliases for target in select_targets(made, ["cuda=12.9"])] == [()]
 
 
+def test_the_command_that_pins_what_changes_need() -> None:
+    changes = parse_changes(["tool=4", "cuda=13.1"], with_=["extra"], repository="r.test/x")
+    assert changes.lock_command("tiny") == "imagebuild lock tiny --set tool=4 --set cuda=13.1 --with extra"
+
+
 def test_changes_of_the_command_line(tiny: Files) -> None:
     tiny.component("extra", LIBRARY + "version-axis: os\n")
     settings = ["cuda=13.1", "library=9", f"tool=4@{'c' * 40}"]
