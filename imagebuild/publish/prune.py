@@ -12,6 +12,7 @@ from imagebuild.core.errors import CommandError
 from imagebuild.core.run import for_each
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.registry import DeletionDisabled, Repository
+from imagebuild.project.plan import staged_tag
 
 JOBS = 16
 """Requests at a time: they are small, and a repository has thousands of tags."""
@@ -94,6 +95,8 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
 def _push_time(tag: str, digest: str) -> datetime | None:
     """Return the time of the push that left this tag; None for another tag, or one that names another digest."""
     try:
-        return datetime.strptime(tag, f"staged-%Y%m%dT%H%M%SZ-{digest[7:19]}").replace(tzinfo=UTC)
+        pushed = datetime.strptime(tag, f"staged-%Y%m%dT%H%M%SZ-{digest[7:19]}").replace(tzinfo=UTC)
     except ValueError:
         return None
+    # strptime takes numbers with fewer digits, too.
+    return pushed if staged_tag(digest, pushed) == tag else None

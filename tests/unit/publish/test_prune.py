@@ -124,6 +124,7 @@ def test_a_registry_that_deletes_no_part_of_an_index(site: Site) -> None:
 def test_other_tags_are_no_pushes(site: Site) -> None:
     digest, _ = site.push(30)
     site.registry.repositories[STAGING].tags.clear()
-    for name in ("staged-20260101T000000Z-000000000000", f"staged-20269901T000000Z-{digest[7:19]}"):
-        site.tag(digest, name)
+    for time in ("20269901T000000Z", "2026101T000000Z"):
+        site.tag(digest, f"staged-{time}-{digest[7:19]}")
+    site.tag(digest, "staged-20260101T000000Z-000000000000")
     assert site.verdicts() == {}
