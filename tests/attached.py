@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from imagebuild.oci import KINDS, STATEMENT_MEDIA, Attachment, Descriptor, Registry, encode_predicate
-from imagebuild.publish import NewAttachment, Signer
-from imagebuild.publish import attach as attach_predicate
+from imagebuild.oci.attestation import KINDS, STATEMENT_MEDIA, encode_predicate
+from imagebuild.oci.layout import Attachment, Descriptor
+from imagebuild.oci.registry import Registry
+from imagebuild.publish.attest import attach as attach_predicate
+from imagebuild.publish.evidence import NewAttachment
+from imagebuild.publish.signatures import Signer
 
 
 def attach(

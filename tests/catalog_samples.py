@@ -7,8 +7,8 @@ import random
 from collections.abc import Iterator
 from itertools import count, islice, product
 
-from imagebuild.project import AttachedFile, Catalog, Checks, PublishedImage, PublishedPlatform, Scan
-from imagebuild.publish import newest_first
+from imagebuild.project.records import AttachedFile, Catalog, Checks, PublishedImage, PublishedPlatform, Scan
+from imagebuild.publish.catalog import newest_first
 
 CUDA = ["12.6.3", "12.8.1", "12.9.1", "13.0.3", "13.1.2", "13.2.1", "13.3.1", "13.4.2"]
 UBUNTU = ["ubuntu22.04", "ubuntu24.04", "ubuntu26.04"]

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from imagebuild.project import Plan, Project, load_project, make_plan
-from imagebuild.render import Renderer
+from imagebuild.project.load import load_project
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Project, make_plan
+from imagebuild.render.renderer import Renderer
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,13 +9,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from imagebuild.core import CommandError
-
-if TYPE_CHECKING:
-    from imagebuild.publish import Cosign
-
+from imagebuild.core.errors import CommandError
+from imagebuild.publish.signatures import Cosign
 
 REFUSED = "`cosign verify` failed (1): Error: x\nerror during command execution: "
 
@@ -32,8 +28,6 @@ class FakeCosign:
         """What it fails with."""
 
     def cosign(self, **environ: str) -> Cosign:
-        from imagebuild.publish import Cosign  # noqa: PLC0415 - slow, and as a program it is called a hundred times
-
         return Cosign({"COSIGN_PASSWORD": "", **environ}, self.run, program="cosign")
 
     def run(self, _program: str, command: str, *args: str, env: Mapping[str, str]) -> str:

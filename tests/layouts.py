@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.oci import Descriptor, Layout
+from imagebuild.oci.layout import Descriptor, Layout
 from tests.unit import image_files
 
 

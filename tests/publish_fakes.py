@@ -9,23 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagebuild.oci import Registry
-from imagebuild.project import (
+from imagebuild.oci.registry import Registry
+from imagebuild.project.matrix import Plan, Target
+from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.records import (
     BuildResult,
     CheckResult,
     Outcome,
-    Plan,
-    Project,
     Published,
     PublishResult,
     Surroundings,
-    Target,
     VerifyResult,
-    make_plan,
 )
-from imagebuild.publish import PublishRequest, publish_targets, rules_of
-from imagebuild.render import Renderer
-from imagebuild.verify import IMAGE_CHECKS
+from imagebuild.publish.decide import rules_of
+from imagebuild.publish.publish import PublishRequest, publish_targets
+from imagebuild.render.renderer import Renderer
+from imagebuild.verify.rules import IMAGE_CHECKS
 from tests.attached import scan, spdx
 from tests.conftest import LIBRARY, ROOT, TOOL, Files
 from tests.registry_fake import FakeRegistry, put_image

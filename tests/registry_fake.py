@@ -19,20 +19,20 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPResponse
 
-from imagebuild.core import Patience
-from imagebuild.oci import (
+from imagebuild.core.http import Patience
+from imagebuild.oci.layout import (
     CONFIG,
     INDEX,
     MANIFEST,
     Descriptor,
     Manifest,
-    Registry,
     blobs_of,
     digest_of,
     encode_json,
     index_document,
     manifests_of,
 )
+from imagebuild.oci.registry import Registry
 from tests.faulty import Answer, Handler, Server, answering, refusal
 from tests.unit import image_files
 

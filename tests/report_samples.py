@@ -9,8 +9,10 @@ from typing import Any
 
 import yaml
 
-from imagebuild.bench import Claim, Half, Judgement, Limit, NcclRow, Results, Run, Source, SpeedClaim, judge_results
-from imagebuild.report import Report, ReportOrigin, find_sweeps
+from imagebuild.bench.judge import judge_results
+from imagebuild.bench.models import Claim, Half, Judgement, Limit, NcclRow, Results, Run, Source, SpeedClaim
+from imagebuild.report.document import Report, ReportOrigin
+from imagebuild.report.sweeps import find_sweeps
 from tests.conftest import ROOT
 from tests.unit.bench.nccl_tables import Table
 

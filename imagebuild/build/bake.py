@@ -8,15 +8,15 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagebuild import oci
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
+from imagebuild.oci.layout import EPOCH
 from imagebuild.project.matrix import Target
 
 if TYPE_CHECKING:
-    from imagebuild.oci import Endpoint
-    from imagebuild.project import Project
-    from imagebuild.render import Dockerfile
+    from imagebuild.oci.engine import Endpoint
+    from imagebuild.project.plan import Project
+    from imagebuild.render.renderer import Dockerfile
 
 FETCHED = "fetched-"
 """Beginning of the names of targets that hold what imagebuild fetched instead of BuildKit."""
@@ -28,7 +28,7 @@ FINAL_STAGE = "image"
 
 def layer_attributes(compression: str, day: date | None) -> str:
     """Return attributes for exporting layouts: compression, and the latest time of a file, `day` or a fixed one."""
-    epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else oci.EPOCH
+    epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else EPOCH
     # The epoch is given to the exporter alone: a build argument would be part of every step's cache key.
     return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"
 

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagebuild import oci
 from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
 from imagebuild.core.console import Progress, format_duration, format_size
@@ -25,6 +24,10 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError, sugge
 from imagebuild.core.files import write_text
 from imagebuild.core.run import execute
 from imagebuild.oci.engine import engine_flaw
+from imagebuild.oci.image import images_in
+from imagebuild.oci.layout import Layout
+from imagebuild.oci.reference import parse_reference
+from imagebuild.oci.registry import Repository, connect_registry, push_image
 from imagebuild.project import plan
 from imagebuild.project.matrix import Target
 from imagebuild.project.plan import Project
@@ -362,10 +365,10 @@ def component_of(stage: str, components: Container[str]) -> str | None:
     return None
 
 
-def staging_repository(project: Project, target: Target) -> oci.Repository:
+def staging_repository(project: Project, target: Target) -> Repository:
     """Return where a target's image is pushed to, to be verified there."""
-    name = oci.parse_reference(plan.repository_name(project, target.image))
-    return oci.connect_registry(name.host).at(name.repository)
+    name = parse_reference(plan.repository_name(project, target.image))
+    return connect_registry(name.host).at(name.repository)
 
 
 def export_images(
@@ -387,7 +390,7 @@ def export_images(
         more: dict[str, Any] = {"size_bytes": None, "tags": (target.name,)}
         if layout := run.layout_folder(target):
             with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
-                images = oci.images_in(layout, Path(folder))
+                images = images_in(layout, Path(folder))
             more["manifests"] = manifests = {image.platform: image.digest for image in images}
             more["size_bytes"] = sum(layer.size for layer in images[0].layers)
             if missing := [platform for platform in platforms if not manifests.get(platform)]:
@@ -398,7 +401,7 @@ def export_images(
             staging = staging_repository(run.project, target)
             progress.begin(target.id, f"push of {target.id} to {staging}")
             tag = plan.staged_tag(digest, datetime.now(UTC))
-            moved = oci.push_image(oci.Layout(layout), digest, staging, tag)
+            moved = push_image(Layout(layout), digest, staging, tag)
             progress.end(target.id, f"{moved['blobs']} blobs, {format_size(moved['bytes'])}")
             more |= {"repository": str(staging), "tags": (f"{staging}:{tag}",)}
             shutil.rmtree(layout)

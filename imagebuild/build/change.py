@@ -11,7 +11,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from imagebuild import oci
 from imagebuild.build import bake, buildx
 from imagebuild.build.bake import CacheEntry
 from imagebuild.build.buildx import BuildProgress, component_of
@@ -20,6 +19,7 @@ from imagebuild.core.console import err, out
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.oci.reference import parse_reference
+from imagebuild.oci.registry import connect_registry
 from imagebuild.project import load, plan
 from imagebuild.project.lockfile import digest_of
 from imagebuild.project.matrix import Target
@@ -171,7 +171,7 @@ def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
 def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
     """Write, from the builder's own cache, the caches of what was compiled just now or has none in the registry."""
     location = parse_reference(run.request.cache or "")
-    place = oci.connect_registry(location.host).at(location.repository)
+    place = connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
     owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
     content = bake.bake_file(run)

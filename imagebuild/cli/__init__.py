@@ -1,5 +1,1 @@
 """Provide the command line: options, printing and exit codes."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

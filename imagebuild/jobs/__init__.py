@@ -1,5 +1,1 @@
 """Write benchmark jobs for Kubernetes and Slurm."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

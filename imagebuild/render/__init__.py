@@ -1,5 +1,1 @@
 """Turn targets into Dockerfiles. Pure, but for reading templates."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,1 @@
 """Check an image, by reading its layers and by running commands in it."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

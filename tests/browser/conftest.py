@@ -13,9 +13,9 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from imagebuild.project import Catalog
-from imagebuild.publish import write_site
-from imagebuild.report import LogText, report_html
+from imagebuild.project.records import Catalog
+from imagebuild.publish.site import write_site
+from imagebuild.report.page import LogText, report_html
 from tests import catalog_samples
 from tests.report_samples import BAD, HOSTILE, pairs
 from tests.report_samples import report as made

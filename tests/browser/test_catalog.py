@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from imagebuild.project import Catalog, PublishedImage
-from imagebuild.publish import checks_badge, write_site
+from imagebuild.project.records import Catalog, PublishedImage
+from imagebuild.publish.site import checks_badge, write_site
 from tests import catalog_samples
 from tests.browser.conftest import Visit
 

@@ -24,10 +24,15 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from xdist.scheduler import LoadFileScheduling
 
-from imagebuild.build import bootstrap, engine_processes, private, start_engine, stop_engine
-from imagebuild.core import CommandError, cache_folder, debian, native_platform, run_program, which
-from imagebuild.oci import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
-from imagebuild.project import BuildResult, VerifyResult
+from imagebuild.build import private
+from imagebuild.build.base import bootstrap
+from imagebuild.build.private import engine_processes, start_engine, stop_engine
+from imagebuild.core import debian
+from imagebuild.core.errors import CommandError
+from imagebuild.core.files import cache_folder
+from imagebuild.core.run import native_platform, run_program, which
+from imagebuild.oci.engine import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
+from imagebuild.project.records import BuildResult, VerifyResult
 from tests.conftest import ROOT, Files
 from tests.faulty import Faulty, in_front_of
 from tests.upstream import registry as docker_registry

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagebuild.build import gateway_address
-from imagebuild.oci import find_engine
+from imagebuild.build.bundle import gateway_address
+from imagebuild.oci.engine import find_engine
 from tests.conftest import git
 from tests.upstream.packages import package_with
 from tests.upstream.server import Server

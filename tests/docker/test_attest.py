@@ -13,31 +13,19 @@ import pytest
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from imagebuild.core import CommandError
-from imagebuild.oci import (
-    INDEX,
-    KINDS,
-    Descriptor,
-    ImageReference,
-    Manifest,
-    Registry,
-    connect_registry,
-    index_document,
-    push_image,
-    read_attestations,
-)
-from imagebuild.project import load_project, make_plan, select_one
-from imagebuild.publish import (
-    AttestFinding,
-    AttestResult,
-    Cosign,
-    Provenance,
-    Signer,
-    SpdxDocument,
-    provenance_of,
-)
-from imagebuild.render import Renderer
-from imagebuild.verify import ImageFinder
+from imagebuild.core.errors import CommandError
+from imagebuild.oci.attestation import KINDS, read_attestations
+from imagebuild.oci.layout import INDEX, Descriptor, Manifest, index_document
+from imagebuild.oci.reference import ImageReference
+from imagebuild.oci.registry import Registry, connect_registry, push_image
+from imagebuild.project.load import load_project
+from imagebuild.project.plan import make_plan, select_one
+from imagebuild.publish.attest import AttestFinding, AttestResult
+from imagebuild.publish.provenance import Provenance, provenance_of
+from imagebuild.publish.sbom import SpdxDocument
+from imagebuild.publish.signatures import Cosign, Signer
+from imagebuild.render.renderer import Renderer
+from imagebuild.verify.subject import ImageFinder
 from tests.attached import attach
 from tests.docker.conftest import TARGET, Built, Imagebuild, Services, need
 

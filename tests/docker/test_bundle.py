@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import bootstrap
-from imagebuild.core import cache_folder, native_platform
-from imagebuild.oci import EnginePaths
+from imagebuild.build.base import bootstrap
+from imagebuild.core.files import cache_folder
+from imagebuild.core.run import native_platform
+from imagebuild.oci.engine import EnginePaths
 from tests.conftest import ROOT, ran
 from tests.docker.conftest import REPOSITORY, TARGET, TINY_TARGET, Imagebuild, Tiny
 from tests.docker.site import Content, served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.oci import connect_registry
+from imagebuild.oci.registry import connect_registry
 from tests.docker.conftest import TINY_TARGET, SecondEngine, Tiny
 
 pytestmark = pytest.mark.docker

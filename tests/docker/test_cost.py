@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.build import Cost
-from imagebuild.core import file_sha256
-from imagebuild.project import BuildResult, Step
+from imagebuild.build.change import Cost
+from imagebuild.core.files import file_sha256
+from imagebuild.project.records import BuildResult, Step
 from tests.conftest import ROOT
 from tests.docker.conftest import COMPONENT, Imagebuild, Tiny, watched
 from tests.docker.site import served

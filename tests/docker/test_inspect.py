@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import images_in
-from imagebuild.project import Plan, VerifyResult
-from imagebuild.render import Renderer
-from imagebuild.verify import Inspection, scan_all
+from imagebuild.oci.image import images_in
+from imagebuild.project.matrix import Plan
+from imagebuild.project.records import VerifyResult
+from imagebuild.render.renderer import Renderer
+from imagebuild.verify.layers import scan_all
+from imagebuild.verify.rules import Inspection
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, until
 from tests.docker.test_quickstart import docker_build
 

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from docker import DockerClient
 
-from imagebuild.verify import NodesUnreachable, cluster
+from imagebuild.verify.docker import NodesUnreachable, cluster
 from tests.docker.conftest import REPOSITORY, Built, Imagebuild, containers, until, unused_networks
 from tests.docker.test_quickstart import docker_build
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.oci import Manifest, Registry, blobs_of, connect_registry, digest_of, encode_json, manifests_of
-from imagebuild.project import BuildResult, Catalog, Published, PublishResult
+from imagebuild.oci.layout import Manifest, blobs_of, digest_of, encode_json, manifests_of
+from imagebuild.oci.registry import Registry, connect_registry
+from imagebuild.project.records import BuildResult, Catalog, Published, PublishResult
 from tests.conftest import git, ran
 from tests.docker.conftest import REPOSITORY, Services, Tiny, finish, install, until, watched
 from tests.faulty import Faulty, in_front_of

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import CommandError
-from imagebuild.oci import KINDS, connect_registry, read_attestations
-from imagebuild.project import Published
-from imagebuild.publish import Cosign, Signer
+from imagebuild.core.errors import CommandError
+from imagebuild.oci.attestation import KINDS, read_attestations
+from imagebuild.oci.registry import connect_registry
+from imagebuild.project.records import Published
+from imagebuild.publish.signatures import Cosign, Signer
 from tests.conftest import ran
 from tests.docker.conftest import need, own_registry
 from tests.docker.test_attest import verify_attestation

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from imagebuild.oci import connect_registry, digest_of
+from imagebuild.oci.layout import digest_of
+from imagebuild.oci.registry import connect_registry
 from tests.docker.conftest import TINY_TARGET, Tiny
 
 pytestmark = pytest.mark.docker

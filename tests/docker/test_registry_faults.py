@@ -12,18 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import Patience
-from imagebuild.oci import (
-    Attachment,
-    Layout,
-    Registry,
-    Repository,
-    connect_registry,
-    copy_image,
-    pull_image,
-    push_image,
-)
-from imagebuild.project import staged_tag
+from imagebuild.core.http import Patience
+from imagebuild.oci.layout import Attachment, Layout
+from imagebuild.oci.registry import Registry, Repository, connect_registry, copy_image, pull_image, push_image
+from imagebuild.project.plan import staged_tag
 from tests import layouts
 from tests.docker.conftest import Tiny, own_registry
 from tests.faulty import Fault, Faulty

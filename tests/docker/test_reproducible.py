@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import start_engine, stop_engine
-from imagebuild.oci import images_in
+from imagebuild.build.private import start_engine, stop_engine
+from imagebuild.oci.image import images_in
 from tests.conftest import LOCK
 from tests.docker.conftest import TARGET, TINY_TARGET, Imagebuild, SecondEngine, Tiny
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.project import ScanResult
-from imagebuild.publish import Comparison
+from imagebuild.project.records import ScanResult
+from imagebuild.publish.diff import Comparison
 from tests.conftest import ROOT
 from tests.docker.conftest import TARGET, Built, Imagebuild, install
 

@@ -12,9 +12,9 @@ import pytest
 from docker import DockerClient
 from pytest_docker.plugin import get_docker_services
 
-from imagebuild.oci import sleeping_container
-from imagebuild.project import CheckResult, VerifyResult
-from imagebuild.verify import cluster, cluster_names
+from imagebuild.oci.engine import sleeping_container
+from imagebuild.project.records import CheckResult, VerifyResult
+from imagebuild.verify.docker import cluster, cluster_names
 from tests.conftest import ROOT
 from tests.docker.conftest import (
     REPOSITORY,

@@ -21,7 +21,9 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from imagebuild.oci import connect_registry, manifests_of, read_attestations
+from imagebuild.oci.attestation import read_attestations
+from imagebuild.oci.layout import manifests_of
+from imagebuild.oci.registry import connect_registry
 from tests.conftest import LOCK, ROOT, git, ran
 from tests.docker.conftest import COMPONENT, REPOSITORY, STAGE, Tiny
 from tests.upstream.keys import CUDA, Keys

@@ -14,8 +14,9 @@ import pytest
 
 from imagebuild import __main__
 from imagebuild.build import private as build_private
-from imagebuild.core import CommandError, run
-from imagebuild.oci import EnginePaths
+from imagebuild.core import run
+from imagebuild.core.errors import CommandError
+from imagebuild.oci.engine import EnginePaths
 from tests import registry_fake
 from tests.faulty import Answer, Handler, Server, answering
 from tests.registry_fake import FakeRegistry

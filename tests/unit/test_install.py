@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.cli import COMMANDS
+from imagebuild.cli.app import COMMANDS
 from tests.conftest import ROOT, data, ran
 
 pytestmark = pytest.mark.programs

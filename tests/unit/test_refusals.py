@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from imagebuild.core import ConfigError
-from imagebuild.project import make_plan
+from imagebuild.core.errors import ConfigError
+from imagebuild.project.plan import make_plan
 from tests.conftest import MATRIX, ROOT, TOOL, Files
 from tests.unit.conftest import Call
 

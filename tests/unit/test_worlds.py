@@ -24,9 +24,16 @@ from typing import Any
 import pytest
 import yaml
 
-from imagebuild.core import Arch, ImagebuildError, Mirrors, Patience, run_program
-from imagebuild.lock import Upstream, choose, image_facts, tree_facts, unpack
-from imagebuild.project import ImageFacts, LockedRepository, PackageSource, Project, TreeFacts, Unpacked, key_of, lacks
+from imagebuild.core.errors import ImagebuildError
+from imagebuild.core.fields import Arch
+from imagebuild.core.http import Patience
+from imagebuild.core.run import run_program
+from imagebuild.core.settings import Mirrors
+from imagebuild.lock.facts import image_facts, tree_facts, unpack
+from imagebuild.lock.repositories import choose
+from imagebuild.lock.upstream import Upstream
+from imagebuild.project.lockfile import ImageFacts, LockedRepository, PackageSource, TreeFacts, Unpacked, key_of, lacks
+from imagebuild.project.plan import Project
 from tests.conftest import ROOT, data, ran
 from tests.unit.image_files import elf
 from tests.unit.lock.lock_fakes import lock_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from imagebuild.build import DIE_WITH_US
+from imagebuild.build.base import DIE_WITH_US
 
 SECONDS = 30
 """It answers after a moment, or something is wrong."""

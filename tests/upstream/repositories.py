@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from imagebuild.core import run_program
+from imagebuild.core.run import run_program
 
 PROJECTS = Path(__file__).parent / "recipes" / "git"
 WHEN = "2025-08-09T00:00:00+00:00"

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagebuild.build import bootstrap, gateway_address
-from imagebuild.core import cache_folder, run_program
-from imagebuild.oci import find_engine
+from imagebuild.build.base import bootstrap
+from imagebuild.build.bundle import gateway_address
+from imagebuild.core.files import cache_folder
+from imagebuild.core.run import run_program
+from imagebuild.oci.engine import find_engine
 from tests.upstream import bases, hpcx, packages, registry, repositories, wheels
 from tests.upstream.keys import Keys
 from tests.upstream.server import Server

@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from imagebuild.core import run_program
-from imagebuild.render import pip_platforms
+from imagebuild.core.run import run_program
+from imagebuild.render.recipe import pip_platforms
 
 LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 

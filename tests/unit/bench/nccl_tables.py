@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from imagebuild.bench import Half, NcclRow, Run
+from imagebuild.bench.models import Half, NcclRow, Run
 
 FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n, "reduce_scatter": lambda n: (n - 1) / n,

@@ -5,15 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from imagebuild.bench import (
-    BandwidthTest,
-    PerftestTable,
-    Profile,
-    Profiles,
-    Run,
-    TableRow,
-    load_profiles,
-)
+from imagebuild.bench.models import BandwidthTest, PerftestTable, Run, TableRow
+from imagebuild.bench.profiles import Profile, Profiles, load_profiles
 from tests.conftest import ROOT
 from tests.report_samples import row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from imagebuild.bench import Results
+from imagebuild.bench.models import Results
 
 Row = tuple[int | str | float | None, ...]
 _NUMBER = r"\s+(\d+(?:\.\d+)?(?:e[+-]\d+)?)"

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from imagebuild.bench import Results, Run, SpeedClaim, compare_with_baseline
+from imagebuild.bench.baseline import compare_with_baseline
+from imagebuild.bench.models import Results, Run, SpeedClaim
 from tests.unit.bench.speed_fakes import GIB, matrix, run, table
 
 SIZES = [2**e for e in range(10, 35)]

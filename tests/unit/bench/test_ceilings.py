@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from imagebuild.bench import Collective, RankLayout, class_ceilings
+from imagebuild.bench.ceilings import RankLayout, class_ceilings
+from imagebuild.bench.models import Collective
 from tests.conftest import data
 
 HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench import BandwidthTest, PerftestTable, Results, Run, TableRow, read_text
+from imagebuild.bench.models import BandwidthTest, PerftestTable, Results, Run, TableRow
+from imagebuild.bench.read import read_text
 from tests.conftest import data
 from tests.unit.bench.nccl_tables import Table
 

@@ -10,7 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
-from imagebuild.bench import Expected, Results, State, judge_results, read_text
+from imagebuild.bench.judge import Expected, judge_results
+from imagebuild.bench.models import Results, State
+from imagebuild.bench.read import read_text
 from tests.conftest import ROOT
 from tests.unit.bench.nccl_tables import Table
 from tests.unit.bench.speed_fakes import shipped

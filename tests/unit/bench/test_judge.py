@@ -4,18 +4,10 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench import (
-    Claim,
-    Diagnostic,
-    Expected,
-    Judgement,
-    Results,
-    Run,
-    TableRow,
-    forced_classes,
-    judge_results,
-)
-from imagebuild.core import ConfigError
+from imagebuild.bench.ceilings import forced_classes
+from imagebuild.bench.judge import Expected, judge_results
+from imagebuild.bench.models import Claim, Diagnostic, Judgement, Results, Run, TableRow
+from imagebuild.core.errors import ConfigError
 from tests.conftest import data
 from tests.unit.bench.speed_fakes import GIB, matrix, run, shipped, table
 

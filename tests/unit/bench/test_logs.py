@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench import log_from_text, read_files, read_log
+from imagebuild.bench.logs import log_from_text, read_log
+from imagebuild.bench.read import read_files
 from tests.conftest import data
 from tests.unit.bench.nccl_tables import Table, noise, same
 

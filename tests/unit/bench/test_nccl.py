@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench import Half, NcclRow, Run, judge_results, read_files, read_text
+from imagebuild.bench.judge import judge_results
+from imagebuild.bench.models import Half, NcclRow, Run
+from imagebuild.bench.read import read_files, read_text
 from tests.conftest import data
 from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
 from tests.unit.bench.strict_reader import package_rows, strict_rows

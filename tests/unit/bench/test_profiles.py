@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from imagebuild.bench import NotComparable, ProfileFile, RankLayout, lint_profile, load_profiles, rank_layout
-from imagebuild.cli import app
-from imagebuild.core import ConfigError, Mistakes
-from imagebuild.report import Report
+from imagebuild.bench.ceilings import NotComparable, RankLayout, lint_profile, rank_layout
+from imagebuild.bench.profiles import ProfileFile, load_profiles
+from imagebuild.cli.app import app
+from imagebuild.core.errors import ConfigError, Mistakes
+from imagebuild.report.document import Report
 from tests.conftest import ROOT, data
 from tests.unit.bench.speed_fakes import BOX, every_shipped, folder, shipped
 

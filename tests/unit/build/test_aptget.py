@@ -8,7 +8,7 @@ from shutil import copytree
 
 import pytest
 
-from imagebuild.build import apt_get_for_mirrors, apt_get_for_proxy
+from imagebuild.build.inputs import apt_get_for_mirrors, apt_get_for_proxy
 from tests.conftest import ROOT, ran
 
 pytestmark = pytest.mark.programs

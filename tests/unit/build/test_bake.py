@@ -11,19 +11,21 @@ from typing import Any
 
 import pytest
 
-from imagebuild.build import (
+from imagebuild.build.bake import (
     BuildInputs,
     BuildRequest,
     BuildRun,
     CacheEntry,
     bake_file,
     check_platforms,
-    check_request,
     layer_attributes,
 )
-from imagebuild.core import ConfigError
-from imagebuild.oci import EPOCH, Endpoint
-from imagebuild.project import Plan, Project, Target
+from imagebuild.build.build import check_request
+from imagebuild.core.errors import ConfigError
+from imagebuild.oci.engine import Endpoint
+from imagebuild.oci.layout import EPOCH
+from imagebuild.project.matrix import Plan, Target
+from imagebuild.project.plan import Project
 
 PACKED = "compression=zstd,force-compression=true,rewrite-timestamp=true,source-date-epoch=1763683200"
 CA = BuildInputs(secrets={"ca": Path("/etc/ca.crt")})

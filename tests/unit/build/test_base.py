@@ -7,22 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import (
+from imagebuild.build import base, private
+from imagebuild.build.base import (
     DAY,
     DIE_WITH_US,
     KEYRING,
     PACKAGES,
     VERSION,
-    base,
     bootstrap,
     ensure_mmdebstrap,
     make_rootfs,
-    private,
     rootfs_command,
     signed_source,
 )
-from imagebuild.core import AptSource, CommandError, ConfigError, Finished, ResultError, debian
-from imagebuild.oci import Layout, images_in
+from imagebuild.core import debian
+from imagebuild.core.debian import AptSource
+from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.run import Finished
+from imagebuild.oci.image import images_in
+from imagebuild.oci.layout import Layout
 from tests.unit.image_files import layer
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"

@@ -13,22 +13,25 @@ from unittest.mock import Mock
 
 import pytest
 
-from imagebuild import oci
-from imagebuild.build import (
+from imagebuild.build import buildx
+from imagebuild.build.bake import BuildRequest, BuildRun
+from imagebuild.build.buildx import (
     BuildProgress,
-    BuildRequest,
-    BuildRun,
     EventStream,
-    buildx,
     explain_failure,
     export_images,
     replaced_sources,
     run_bake,
 )
-from imagebuild.core import CommandError, ConfigError, ResultError, ca_bundle
-from imagebuild.oci import Endpoint, Layout, images_in
-from imagebuild.project import BuildResult, Changes, Plan, Project
-from imagebuild.render import Renderer
+from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.settings import ca_bundle
+from imagebuild.oci.engine import Endpoint
+from imagebuild.oci.image import images_in
+from imagebuild.oci.layout import Layout
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Changes, Project
+from imagebuild.project.records import BuildResult
+from imagebuild.render.renderer import Renderer
 from tests import layouts
 from tests.registry_fake import FakeRegistry
 
@@ -206,7 +209,7 @@ def test_a_log_has_a_line_for_each_step_that_ended(capsys: pytest.CaptureFixture
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     fake = FakeRegistry()
-    monkeypatch.setattr(oci, "connect_registry", lambda _host: fake)
+    monkeypatch.setattr(buildx, "connect_registry", lambda _host: fake)
     return fake
 
 

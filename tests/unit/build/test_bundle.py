@@ -12,34 +12,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from imagebuild.build import (
-    Bundle,
-    BundleManifest,
-    Download,
-    DownloadStore,
-    Git,
-    Needs,
-    copy_commit,
-    fetch_wheels,
-    finish_bundle,
-    needs_of,
-    package_proxy,
-    stored_path,
-)
-from imagebuild.core import (
-    CommandError,
-    ConfigError,
-    Downloads,
-    Mirrors,
-    Patience,
-    ResultError,
-    Settings,
-    Unreachable,
-    file_sha256,
-    pip_conf_text,
-)
-from imagebuild.project import Plan
-from imagebuild.render import Renderer
+from imagebuild.build.bundle import Bundle, BundleManifest, fetch_wheels, finish_bundle, package_proxy
+from imagebuild.build.inputs import Download, DownloadStore, Git, Needs, copy_commit, needs_of, stored_path
+from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unreachable
+from imagebuild.core.files import file_sha256
+from imagebuild.core.http import Downloads, Patience
+from imagebuild.core.settings import Mirrors, Settings, pip_conf_text
+from imagebuild.project.matrix import Plan
+from imagebuild.render.renderer import Renderer
 from tests.conftest import git
 from tests.unit.conftest import Call
 from tests.upstream.server import Server

@@ -8,17 +8,12 @@ from typing import get_args
 
 import pytest
 
-from imagebuild.build import (
-    Cost,
-    ProjectState,
-    cache_entries,
-    compare_states,
-    job_matrix,
-    read_state,
-)
-from imagebuild.core import ConfigError, Platform
-from imagebuild.project import Plan, parse_changes, select_targets
-from imagebuild.render import Renderer
+from imagebuild.build.change import Cost, ProjectState, cache_entries, compare_states, job_matrix, read_state
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Platform
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import parse_changes, select_targets
+from imagebuild.render.renderer import Renderer
 from tests import reference_cost
 from tests.conftest import LIBRARY, ROOT, Files, git
 from tests.reference_cost import CHANGES, COLD, Change

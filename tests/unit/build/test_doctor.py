@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.build import DoctorFinding, examine_machine
+from imagebuild.build.doctor import DoctorFinding, examine_machine
 from imagebuild.oci import engine
 from tests.unit.conftest import BUILDX, Runner
 

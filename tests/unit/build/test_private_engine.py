@@ -8,19 +8,21 @@ from unittest.mock import Mock
 
 import pytest
 
-from imagebuild.build import (
+from imagebuild.build import private
+from imagebuild.build.private import (
     choose_pool,
     engine_processes,
     ensure_emulation,
     firewall_rules,
     missing_packages,
     mtu,
-    private,
     start_engine,
     stop_engine,
 )
-from imagebuild.core import CommandError, ConfigError, RunProgram, debian
-from imagebuild.oci import EnginePaths
+from imagebuild.core import debian
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.run import RunProgram
+from imagebuild.oci.engine import EnginePaths
 from tests.unit.conftest import BUILDX, Runner
 
 POOL = IPv4Network("172.30.0.0/19")

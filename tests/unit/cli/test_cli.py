@@ -10,9 +10,11 @@ from unittest.mock import ANY
 import pytest
 
 from imagebuild import __version__
-from imagebuild.build import BuildRequest, build
-from imagebuild.project import BuildResult, Project
-from imagebuild.render import Renderer
+from imagebuild.build import build
+from imagebuild.build.bake import BuildRequest
+from imagebuild.project.plan import Project
+from imagebuild.project.records import BuildResult
+from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, LOCK, Files, data
 from tests.unit.conftest import Call
 

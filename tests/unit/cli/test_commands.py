@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.cli import COMMANDS, load_command
+from imagebuild.cli.app import COMMANDS, load_command
 from tests.conftest import ROOT, Files, ran
 from tests.unit.conftest import Call
 from tests.unit.test_workflows import SHELL

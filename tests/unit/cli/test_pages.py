@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from imagebuild.cli import COMMANDS, load_command
-from imagebuild.core import Model, Settings
-from imagebuild.project import Component, Matrix
+from imagebuild.cli.app import COMMANDS, load_command
+from imagebuild.core.fields import Model
+from imagebuild.core.settings import Settings
+from imagebuild.project.component import Component
+from imagebuild.project.matrix import Matrix
 from tests.conftest import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

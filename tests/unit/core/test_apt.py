@@ -4,18 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.build import install, private
-from imagebuild.core import (
+from imagebuild.build import private
+from imagebuild.build.private import install
+from imagebuild.core import debian
+from imagebuild.core.debian import (
     AptSource,
-    CommandError,
     apt_sources,
     as_oneline,
-    debian,
     debian_sources,
     parse_deb822,
     parse_oneline,
     sources_for_release,
 )
+from imagebuild.core.errors import CommandError
 from tests.conftest import ROOT
 from tests.unit.conftest import Runner
 

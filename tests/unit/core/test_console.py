@@ -5,7 +5,8 @@ import time
 import pytest
 from rich.console import Console
 
-from imagebuild.core import console, markdown_table
+from imagebuild.core import console
+from imagebuild.core.console import markdown_table
 
 
 def test_a_markdown_table_keeps_its_cells_apart() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError, read_text, write_text
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.files import read_text, write_text
 from tests.conftest import ran
 
-WRITE = "import sys; from pathlib import Path; from imagebuild.core import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
+WRITE = "import sys; from pathlib import Path; from imagebuild.core.files import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
 
 
 def names_in(folder: Path) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import Absent, CommandError, Downloads, Patience, Unreachable
+from imagebuild.core.errors import Absent, CommandError, Unreachable
+from imagebuild.core.http import Downloads, Patience
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Serve
 

@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from debian.deb822 import Release
 
-from imagebuild.core import (
-    CommandError,
+from imagebuild.core.debian import (
     Package,
-    ResultError,
     expired_since,
     flat_repository_folder,
     installed_packages,
@@ -21,6 +19,7 @@ from imagebuild.core import (
     version_key,
     versions_in_index,
 )
+from imagebuild.core.errors import CommandError, ResultError
 
 
 def test_versions_sort_as_dpkg_sorts_them() -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError, Mirrors, Settings, load_settings, settings
+from imagebuild.core import settings
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.settings import Mirrors, Settings, load_settings
 from tests.conftest import data
 
 ROWS = data("mirrors")

@@ -9,7 +9,8 @@ from types import FrameType
 
 import pytest
 
-from imagebuild.core import CommandError, Finished, execute, run_program
+from imagebuild.core.errors import CommandError
+from imagebuild.core.run import Finished, execute, run_program
 from tests.unit.conftest import gone
 
 pytestmark = pytest.mark.programs

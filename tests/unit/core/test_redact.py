@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagebuild.core import kept_environment, redacted_arguments
+from imagebuild.core.console import kept_environment, redacted_arguments
 from tests.conftest import data
 
 

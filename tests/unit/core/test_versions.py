@@ -1,6 +1,6 @@
 import pytest
 
-from imagebuild.core import matches, satisfies
+from imagebuild.core.fields import matches, satisfies
 
 
 @pytest.mark.parametrize(

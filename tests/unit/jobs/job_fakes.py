@@ -13,9 +13,12 @@ from typing import Any
 
 import yaml
 
-from imagebuild.bench import Profile, load_profiles
-from imagebuild.core import ConfigError
-from imagebuild.jobs import Job, JobFacts, JobRequest, Offer, default_fabric, job_text, load_facts, resolve_job
+from imagebuild.bench.profiles import Profile, load_profiles
+from imagebuild.core.errors import ConfigError
+from imagebuild.jobs.choose import Offer
+from imagebuild.jobs.facts import JobFacts, JobRequest, default_fabric, load_facts
+from imagebuild.jobs.job import Job, resolve_job
+from imagebuild.jobs.manifest import job_text
 from tests.conftest import ROOT, data
 
 REFERENCE: dict[str, str] = data("jobs-reference")

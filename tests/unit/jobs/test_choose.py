@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import ConfigError
-from imagebuild.jobs import Job, Offer, published_offer, resolve_job
-from imagebuild.project import Catalog, GpuArchitecture, Plan
+from imagebuild.core.errors import ConfigError
+from imagebuild.jobs.choose import Offer, published_offer
+from imagebuild.jobs.job import Job, resolve_job
+from imagebuild.project.matrix import GpuArchitecture, Plan
+from imagebuild.project.records import Catalog
 from tests import catalog_samples
 from tests.unit.jobs.job_fakes import facts, profiles, request
 

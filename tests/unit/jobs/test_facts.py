@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError, Model
-from imagebuild.jobs import (
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Model
+from imagebuild.jobs.facts import (
     COLLECTIVES,
     CONDITIONS,
     Cluster,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.cli import ProjectFiles, offer_of_plan
-from imagebuild.core import ConfigError
+from imagebuild.cli.job import offer_of_plan
+from imagebuild.cli.options import ProjectFiles
+from imagebuild.core.errors import ConfigError
 from tests.conftest import ROOT
 from tests.unit.conftest import Call
 from tests.unit.jobs.job_fakes import job, rank_exports

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from imagebuild.jobs import enroot_reference, job_text, load_facts
+from imagebuild.jobs.facts import load_facts
+from imagebuild.jobs.manifest import enroot_reference, job_text
 from tests import catalog_samples
 from tests.conftest import ROOT, data, ran
 from tests.unit.jobs.job_fakes import (

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from imagebuild.jobs import job_text, load_facts
+from imagebuild.jobs.facts import load_facts
+from imagebuild.jobs.manifest import job_text
 from tests.conftest import ROOT, ran
 from tests.unit.jobs.job_fakes import (
     IMAGE,

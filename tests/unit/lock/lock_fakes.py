@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from imagebuild.core import Absent, Advance, ImagebuildError, Unreachable
-from imagebuild.lock import PackageIndex, Upstream, locked_repository
-from imagebuild.project import (
+from imagebuild.core.errors import Absent, ImagebuildError, Unreachable
+from imagebuild.core.http import Advance
+from imagebuild.lock.repositories import PackageIndex, locked_repository
+from imagebuild.lock.upstream import Upstream
+from imagebuild.project.lockfile import (
     Entry,
     Key,
     Lock,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.core import ConfigError
-from imagebuild.lock import BumpResult, LockFile, PackageIndex, bump_pins, edited, inquiries, newer
-from imagebuild.project import GitRef, PackageSource, Plan, Project, WheelSet, make_plan
-from imagebuild.render import Renderer
+from imagebuild.core.errors import ConfigError
+from imagebuild.lock.bump import BumpResult, bump_pins, edited, inquiries, newer
+from imagebuild.lock.repositories import PackageIndex
+from imagebuild.lock.resolve import LockFile
+from imagebuild.project.lockfile import GitRef, PackageSource, WheelSet
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Project, make_plan
+from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files
 from tests.unit.lock.lock_fakes import KEY, Fake
 

@@ -11,9 +11,12 @@ from shutil import copytree, rmtree
 
 import pytest
 
-from imagebuild.core import ConfigError, ImagebuildError, Platform, run_program
-from imagebuild.lock import image_facts, merged_sources, tree_facts, unpack
-from imagebuild.project import (
+from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.fields import Platform
+from imagebuild.core.run import run_program
+from imagebuild.lock.facts import image_facts, tree_facts, unpack
+from imagebuild.lock.resolve import merged_sources
+from imagebuild.project.lockfile import (
     Archive,
     BaseImage,
     Entry,
@@ -23,16 +26,14 @@ from imagebuild.project import (
     LockedImage,
     LockedRepository,
     PackageSource,
-    Project,
-    Target,
     Unpacked,
     WheelSet,
     check_pinned,
     key_of,
-    make_plan,
-    select_one,
 )
-from imagebuild.render import Renderer
+from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Project, make_plan, select_one
+from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT
 from tests.unit.lock.lock_fakes import A, B, lock_of
 from tests.upstream import bases, hpcx

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError
-from imagebuild.lock import keys_of, lock_text, merged_sources, without_unused
-from imagebuild.project import (
+from imagebuild.core.errors import ConfigError
+from imagebuild.lock.resolve import keys_of, lock_text, merged_sources, without_unused
+from imagebuild.project.lockfile import (
     UNREAD,
     Archive,
     BaseImage,
@@ -19,8 +19,6 @@ from imagebuild.project import (
     LockedImage,
     LockedRepository,
     PackageSource,
-    Plan,
-    Project,
     Source,
     Wheel,
     WheelSet,
@@ -28,7 +26,9 @@ from imagebuild.project import (
     key_of,
     lacks,
 )
-from imagebuild.render import Renderer
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Project
+from imagebuild.render.renderer import Renderer
 from tests.unit.lock.lock_fakes import KEY, A, B, lock_of
 
 REPOSITORY = "https://example.org/repository/"

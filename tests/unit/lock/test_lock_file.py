@@ -11,12 +11,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from imagebuild.core import Absent, CommandError, Unreachable
-from imagebuild.lock import LockFile, PackageIndex, Upstream, check_lock, complaint
-from imagebuild.project import (
+from imagebuild.core.errors import Absent, CommandError, Unreachable
+from imagebuild.lock.repositories import PackageIndex
+from imagebuild.lock.resolve import LockFile, check_lock, complaint
+from imagebuild.lock.upstream import Upstream
+from imagebuild.project.lockfile import (
     Archive,
     BaseImage,
-    Changes,
     Entry,
     GitRef,
     Key,
@@ -28,9 +29,9 @@ from imagebuild.project import (
     Wheel,
     WheelSet,
     key_of,
-    make_plan,
 )
-from imagebuild.render import Renderer
+from imagebuild.project.plan import Changes, make_plan
+from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files
 from tests.unit.lock.lock_fakes import KEY, OTHER, A, B, C, Fake, lock_of
 from tests.unit.lock.test_lock_entries import packages, wheel

@@ -4,9 +4,11 @@ import socket
 
 import pytest
 
-from imagebuild.core import Absent, CommandError, Mirrors, Patience, Unreachable
-from imagebuild.lock import Upstream
-from imagebuild.project import LockedImage
+from imagebuild.core.errors import Absent, CommandError, Unreachable
+from imagebuild.core.http import Patience
+from imagebuild.core.settings import Mirrors
+from imagebuild.lock.upstream import Upstream
+from imagebuild.project.lockfile import LockedImage
 from tests.registry_fake import FakeRegistry, index, put_image
 
 

@@ -20,16 +20,12 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import Absent, CommandError, ConfigError, Mirrors, Patience, Unreachable, run_program
-from imagebuild.lock import Upstream
-from imagebuild.project import (
-    Archive,
-    LockedArchive,
-    LockedRepository,
-    PackageSource,
-    Unpacked,
-    WheelSet,
-)
+from imagebuild.core.errors import Absent, CommandError, ConfigError, Unreachable
+from imagebuild.core.http import Patience
+from imagebuild.core.run import run_program
+from imagebuild.core.settings import Mirrors
+from imagebuild.lock.upstream import Upstream
+from imagebuild.project.lockfile import Archive, LockedArchive, LockedRepository, PackageSource, Unpacked, WheelSet
 from tests.conftest import LIBRARY, ROOT, Files, git
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Call, Serve

@@ -13,8 +13,8 @@ import pytest
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from imagebuild.core import CommandError
-from imagebuild.oci import (
+from imagebuild.core.errors import CommandError
+from imagebuild.oci.engine import (
     Endpoint,
     EnginePaths,
     buildx_version,

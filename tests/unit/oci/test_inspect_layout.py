@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 import zstandard
 
-from imagebuild.core import ConfigError, ResultError
-from imagebuild.oci import Blob, PlatformImage, image, images_in, layer_members
-from imagebuild.project import Plan
-from imagebuild.render import Renderer
-from imagebuild.verify import ImageFinder, judge_images, layers, read_images, scan, scan_all
+from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.oci import image
+from imagebuild.oci.image import PlatformImage, images_in
+from imagebuild.oci.layout import Blob, layer_members
+from imagebuild.project.matrix import Plan
+from imagebuild.render.renderer import Renderer
+from imagebuild.verify import layers
+from imagebuild.verify.layers import scan, scan_all
+from imagebuild.verify.rules import judge_images, read_images
+from imagebuild.verify.subject import ImageFinder
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer, saved
 

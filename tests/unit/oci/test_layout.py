@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import CommandError, ResultError
-from imagebuild.oci import MANIFEST, Descriptor, Layout, copy_image, images_in
+from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.oci.image import images_in
+from imagebuild.oci.layout import MANIFEST, Descriptor, Layout
+from imagebuild.oci.registry import copy_image
 from tests.unit.image_files import layer
 
 ARM64 = {"created": "2025-08-09T00:00:00Z", "os": "linux", "architecture": "arm64", "config": {"Env": ["PATH=/bin"]}}

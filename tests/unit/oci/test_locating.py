@@ -10,19 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, NothingSelected, ResultError
-from imagebuild.oci import (
-    INDEX,
-    MANIFEST,
-    Descriptor,
-    FoundImage,
-    Manifest,
-    Registry,
-    image,
-    images_in,
-)
-from imagebuild.project import BuildResult, Plan, Target, make_plan
-from imagebuild.verify import ImageFinder
+from imagebuild.core.errors import CommandError, ConfigError, NothingSelected, ResultError
+from imagebuild.oci import image
+from imagebuild.oci.image import FoundImage, images_in
+from imagebuild.oci.layout import INDEX, MANIFEST, Descriptor, Manifest
+from imagebuild.oci.registry import Registry
+from imagebuild.project.matrix import Plan, Target
+from imagebuild.project.plan import make_plan
+from imagebuild.project.records import BuildResult
+from imagebuild.verify.subject import ImageFinder
 from tests import registry_fake
 from tests.conftest import Files
 from tests.registry_fake import FakeRegistry, put_image

@@ -15,14 +15,10 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import HTTPHeaderDict, HTTPResponse
 
-from imagebuild.core import CommandError, Patience
-from imagebuild.oci import (
-    Registry,
-    connect_registry,
-    copy_image,
-    digest_of,
-    stored_credentials,
-)
+from imagebuild.core.errors import CommandError
+from imagebuild.core.http import Patience
+from imagebuild.oci.layout import digest_of
+from imagebuild.oci.registry import Registry, connect_registry, copy_image, stored_credentials
 from tests.registry_fake import IDENTITY, PASSWORD, USER, FakeRegistry, put_image
 
 

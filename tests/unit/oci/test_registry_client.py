@@ -13,23 +13,21 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import CommandError, Patience, ResultError, Unreachable
-from imagebuild.oci import (
+from imagebuild.core.errors import CommandError, ResultError, Unreachable
+from imagebuild.core.http import Patience
+from imagebuild.oci import registry
+from imagebuild.oci.layout import (
     CONFIG,
     MANIFEST,
     Attachment,
     BlobStream,
     Descriptor,
     Manifest,
-    Registry,
-    connect_registry,
-    copy_image,
     digest_of,
     encode_json,
-    push_image,
     referrers_tag,
-    registry,
 )
+from imagebuild.oci.registry import Registry, connect_registry, copy_image, push_image
 from tests import layouts
 from tests.faulty import refusal
 from tests.registry_fake import FakeRegistry, put_image

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.core import ConfigError
-from imagebuild.oci import ImageReference, api_address, is_loopback, parse_reference
+from imagebuild.core.errors import ConfigError
+from imagebuild.oci.reference import ImageReference, api_address, is_loopback, parse_reference
 
 DIGEST = "sha256:" + "0a" * 32
 

@@ -6,15 +6,12 @@ from unittest.mock import ANY
 
 import pytest
 
-from imagebuild.core import CommandError, run_program
-from imagebuild.project import (
-    Project,
-    files_at_revision,
-    layers,
-    load_project,
-    make_plan,
-)
-from imagebuild.render import Renderer
+from imagebuild.core.errors import CommandError
+from imagebuild.core.run import run_program
+from imagebuild.project.load import layers, load_project
+from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.revision import files_at_revision
+from imagebuild.render.renderer import Renderer
 from tests.conftest import LOCK, ROOT, Files, git
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Call, Serve

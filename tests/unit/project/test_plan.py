@@ -6,9 +6,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from imagebuild.core import ConfigError
-from imagebuild.project import Plan, make_plan, parse_changes, select_targets
-from imagebuild.render import Renderer
+from imagebuild.core.errors import ConfigError
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import make_plan, parse_changes, select_targets
+from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, TOOL, Files
 
 

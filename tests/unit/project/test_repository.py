@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.project import Component, Lock, Matrix, Plan, Project
-from imagebuild.render import Renderer
-from imagebuild.verify import IMAGE_CHECKS, select_checks
+from imagebuild.project.component import Component
+from imagebuild.project.lockfile import Lock
+from imagebuild.project.matrix import Matrix, Plan
+from imagebuild.project.plan import Project
+from imagebuild.render.renderer import Renderer
+from imagebuild.verify.checks import select_checks
+from imagebuild.verify.rules import IMAGE_CHECKS
 from tests.conftest import ROOT, ran
 
 PROGRAMS = Path(sysconfig.get_path("scripts"))

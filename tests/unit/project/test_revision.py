@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.project import current_revision, origin_of_build
+from imagebuild.project.revision import current_revision, origin_of_build
 from tests.conftest import git
 
 pytestmark = pytest.mark.programs

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from imagebuild.oci import INDEX, Descriptor, ImageReference, Manifest, Repository, encode_json, parse_reference
-from imagebuild.project import Project
-from imagebuild.publish import DEFAULT_KINDS, AttestFinding, AttestResult, Signer, verify_attachments
+from imagebuild.oci.layout import INDEX, Descriptor, Manifest, encode_json
+from imagebuild.oci.reference import ImageReference, parse_reference
+from imagebuild.oci.registry import Repository
+from imagebuild.project.plan import Project
+from imagebuild.publish.attest import DEFAULT_KINDS, AttestFinding, AttestResult, verify_attachments
+from imagebuild.publish.signatures import Signer
 from tests import attached
 from tests.conftest import Files, data
 from tests.cosign_fake import FakeCosign

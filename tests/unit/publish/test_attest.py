@@ -11,27 +11,14 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import CommandError, ConfigError, ResultError
-from imagebuild.oci import (
-    BUNDLE_MEDIA,
-    KINDS,
-    STATEMENT_MEDIA,
-    Attachment,
-    Descriptor,
-    Repository,
-    list_attestations,
-    read_attestations,
-)
+from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci import registry as registry_module
-from imagebuild.publish import (
-    DEFAULT_KINDS,
-    AttestResult,
-    Cosign,
-    Signer,
-    add_attachment,
-    job_workflow,
-    signatures,
-)
+from imagebuild.oci.attestation import BUNDLE_MEDIA, KINDS, STATEMENT_MEDIA, list_attestations, read_attestations
+from imagebuild.oci.layout import Attachment, Descriptor
+from imagebuild.oci.registry import Repository
+from imagebuild.publish import signatures
+from imagebuild.publish.attest import DEFAULT_KINDS, AttestResult, add_attachment
+from imagebuild.publish.signatures import Cosign, Signer, job_workflow
 from tests.attached import provenance, scan, spdx, verification
 from tests.faulty import Answer
 from tests.registry_fake import FakeRegistry

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from imagebuild import __version__
-from imagebuild.core import CommandError, ConfigError
-from imagebuild.oci import BUNDLE_MEDIA, Attachment, Repository, digest_of
-from imagebuild.project import Catalog, Plan, Project, PublishedImage, make_plan
-from imagebuild.publish import (
-    BEGIN,
-    END,
-    CatalogReader,
-    Freshness,
-    images_table,
-    replace_table,
-)
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.oci.attestation import BUNDLE_MEDIA
+from imagebuild.oci.layout import Attachment, digest_of
+from imagebuild.oci.registry import Repository
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.records import Catalog, PublishedImage
+from imagebuild.publish.catalog import BEGIN, END, CatalogReader, images_table, replace_table
+from imagebuild.publish.scan import Freshness
 from tests import attached
 from tests.conftest import ROOT
 from tests.registry_fake import FakeRegistry, index, put_image

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from imagebuild.core import ResultError
-from imagebuild.project import Catalog, Checks, PublishedImage
-from imagebuild.publish import catalog_page, checks_badge, format_day, pull_commands, read_catalog, write_site
+from imagebuild.core.errors import ResultError
+from imagebuild.project.records import Catalog, Checks, PublishedImage
+from imagebuild.publish.catalog import read_catalog
+from imagebuild.publish.site import catalog_page, checks_badge, format_day, pull_commands, write_site
 from tests import catalog_samples
 from tests.page_outline import outline
 from tests.report_samples import HOSTILE

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import ConfigError
+from imagebuild.core.errors import ConfigError
 from imagebuild.oci import image
-from imagebuild.publish import Comparison, compare_images
-from imagebuild.verify import ImageFinder
+from imagebuild.publish.diff import Comparison, compare_images
+from imagebuild.verify.subject import ImageFinder
 from tests import attached
 from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files as make

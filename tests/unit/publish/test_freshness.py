@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.oci import registry
-from imagebuild.publish import Freshness, published_images
+from imagebuild.publish.scan import Freshness, published_images
 from tests.attached import scan
 from tests.publish_fakes import AMD64, ARM64, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry

@@ -10,20 +10,16 @@ from typing import Any
 import pytest
 
 from imagebuild import __version__
-from imagebuild.build import replaced_contexts
-from imagebuild.core import ConfigError, Platform
-from imagebuild.oci import encode_predicate
-from imagebuild.project import (
-    BuildResult,
-    Plan,
-    Project,
-    Target,
-    digest_of,
-    make_plan,
-    select_one,
-)
-from imagebuild.publish import Provenance, provenance_of
-from imagebuild.render import Renderer
+from imagebuild.build.bake import replaced_contexts
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Platform
+from imagebuild.oci.attestation import encode_predicate
+from imagebuild.project.lockfile import digest_of
+from imagebuild.project.matrix import Plan, Target
+from imagebuild.project.plan import Project, make_plan, select_one
+from imagebuild.project.records import BuildResult
+from imagebuild.publish.provenance import Provenance, provenance_of
+from imagebuild.render.renderer import Renderer
 from tests.conftest import Files
 
 AMD64: Platform = "linux/amd64"

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from imagebuild.core import CommandError
-from imagebuild.oci import Attachment, Descriptor, Repository, referrers_tag
-from imagebuild.project import staged_tag
-from imagebuild.publish import PruneVerdict, delete_staged, judge_staged
+from imagebuild.core.errors import CommandError
+from imagebuild.oci.layout import Attachment, Descriptor, referrers_tag
+from imagebuild.oci.registry import Repository
+from imagebuild.project.plan import staged_tag
+from imagebuild.publish.prune import PruneVerdict, delete_staged, judge_staged
 from tests.registry_fake import FakeRegistry, index, put_image
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

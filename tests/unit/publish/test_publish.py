@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core import ConfigError, NothingSelected, ResultError
-from imagebuild.oci import INDEX, encode_predicate, manifests_of, parse_reference
-from imagebuild.project import CheckResult
-from imagebuild.publish import NewAttachment, Signer, attach, verify_attachments
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
+from imagebuild.oci.attestation import encode_predicate
+from imagebuild.oci.layout import INDEX, manifests_of
+from imagebuild.oci.reference import parse_reference
+from imagebuild.project.records import CheckResult
+from imagebuild.publish.attest import attach, verify_attachments
+from imagebuild.publish.evidence import NewAttachment
+from imagebuild.publish.signatures import Signer
 from tests.conftest import LIBRARY, data
 from tests.cosign_fake import FakeCosign
 from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, HOST, NEW, OLD, Done, Site

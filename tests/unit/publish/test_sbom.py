@@ -13,10 +13,15 @@ from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from imagebuild import __version__
-from imagebuild.core import CommandError, Package, ResultError
-from imagebuild.oci import Layout, Manifest, PlatformImage, encode_predicate
-from imagebuild.project import Plan, Project, select_one
-from imagebuild.publish import SpdxDocument, complete_document, run_syft, sbom
+from imagebuild.core.debian import Package
+from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.oci.attestation import encode_predicate
+from imagebuild.oci.image import PlatformImage
+from imagebuild.oci.layout import Layout, Manifest
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Project, select_one
+from imagebuild.publish import sbom
+from imagebuild.publish.sbom import SpdxDocument, complete_document, run_syft
 from tests.attached import spdx
 from tests.conftest import ROOT
 

@@ -13,10 +13,11 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from imagebuild.core import ResultError, YamlFile
+from imagebuild.core.errors import ResultError
+from imagebuild.core.fields import YamlFile
 from imagebuild.oci import image
-from imagebuild.project import Severity, Vulnerability
-from imagebuild.publish import SEVERITIES, Policy, ScanReport, judge_vulnerabilities, load_report
+from imagebuild.project.records import Severity, Vulnerability
+from imagebuild.publish.scan import SEVERITIES, Policy, ScanReport, judge_vulnerabilities, load_report
 from tests.conftest import ROOT, data
 from tests.unit import image_files as make
 from tests.unit.conftest import Call

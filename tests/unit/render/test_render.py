@@ -3,9 +3,10 @@ from collections.abc import Callable
 
 import pytest
 
-from imagebuild.core import ConfigError
-from imagebuild.project import Changes, Plan, Project, make_plan, select_one, select_targets
-from imagebuild.render import Renderer
+from imagebuild.core.errors import ConfigError
+from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Changes, Project, make_plan, select_one, select_targets
+from imagebuild.render.renderer import Renderer
 from tests.conftest import LOCK, ROOT, Files, data
 
 GOLDEN = [

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from imagebuild.render import needed_stages, stages_of
+from imagebuild.render.stages import needed_stages, stages_of
 from tests.conftest import ROOT, data
 
 TEXT = (ROOT / "tests/data/stages.Dockerfile").read_text()

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from imagebuild.bench import Results
+from imagebuild.bench.models import Results
 from tests.conftest import ROOT
 from tests.report_samples import BAD, GOOD, HOSTILE, VERIFICATION, nccl_log
 from tests.unit.bench.nccl_tables import Table

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from imagebuild.bench import BandwidthTest, Diagnostic, TableRow
-from imagebuild.report import Report, format_bytes, format_number, one_line, rows_of, visible
+from imagebuild.bench.models import BandwidthTest, Diagnostic, TableRow
+from imagebuild.report.document import Report, format_bytes, format_number, one_line, rows_of, visible
 from tests.report_samples import BAD, GIB, report, row, run
 
 WAIVED = BandwidthTest(source="n", name="x", unit=None, verdict="waived", matrix=None, sum=None)

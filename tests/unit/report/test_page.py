@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench import BandwidthTest
-from imagebuild.report import LogText, lay_out, plotly_js, read_logs, report_html
+from imagebuild.bench.models import BandwidthTest
+from imagebuild.report.page import LogText, lay_out, plotly_js, read_logs, report_html
 from tests.page_outline import outline
 from tests.report_samples import BAD, GIB, HOSTILE, report, row, run
 

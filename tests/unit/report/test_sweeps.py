@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench import Results, Run
-from imagebuild.report import find_sweeps, lay_out, plotly_js, report_html
+from imagebuild.bench.models import Results, Run
+from imagebuild.report.page import lay_out, plotly_js, report_html
+from imagebuild.report.sweeps import find_sweeps
 from tests.report_samples import GIB, nccl_log, pairs, report, row, run
 from tests.unit.conftest import Call
 

@@ -8,7 +8,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from imagebuild.report import Report, print_report, report_junit, report_markdown
+from imagebuild.report.document import Report
+from imagebuild.report.text import print_report, report_junit, report_markdown
 from tests.report_samples import BAD, GOOD, HOSTILE, pairs, report, run
 
 SWEEP = report(runs=pairs({("n2",): 8.0, ("n1", "n4"): 8.4}))

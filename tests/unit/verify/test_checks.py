@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench import PerftestTable, Results, Run
-from imagebuild.core import ConfigError, NothingSelected
-from imagebuild.project import Check, CheckResult, Project, Surroundings
-from imagebuild.verify import (
+from imagebuild.bench.models import PerftestTable, Results, Run
+from imagebuild.core.errors import ConfigError, NothingSelected
+from imagebuild.project.component import Check
+from imagebuild.project.plan import Project
+from imagebuild.project.records import CheckResult, Surroundings
+from imagebuild.verify.checks import (
     UNCOMPARED,
-    Command,
-    Execution,
     ImageCheck,
-    Session,
     correctness_problem,
     judge_check,
     judged_speed,
     run_check,
     select_checks,
 )
+from imagebuild.verify.runner import Command, Execution, Session
 from tests.conftest import LIBRARY, ROOT, TOOL, Files
 from tests.unit.bench import speed_fakes
 from tests.unit.bench.speed_fakes import shipped

@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.oci import Blob
-from imagebuild.verify import Elf, GpuCode, Layer, Loader, NotElf, Tree, describe_code, elf, gpu_code, runs, scan
+from imagebuild.oci.layout import Blob
+from imagebuild.verify import elf
+from imagebuild.verify.elf import Loader, NotElf, gpu_code
+from imagebuild.verify.files import Elf, GpuCode, Layer, Tree
+from imagebuild.verify.layers import scan
+from imagebuild.verify.rules import describe_code, runs
 from tests.unit import image_files
 from tests.unit.image_files import REAL, Files, cache, symlink
 

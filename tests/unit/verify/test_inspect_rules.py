@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import zstandard
 
-from imagebuild.project import CheckResult, make_plan
-from imagebuild.render import Renderer, image_labels
-from imagebuild.verify import IMAGE_CHECKS, ImageFinder, judge_images, read_images
+from imagebuild.project.plan import make_plan
+from imagebuild.project.records import CheckResult
+from imagebuild.render.renderer import Renderer, image_labels
+from imagebuild.verify.rules import IMAGE_CHECKS, judge_images, read_images
+from imagebuild.verify.subject import ImageFinder
 from tests.conftest import ROOT, Files, data
 from tests.unit import image_files
 from tests.unit.image_files import REAL, Layout, Node, cache, elf, folder, hardlink, layer, symlink

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.verify import FileEntry, FileKind, Layer, Tree
+from imagebuild.verify.files import FileEntry, FileKind, Layer, Tree
 
 
 def entry(text: str) -> FileEntry:

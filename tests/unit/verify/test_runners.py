@@ -7,20 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.core import KEPT, CommandError, ConfigError
-from imagebuild.verify import (
-    CDI,
-    GPU,
+from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.run import KEPT
+from imagebuild.verify.docker import CDI, GPU, container_options, with_share_of_gpus
+from imagebuild.verify.runner import (
     Command,
     ExecSession,
     Execution,
     command_line,
-    container_options,
     read_prefix,
     read_probe,
     surroundings_of,
     with_ranks,
-    with_share_of_gpus,
 )
 from tests.conftest import ROOT
 from tests.unit.conftest import gone
