@@ -16,6 +16,7 @@ test: lint unit browser docker ## everything that CI runs
 
 lint: $(VENV)/installed-dev workflows docs
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff check --preview --select PLC2701 . # no import of a private name
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
