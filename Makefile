@@ -54,7 +54,7 @@ bundle-proof: $(VENV)/installed-dev ## quickstart from a bundle, by an empty eng
 bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
 	.ci/bare --fresh $(MAKE) image test
 
-bench: $(VENV)/installed-dev ## the figures of docs/evidence/benchmarks.md
+bench: $(VENV)/installed-dev ## the figures of docs/evidence.md
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(VENV)/bin/python tests/bench.py
 

@@ -1,4 +1,4 @@
-"""Measure the light figures of docs/evidence/benchmarks.md on this machine, and print them as a Markdown table."""
+"""Measure the light figures of docs/evidence.md on this machine, and print them as a Markdown table."""
 
 from __future__ import annotations
 

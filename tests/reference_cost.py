@@ -1,6 +1,6 @@
 """What changes cost for the matrix of coreweave/nccl-tests, ten devel images for two architectures, as a table.
 
-`python -m tests.reference_cost` prints it for docs/evidence/benchmarks.md.
+`python -m tests.reference_cost` prints it for docs/evidence.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The bus bandwidth of a collective is at most min(a * link, b * W). With
 * link, the GB/s that one GPU can send to its peers in the node, one way;
 * W, the GB/s that the network cards of one node can send, one way; card, the part of it that one rank can use;
 
-a and b are what `ALGORITHMS` has for each class and collective; docs/profiles.md says why. Bus bandwidth is that of a
+a and b are what `ALGORITHMS` has for each class and collective; docs/report.md says why. Bus bandwidth is that of a
 ring, so a class that moves less has factors above 1. Within one node, the part with W falls away.
 """
 
@@ -95,7 +95,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm("sharp", ("all_reduce",), _LOCAL, _SHARP, sharp=True, within=False),
     Algorithm("nvls-sharp", ("all_reduce",), _NVLS, _SHARP, nvls=True, sharp=True, within=False),
     Algorithm("pairwise", ("alltoall", "hypercube"), _PEERS, _PARTS),
-    # 41 % on two H200: docs/evidence/gpu-results.md
+    # 41 % on two H200: docs/evidence.md
     Algorithm("pairwise", ("alltoallv",), _PEERS, _PARTS, floor_fraction=0.25),
     Algorithm("pairwise", ("gather", "scatter"), _PEERS, "(n-1)/(n-g)"),
     # 15.2 GB/s on ten nodes of H100 with 400 Gb/s cards, where everything else reached 80 to 90 %:
@@ -220,7 +220,7 @@ only; one between a GPU and the host only the direction that it names.
 
 Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts; both ways at once 35 % to and from
 hosts, and 43 % of the total between GPUs with 0.2. The sources are a public write-up of nvbandwidth 0.2 (8 H800) and
-superbenchmark's tests (GH200); docs/evidence/gpu-results.md has H200, also for kernels that call NVSHMEM."""
+superbenchmark's tests (GH200); docs/evidence.md has H200, also for kernels that call NVSHMEM."""
 
 
 def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:

@@ -99,7 +99,7 @@ def test_the_step_leaves_no_trace_of_the_program(tiny: Tiny, content: Content, t
 
 
 def test_who_uses_a_mirror_shares_the_cache(tiny: Tiny, content: Content) -> None:
-    """Of sources without submodules; see docs/mirrors.md."""
+    """Of sources without submodules; see docs/lock.md."""
     with served(content.folder) as public:
         use_sources(tiny, content, public.url, "sub")
         tiny.build(TINY_TARGET)

@@ -82,7 +82,7 @@ def test_keys_are_of_this_cluster_and_in_memory(quickstart: Built, client: Docke
 def test_mpirun_between_containers_whose_files_are_read_only(
     quickstart: Built, client: DockerClient, tmp_path: Path, user: str, home: str
 ) -> None:
-    """What docs/containers.md says; 12345 has no account, as in OpenShift."""
+    """What docs/clusters.md says; 12345 has no account, as in OpenShift."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "id_ed25519"], check=True)
     (tmp_path / "id_ed25519.pub").rename(tmp_path / "authorized_keys")
     (tmp_path / "id_ed25519").chmod(0o400 if user == "0:0" else 0o440)

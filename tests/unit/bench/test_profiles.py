@@ -38,7 +38,7 @@ def test_every_shipped_reference_is_possible() -> None:
 def test_every_reference_has_an_address_and_every_profile_a_row_of_what_is_covered() -> None:
     for profile in SHIPPED.values():
         assert [r for r in profile.model.references if not re.search(r"\w/\w|\w\.md @", r.source)] == []
-    table = (ROOT / "docs/profiles.md").read_text().partition("## What is covered")[2].partition("\n## ")[0]
+    table = (ROOT / "docs/report.md").read_text().partition("## What is covered")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == sorted(SHIPPED)
 
 
@@ -194,12 +194,12 @@ def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: 
 
 def test_references_are_the_least_of_the_measured_runs() -> None:
     best = defaultdict(list)
-    for file in (ROOT / "docs/evidence/gpu-results").glob("h200*.json"):
+    for file in (ROOT / "tests/data/gpu-results").glob("h200*.json"):
         for run in Report.model_validate_json(file.read_text()).runs:
             rows = [row for row in run.rows if row.size_bytes >= 1 << 30]
             halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half]
             best[run.collective, run.ranks].append(max(half.busbw_gb_s or 0 for half in halves))
-    ours = [reference for reference in shipped("h200").references if "gpu-results" in reference.source]
+    ours = [reference for reference in shipped("h200").references if "docs/evidence.md" in reference.source]
     assert len(ours) == 18
     for reference in ours:
         values = best[reference.collective, reference.ranks]

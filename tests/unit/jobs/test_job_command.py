@@ -50,7 +50,7 @@ def test_every_parameter_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as caught:
         job(f"{H100} --param 0=1")
     known = str(caught.value).partition("known: ")[2].split(", ")
-    table = (ROOT / "docs/jobs.md").read_text().partition("### Parameters")[2].partition("\n## ")[0]
+    table = (ROOT / "docs/clusters.md").read_text().partition("### Parameters")[2].partition("\n## ")[0]
     assert set(known) == {
         name for names in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall("`(.+?)`", names)
     }

@@ -40,7 +40,7 @@ from tests.unit.jobs.kubernetes_fields import mistakes
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
     line = REFERENCE[name]
     golden(f"tests/golden/jobs/{name}", text(line))
-    assert f"| `{name}` | `{line}` |" in (ROOT / "docs/jobs.md").read_text()
+    assert f"| `{name}` | `{line}` |" in (ROOT / "docs/clusters.md").read_text()
     assert_holds(line)
 
 
@@ -168,7 +168,7 @@ def test_enroot_separates_the_registry_and_takes_a_digest_where_a_tag_stands() -
 
 
 def test_every_finding_is_in_the_documentation() -> None:
-    page = (ROOT / "docs/evidence/jobs-findings.md").read_text()
+    page = (ROOT / "tests/data/jobs-findings.md").read_text()
     findings = (ROOT / "tests/data/jobs-findings.txt").read_text().split()
     assert len(findings) == 50
     assert [page.count(f"| {finding} |") for finding in findings] == [1] * 50

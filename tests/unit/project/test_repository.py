@@ -12,8 +12,6 @@ from imagebuild.project.lockfile import Lock
 from imagebuild.project.matrix import Matrix, Plan
 from imagebuild.project.plan import Project
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify.checks import select_checks
-from imagebuild.verify.rules import IMAGE_CHECKS
 from tests.conftest import ROOT, ran
 
 PROGRAMS = Path(sysconfig.get_path("scripts"))
@@ -30,19 +28,6 @@ def test_every_installed_component_has_checks(project: Project) -> None:
 def test_schemas(model: type[Matrix | Component | Lock], golden: Callable[[str, str], None]) -> None:
     text = json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n"
     golden(f"schemas/{model.__name__.lower()}.json", text)
-
-
-def test_the_page_of_checks_is_fresh(project: Project, golden: Callable[[str, str], None]) -> None:
-    """docs/all-checks.md: what each check proves, by what it needs."""
-    pages: dict[tuple[str, ...], list[str]] = {}
-    for entry in select_checks(project, IMAGE_CHECKS):
-        needs = entry.check.needs or ("a container",) if entry.check else ()
-        pages.setdefault(needs, []).append(f"| {entry} | {entry.description.replace('|', chr(92) + '|')} |")
-    text = "# All checks, by need\n\nWritten by `make golden`.\n"
-    for needs, rows in sorted(pages.items(), key=lambda page: (len(page[0]), page[0])):
-        title = f"Needs {' and '.join(needs)}" if needs else "Reads the image, starts nothing"
-        text += "\n".join(["", f"## {title}", "", "| check | proves |", "|---|---|", *rows, ""])
-    golden("docs/all-checks.md", text)
 
 
 @pytest.mark.programs
