@@ -1,4 +1,4 @@
-"""Print tables, durations, sizes and signs of life; blank what may be a secret."""
+"""Terminal output: tables, progress, durations and sizes, and text without secrets."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ out = Console(highlight=False, emoji=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 SHOWN_ITEMS = 8
+"""Maximum number of running items that a terminal shows."""
 LONGEST_LINE = 1 << 16
+"""Width of a table that is not printed to a terminal, in characters."""
 LONGEST_WORD = 24
-"""Characters of a word that a column of a table does not break if the terminal has room; digests are longer."""
+"""Longest word that a table keeps on one line, in characters. Digests are longer."""
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Collection[str] = ()) -> None:
-    """Print a table. Elsewhere than in a terminal, lines are as long as they need.
+    """Print a table.
 
-    In a terminal the first column and those in `whole`, which people copy, are never cut; other cells wrap between
-    words. The last columns are left out where there is too little room for them.
+    In a terminal, the first column and the columns in `whole` are never wrapped, because people copy their values.
+    Other cells wrap between words. If the terminal is too narrow, the last columns are left out. In a file or a pipe,
+    no line is wrapped.
     """
     cells = [tuple(row) for row in rows]
     titles = list(columns)
@@ -63,26 +66,27 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole:
 
 
 FIRST_S, NEXT_S, IDLE_S, POLL_S = 2.0, 10.0, 1.0, 0.2
-"""Seconds before the first sign of life, between later ones, without any work until it ends, and between looks."""
+"""Timing of `Heartbeat`, in seconds: the delay of the first message, the interval between messages, the idle time after
+which the delay starts again, and the interval between two checks."""
 
 
 @dataclass(eq=False)
 class Activity:
-    """Describe something that may take long."""
+    """A task that may take long, as progress messages show it."""
 
     text: str
     detail: str = ""
-    """How far it is, or why it is tried again."""
+    """How much is done, or why the task is tried again."""
     began: float = field(default_factory=time.monotonic)
 
 
-class SignOfLife(threading.Thread):
-    """Say on standard error what is being done while it takes long, so that nobody takes a command for dead."""
+class Heartbeat(threading.Thread):
+    """A thread that prints to standard error what a slow command is doing, so that it does not seem to hang."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.running: list[Activity] = []
-        """The oldest first; several threads begin and end them."""
+        """The running tasks, oldest first. Several threads add and remove them."""
         self.next_at = 0.0
         self._lock = threading.Lock()
 
@@ -112,32 +116,33 @@ class SignOfLife(threading.Thread):
                     self.next_at = now + NEXT_S
 
 
-life = SignOfLife()
+heartbeat = Heartbeat()
 
 
 @contextmanager
 def doing(text: str) -> Iterator[Activity]:
-    """Tell `life` what is being done until the end of the context; its `detail` may change meanwhile."""
+    """Report a task to `heartbeat` until the context ends. The caller may change the `detail` of the task."""
     activity = Activity(text)
-    life.begin(activity)
+    heartbeat.begin(activity)
     try:
         yield activity
     finally:
-        life.end(activity)
+        heartbeat.end(activity)
 
 
 class Progress:
-    """Show work that several threads do: a line for each that has ended, and what is under way.
+    """The progress of items that several threads process: one line for each finished item, and the running items.
 
-    A terminal shows that as it changes, a log has signs of life. `live=False` makes a terminal a log.
+    A terminal redraws the running items. A log gets the messages of `heartbeat` instead, and so does a terminal with
+    `live=False`.
     """
 
     def __init__(self, *, live: bool = True) -> None:
         self.headline = ""
-        """Text above the running items, on a terminal only."""
+        """Text above the running items. Only a terminal shows it."""
         self.running: dict[str, Activity] = {}
         self.live: Live | None = None
-        """What redraws a terminal; None for a log."""
+        """The display that redraws the terminal. None for a log."""
         self._began = time.monotonic()
         if live and err.is_terminal:
             from rich.live import Live  # noqa: PLC0415 - few commands show progress, and fewer on a terminal
@@ -151,12 +156,12 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         for activity in self.running.values():
-            life.end(activity)
+            heartbeat.end(activity)
         if self.live:
             self.live.stop()
 
     def note(self, text: str) -> None:
-        """Show what is being done: above the running items, or as a line with the seconds since the start."""
+        """Show a text above the running items. In a log, print it with the seconds since the start."""
         self.headline = text
         if not self.live:
             self._print(text)
@@ -164,21 +169,21 @@ class Progress:
     def begin(self, key: str, title: str) -> None:
         self.running[key] = Activity(title)
         if not self.live:
-            life.begin(self.running[key])
+            heartbeat.begin(self.running[key])
 
     def advance(self, key: str, text: str) -> None:
-        """Show how far a running item is, or its latest output."""
+        """Show the progress or the latest output of a running item."""
         self.running[key].detail = text
 
     def end(self, key: str, text: str, *, good: bool = True) -> None:
-        """Remove a running item and print a line about it; print nothing if `text` is empty."""
+        """Remove a running item, and print a line about it unless `text` is empty."""
         activity = self.running.pop(key)
-        life.end(activity)
+        heartbeat.end(activity)
         if text:
             self._print(f"{activity.text} {'→' if good else '✗'} {text}")
 
     def _print(self, text: str) -> None:
-        life.next_at = time.monotonic() + NEXT_S
+        heartbeat.next_at = time.monotonic() + NEXT_S
         err.print(f"{time.monotonic() - self._began:7.1f}  {escape(text)}")
 
     def _draw(self) -> Group:
@@ -196,10 +201,10 @@ def _one_line(seconds: str, text: str, style: str) -> Text:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown, without a line end after its last line.
+    """Return a Markdown table without a newline at its end.
 
-    Cells are Markdown themselves: of their text, only what would end a cell is changed. A `|` gets a backslash unless
-    it has one, and line ends become spaces.
+    The cells may contain Markdown. Only characters that would end a cell are changed: a `|` without a backslash gets
+    one, and newlines become spaces.
     """
 
     def cell(text: str) -> str:
@@ -210,14 +215,14 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return `7.2 s` or `3 min 05 s`."""
+    """Return a duration such as `7.2 s` or `3 min 05 s`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
 
 
 def format_size(number: int | None) -> str:
-    """Return bytes in decimal units, as registries count: `273.4 MB`."""
+    """Return a number of bytes in decimal units, as registries do: `273.4 MB`."""
     if number is None:
         return "unknown"
     return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.2f} GB"
@@ -228,14 +233,14 @@ SECRET_NAMES = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|SESSION|PRIVATE|SIGNATURE|(^|_)(PWD|PAT|JWT|PIN)$",
     re.IGNORECASE,
 )
-"""Names of options and variables that have secrets."""
+"""Matches names of options and environment variables whose values are secrets."""
 KEPT_NAMES = re.compile(
     r"(CUDA|DCGM|FI|GDRCOPY|HPCX|IMAGEBUILD|LC|LD|MELLANOX|MPI|NCCL|NVIDIA|NVSHMEM|OMPI|OPAL|PMIX|PRTE|SHARP|SLURM|UCC|UCX)_"
     r"|(HOME|HOSTNAME|LANG|PATH|USER)$"
 )
-"""Names of variables that explain a measurement."""
+"""Matches names of environment variables that may explain the result of a measurement."""
 SECRET_VALUES = (
-    re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password of an address
+    re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password in a URL
     re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
     re.compile(r"\bsk-(?:[a-z]+-)?[A-Za-z0-9]{20,}"),
     re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
@@ -247,20 +252,20 @@ ASSIGNED = re.compile(r"""(?i)\b(\w*(?:password|passwd|secret|token|api_?key|sig
 
 
 def redacted_text(value: str) -> str:
-    """Return a text in which everything that looks like a secret is blanked."""
+    """Return a text with everything that looks like a secret replaced by `(redacted)`."""
     for pattern in SECRET_VALUES:
         value = pattern.sub(BLANK, value)
     return ASSIGNED.sub(rf"\1{BLANK}", value)
 
 
 def kept_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that explain a measurement; what looks like a secret is blanked in them."""
+    """Return the environment variables that may explain a measurement, sorted and without secrets."""
     kept = {name: value for name, value in variables.items() if KEPT_NAMES.match(name)}
     return {name: redacted_text(value) for name, value in sorted(kept.items()) if not SECRET_NAMES.search(name)}
 
 
 def redacted_arguments(argv: Iterable[str]) -> tuple[str, ...]:
-    """Return a command line with secrets blanked, also those after `--token` or `--password=`."""
+    """Return a command line without secrets, also without the values of options such as `--token`."""
     result: list[str] = []
     hide = False
     for word in argv:

@@ -1,4 +1,4 @@
-"""Read and write Debian's formats: package lists, releases and indexes of archives, sources of apt."""
+"""Debian's file formats: the status of dpkg, releases and package indexes of archives, and sources of apt."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
     "Packages.bz2": bz2.decompress,
     "Packages": bytes,
 }
-"""Name of a package index → how to unpack it, smallest first."""
+"""Maps each name of a package index to the function that unpacks it. The smallest file comes first."""
 ETC = Path("/etc/apt")
 
 
 def flat_repository_folder(url: str, suite: str) -> str | None:
-    """Return the folder of a flat repository, with a slash at the end; None for a suite below `dists/`."""
+    """Return the URL of the folder of a flat repository, with a final slash. None for a suite below `dists/`."""
     if not suite.endswith("/"):
         return None
     path = posixpath.normpath(f"./{suite}")
@@ -41,7 +41,7 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
 
 
 def expired_since(release: Release, now: datetime) -> str | None:
-    """Return the date at which a release expired, None if it is valid. Raises ResultError if it cannot be read."""
+    """Return the date on which a release expired. None if it is valid. Raises ResultError if it cannot be read."""
     if not (text := release.get("Valid-Until")):
         return None
     try:
@@ -51,9 +51,9 @@ def expired_since(release: Release, now: datetime) -> str | None:
 
 
 def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
-    """Return the indexes of packages that a release lists: path → sha256, the smallest first.
+    """Return the package indexes in a release: maps each path to its sha256, the smallest index first.
 
-    `folder` is that of a part of it, such as `main/binary-amd64/`; a flat repository has none.
+    `folder` is the folder of a component, such as `main/binary-amd64/`. Empty for a flat repository.
     """
     listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
     paths = (f"{folder}{name}" for name in UNPACK)
@@ -61,10 +61,13 @@ def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
 
 
 def verified_index(path: str, wanted: str, content: bytes) -> str:
-    """Return the text of an index. Raises CommandError if the release lists another, ResultError if it is damaged."""
+    """Return the text of an index.
+
+    Raises CommandError if its sha256 is not the one in the release, and ResultError if it cannot be unpacked.
+    """
     digest = hashlib.sha256(content).hexdigest()
     if digest != wanted.lower():
-        raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; ask again")
+        raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; try again")
     try:
         return UNPACK[path.rpartition("/")[2]](content).decode(errors="replace")
     except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
@@ -72,7 +75,7 @@ def verified_index(path: str, wanted: str, content: bytes) -> str:
 
 
 def versions_in_index(index: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the versions of each of these packages in an index, oldest first."""
+    """Return the versions of these packages in an index. Maps each name to its versions, oldest first."""
     versions: dict[str, set[str]] = {name: set() for name in names}
     for package in Deb822.iter_paragraphs(index, fields=["Package", "Version"], use_apt_pkg=False):
         if package.get("Package") in versions and "Version" in package:
@@ -90,36 +93,40 @@ def version_key(version: str) -> NativeVersion:
 
 @dataclass(frozen=True)
 class Package:
-    """Describe an installed package."""
+    """An installed package."""
 
     name: str
     version: str
     architecture: str = ""
     source: str = ""
-    """Source package, with its version in brackets if that differs, as dpkg writes it."""
+    """Source package, as dpkg writes it: with its version in brackets if it has another version."""
     provides: str = ""
-    """Packages that it provides, as dpkg writes them."""
+    """Virtual packages that this package provides, as dpkg writes them."""
 
 
 def installed_packages(status: str) -> tuple[Package, ...]:
+    """Return the installed packages in a status file of dpkg."""
     fields = ["Package", "Status", "Version", "Architecture", "Source", "Provides"]
     return tuple(
         Package(p["Package"], *(p.get(name, "") for name in fields[2:]))
         for p in Deb822.iter_paragraphs(status, fields=fields, use_apt_pkg=False)
-        # Images without dpkg have no status in their files.
+        # In images without dpkg, the files of packages have no status.
         if "Package" in p and p.get("Status", "ok installed").endswith(" installed")
     )
 
 
 def package_versions(packages: Iterable[Package], architecture: str) -> dict[str, str]:
-    """Return name → version; the name is `name:architecture` for another architecture than the image's."""
+    """Return the version of each package by name.
+
+    The name of a package of another architecture than the image's is `name:architecture`.
+    """
     own = {"", "all", architecture}
     return {p.name if p.architecture in own else f"{p.name}:{p.architecture}": p.version for p in packages}
 
 
 @dataclass(frozen=True)
 class AptSource:
-    """Describe a suite of an apt archive. `signed_by` is the path of a keyring, or the key itself."""
+    """A suite of an apt archive. `signed_by` is the path of a keyring, or the key itself."""
 
     uri: str
     suite: str
@@ -128,7 +135,7 @@ class AptSource:
 
 
 def os_release() -> dict[str, str]:
-    """Return what /etc/os-release says of this machine's distribution; nothing where there is no such file."""
+    """Return the fields of /etc/os-release of this machine. {} if there is no such file."""
     with suppress(OSError):
         return platform.freedesktop_os_release()
     return {}
@@ -149,7 +156,7 @@ _ONE_LINE = re.compile(r"^\s*deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+
 
 
 def parse_oneline(text: str) -> tuple[AptSource, ...]:
-    """Return the binary sources of a `*.list` file; an installation medium (`cdrom:`) is not an archive."""
+    """Return the binary sources of a `*.list` file, without installation media (`cdrom:`)."""
     sources = []
     for line in text.splitlines():
         match = _ONE_LINE.match(line.split("#", 1)[0])
@@ -161,7 +168,7 @@ def parse_oneline(text: str) -> tuple[AptSource, ...]:
 
 
 def _behind_mirror_list(source: AptSource) -> AptSource:
-    """Return a source of a `mirror+file:/list` at the list's first address; cloud images use such lists."""
+    """Return a source with the first URL of its list, if it is a `mirror+file:/list` as in cloud images."""
     listing = Path(source.uri.removeprefix("mirror+file:").replace("///", "/"))
     if not source.uri.startswith("mirror+file:") or not listing.is_file():
         return source
@@ -170,7 +177,7 @@ def _behind_mirror_list(source: AptSource) -> AptSource:
 
 
 def apt_sources() -> tuple[AptSource, ...]:
-    """Return every source that apt would read: one for each suite."""
+    """Return all apt sources of this machine, one for each suite."""
     parts = ETC / "sources.list.d"
     paths = [ETC / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
     sources: list[AptSource] = []
@@ -181,10 +188,10 @@ def apt_sources() -> tuple[AptSource, ...]:
 
 
 def sources_for_release(sources: Iterable[AptSource], codename_from: str, codename_to: str) -> tuple[AptSource, ...]:
-    """Return the sources of the distribution's own archive, moved to another release, without backports.
+    """Return the sources of the distribution's own archive for another release, without backports.
 
-    Third parties may use a release's name as a suite too (`bookworm main`). What tells them apart is that the
-    archive is signed with the distribution's key: the one of its -updates or -security, or apt's default.
+    Third-party archives may also use the name of a release as a suite (`bookworm main`). They are left out: only the
+    distribution's archive is signed with the same key as -updates and -security, or with apt's default key.
     """
     translated = {codename_from + part: codename_to + part for part in ("", "-updates", "-security")}
     own = [s for s in sources if s.suite in translated and "main" in s.components]
@@ -194,7 +201,10 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
 
 
 def as_oneline(sources: Iterable[AptSource]) -> str:
-    """Return the text of a `*.list` file. It cannot hold a key itself: apt then uses its own keyring."""
+    """Return the text of a `*.list` file.
+
+    The file cannot contain a key. For a source with a key, apt uses its default keyring.
+    """
     lines = []
     for source in sources:
         keyring = source.signed_by if source.signed_by and "\n" not in source.signed_by else None
@@ -204,7 +214,7 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
 
 
 def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
-    """Return the sources of a Debian release in this machine's archive; () if the machine is not Debian."""
+    """Return the apt sources of a Debian release, at the archive that this machine uses. () if it is not Debian."""
     machine = os_release()
     codename = machine.get("VERSION_CODENAME", "")
     if machine.get("ID") != "debian" or not codename:

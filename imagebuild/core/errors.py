@@ -1,4 +1,4 @@
-"""Define the errors that people meet: raised deep, shown once by `cli.app.main`, without a traceback."""
+"""The errors that users see. `cli.app.main` catches them and prints their message without a traceback."""
 
 from __future__ import annotations
 
@@ -8,69 +8,70 @@ from typing import Any
 
 
 class ImagebuildError(Exception):
-    """Describe a problem that the user can act on; `str(error)` says what is wrong and what to do."""
+    """A problem that the user can solve. `str(error)` says what is wrong and what to do."""
 
     exit_code = 1
 
 
 class ConfigError(ImagebuildError):
-    """Refuse a wrong input: matrix, component, lock, option or argument."""
+    """Wrong input: a file of the project, an option or an argument."""
 
     exit_code = 2
 
 
 class NothingSelected(ImagebuildError):
-    """Report that selectors match no target."""
+    """No target matches the selectors."""
 
     exit_code = 3
 
 
 class CommandError(ImagebuildError):
-    """Report that a program or server that we called failed, or is missing."""
+    """A program or a server that we called failed, or the program is not installed."""
 
     exit_code = 4
 
 
 class Unreachable(CommandError):
-    """Report that a server cannot be reached, or answered with something else than the file: a mirror may have it."""
+    """A server cannot be reached, or did not send the file. Another server may have the file."""
 
 
 class Absent(Unreachable):
-    """Report that a server answered that it does not have the file."""
+    """A server answered that it does not have the file."""
 
 
 class ResultError(ImagebuildError):
-    """Report a result or an answer that cannot be read."""
+    """A result, or the answer of a program or server, that cannot be read."""
 
     exit_code = 5
 
 
 @dataclass
 class Mistakes:
-    """Collect what is wrong, so that people see all of it at once."""
+    """A list of mistakes, so that users see all of them at once."""
 
     texts: list[str] = field(default_factory=list)
 
     def add(self, where: str, what: str) -> None:
-        """Add what is wrong at a place: `file:line`, or an option."""
+        """Add a mistake. `where` is `file:line` or an option, `what` the problem and its remedy."""
         self.texts.append(f"{where}: {what}")
 
     def add_once(self, where: str, what: str) -> None:
-        """Add what is wrong at a place unless something is known to be wrong there already."""
+        """Add a mistake, unless there is already one for the same `where`."""
         if not any(text.startswith(f"{where}: ") for text in self.texts):
             self.add(where, what)
 
     def stop_if_any(self) -> None:
+        """Raise ConfigError with all mistakes, if there are any."""
         if self.texts:
             raise ConfigError("\n".join(dict.fromkeys(self.texts)))
 
 
 MANY = 20
-"""Most names that a message lists."""
+"""Maximum number of names that a message lists."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like a name, None if none is similar."""
+    """Return the known name that is most similar to `name`. None if no name is similar."""
     from difflib import get_close_matches  # noqa: PLC0415 - only for mistakes
 
     near = get_close_matches(name, list(known), n=1) or [other for other in known if other.startswith(f"{name}.")]
@@ -78,11 +79,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def plural(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 target` or `2 targets`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
-    """Return `; did you mean 'x'?`, or the known names if none is similar."""
+    """Return the end of a message about an unknown name: `; did you mean 'x'?`, or else the known names."""
     if near := nearest(name, known):
         return f"; did you mean {near!r}?"
     names = sorted(known)

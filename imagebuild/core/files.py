@@ -1,4 +1,4 @@
-"""Read and write files that users name. A file appears whole under its name, or not at all."""
+"""Reading and writing of files. A file is first written under a temporary name, so that it is never incomplete."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text to a file as `write_bytes` does."""
+    """Write a text to a file as `write_bytes` does, in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file, and make its folder if there is none.
+    """Write a file, and create its folder if it is missing.
 
-    A regular file is replaced atomically and keeps its mode; of a symlink, the file that it leads to. Into a device,
-    a FIFO or an open descriptor such as /dev/stdout the content is written directly, after what is there already.
-    Raises ConfigError if it cannot be written.
+    A regular file, or the target of a symlink, is replaced atomically and keeps its mode. The content is appended to a
+    device, a FIFO or an open file descriptor such as /dev/stdout. Raises ConfigError if the file cannot be written.
     """
     try:
         with suppress(FileNotFoundError):
-            path.stat()  # fails for links that lead in a circle
+            path.stat()  # raises OSError for a circular symlink
         target = path
         while not (descriptor := _DESCRIPTOR.fullmatch(str(target))) and target.is_symlink():
             target = target.parent / target.readlink()
@@ -55,7 +54,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def temporary_file(folder: Path) -> Iterator[Path]:
-    """Yield a temporary path in a folder, to write and then rename; create the folder, delete what is left over."""
+    """Yield a path for a temporary file in a folder. Create the folder, and delete the file unless it was renamed."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".partial-{uuid4().hex}"
     try:
@@ -69,27 +68,28 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; is the name right?") from None
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the name") from None
     except UnicodeDecodeError as error:
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: cannot be read: not UTF-8 text; write it as UTF-8") from None
+        raise ConfigError(f"{path}:{line}: cannot be read: not UTF-8 text; save it as UTF-8") from None
 
 
 def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the project that comes along: inside a wheel's package; in a clone, the repository."""
+    """Return the folder with the files that imagebuild ships: inside the installed package, or the repository."""
     package = Path(imagebuild.__file__).parent
     installed = package / "data"
     return installed if installed.is_dir() else package.parent
 
 
 def cache_folder(name: str = "base") -> Path:
-    """Return the folder of a kind of cached files. Raises ConfigError for a user without a home."""
+    """Return a folder of the cache. Raises ConfigError if the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagebuild" / name
     except RuntimeError:
-        raise ConfigError("HOME: not set; set it, or XDG_CACHE_HOME, to a folder that can be written to") from None
+        raise ConfigError("HOME: is not set; set HOME or XDG_CACHE_HOME to a writable folder") from None

@@ -1,4 +1,4 @@
-"""Ask servers over HTTP. What may pass is tried again; a download is whole, or it is an error."""
+"""Requests to servers over HTTP, with retries after temporary errors, and complete downloads."""
 
 from __future__ import annotations
 
@@ -30,66 +30,69 @@ CHUNK = 1 << 18
 CONNECTIONS = 32
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 20
 LEAST_ATTEMPTS = 3
-"""Attempts that are made even if each takes longer than the patience: an upload may take an hour."""
+"""Minimum number of attempts, even if they take longer than the patience: one upload may take an hour."""
 BUSY_FACTOR = 5
-"""Factor for the patience with a server that says when to ask again: it is busy, not broken."""
+"""Multiplies the patience with a server that says when to ask again, because it is busy, not broken."""
 LONGEST_PAUSE_S = 15.0
+"""Longest pause between attempts, unless the server asks for a longer one."""
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+"""HTTP statuses of temporary errors."""
 FINAL = (requests.exceptions.SSLError, requests.TooManyRedirects, ValueError)
-"""Errors that a second attempt would meet again; requests raises a ValueError for an address that is none."""
+"""Errors that are not retried. requests raises a ValueError for an invalid URL."""
 SHOWN_LENGTH = 300
-"""Characters of a server's answer that are shown."""
+"""Maximum length of a server's answer in a message, in characters."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Say how long what fails is tried again."""
+    """How long a failed request is retried."""
 
     seconds: float = 25.0
-    """Since the first failure; 0: not at all."""
+    """Time since the first failure. 0: no retry."""
     backoff_s: float = 0.5
-    """The first pause. Each is twice as long, with a random part, or as long as the server asks for."""
+    """First pause. Each further pause is twice as long, with random variation, or as long as the server asks for."""
 
 
 PATIENCE = Patience()
 
 
 class TryAgain(Unreachable):
-    """Ask for another attempt."""
+    """A temporary error: `Client.retried` makes another attempt."""
 
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
-        """How long the server wants us to wait; 0 if it does not say."""
+        """How long the server asks us to wait. 0 if the server does not say."""
 
 
 class NoAnswer(TryAgain):
-    """Report that nothing answered."""
+    """The server did not answer at all."""
 
 
 class Client:
-    """Send requests, from several threads."""
+    """An HTTP client that several threads may use."""
 
     def __init__(self, ca: Path | None = None, patience: Patience = PATIENCE, **headers: str) -> None:
-        """`ca` is a bundle of certificate authorities, by default that of the HTTP library."""
+        """Make a client. `ca` is a file of CA certificates. Default: the certificates of the HTTP library."""
         self.patience = patience
         self.session = requests.Session()
-        # What is hashed must be what was sent.
+        # No compression: digests are computed over the bytes of the file.
         self.session.headers.update({"User-Agent": AGENT, "Accept-Encoding": "identity", **headers})
         self.session.verify = str(ca) if ca else True
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.stopped = threading.Event()
-        """Set to end what other threads are doing with it, for Ctrl-C."""
+        """Set after Ctrl-C, to end the requests of other threads."""
         self._repeating: set[int] = set()
-        """Threads that are in `retried`."""
+        """Ids of the threads that are inside `retried`."""
 
     def retried(self, what: str, attempt: Callable[[], T]) -> T:
-        """Return what `attempt` returns. It is made again while it raises TryAgain and our patience lasts.
+        """Call `attempt` until it returns, and return its result.
 
-        What is retried inside it is repeated together with it, not by itself. Raises Unreachable in the end.
+        TryAgain causes another attempt after a pause, until the patience ends; then Unreachable is raised. A nested
+        call of `retried` makes one attempt only: the outer call repeats it.
         """
         thread = threading.get_ident()
         if thread in self._repeating:
@@ -118,13 +121,18 @@ class Client:
             self._repeating.remove(thread)
 
     def check_stopped(self, what: str) -> None:
+        """Raise CommandError after Ctrl-C."""
         if self.stopped.is_set():
             raise CommandError(f"{what}: interrupted")
 
     def send(
         self, method: str, url: str, what: str, *, timeout_s: float = READ_TIMEOUT_S, **options: Any
     ) -> requests.Response:
-        """Return the answer to a request (`what` in errors), perhaps a refusal. Raises TryAgain or CommandError."""
+        """Send a request, and return the answer, which may be an error such as 404.
+
+        `what` names the request in messages.
+        Raises TryAgain for a temporary error and CommandError for a permanent one.
+        """
         self.check_stopped(what)
         try:
             answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), **options)
@@ -143,7 +151,7 @@ class Client:
         return answer
 
     def chunks(self, answer: requests.Response, what: str) -> Iterator[bytes]:
-        """Yield an answer's bytes as they are transferred. Raises TryAgain if there are fewer than were announced."""
+        """Yield the bytes of an answer as they arrive. Raises TryAgain if the answer ends too early."""
         try:
             with answer:
                 for chunk in answer.raw.stream(CHUNK, decode_content=False):
@@ -157,7 +165,7 @@ class Client:
 
 
 def json_of(answer: requests.Response) -> dict[str, Any]:
-    """Return the document of an answer; an empty one if it is something else."""
+    """Return the JSON object in an answer. {} if the answer is something else."""
     try:
         document = answer.json()
     except ValueError:
@@ -171,14 +179,14 @@ def errors_in(answer: requests.Response) -> list[dict[str, Any]]:
 
 
 def describe_answer(answer: requests.Response) -> str:
-    """Return `403 (DENIED: requested access to the resource is denied)`, or `403 (Forbidden)`."""
+    """Return the status of an answer for messages: `403 (DENIED: access to the resource is denied)`."""
     texts = [": ".join(str(item[key]) for key in ("code", "message") if item.get(key)) for item in errors_in(answer)]
     text = "; ".join(dict.fromkeys(texts)) or str(answer.reason or "")
     return f"{answer.status_code} ({text[:SHOWN_LENGTH]})"
 
 
 def innermost_reason(error: Exception) -> str:
-    """Return the text of the innermost cause: requests wraps it in many words."""
+    """Return the text of the innermost cause. The errors of requests wrap the cause in long texts."""
     if isinstance(error, requests.Timeout):
         return "the server did not answer in time"
     inner = error
@@ -194,45 +202,51 @@ def innermost_reason(error: Exception) -> str:
 
 DOWNLOAD_TIMEOUT_S = 60
 DOWN_S = 30
-"""How long a server that did not answer is not asked again, so that not each of its URLs waits."""
+"""How long an unresponsive server is skipped, so that we do not wait again for each of its URLs."""
 LARGEST_INDEX = 256 << 20
-"""More bytes than any key or index of a repository has."""
+"""Maximum size of a key or an index of a package repository, in bytes."""
 Advance = Callable[[int, int | None], object]
-"""Called with the bytes that are there and the bytes there will be, if the server says so."""
+"""A callback for progress, called with the bytes so far and the total. The total is None if it is unknown."""
 
 
 def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
-    """Return the user and password that a netrc file has for the host of an address."""
+    """Return the user and the password for a URL from a netrc file. None if the file does not contain its host."""
     entry = netrc.netrc(netrc_file).authenticators(urlsplit(url).hostname or "") if netrc_file else None
     return (entry[0], entry[2]) if entry else None
 
 
 class Downloads:
-    """Download files; several threads may use it.
+    """A downloader of files that several threads may use.
 
-    Its methods raise Absent if a server does not have a file, Unreachable if it cannot be fetched, CommandError if it
-    is a web page.
+    Its methods raise Absent if the server does not have the file, Unreachable if the file cannot be fetched, and
+    CommandError if the server sends a web page instead.
     """
 
     def __init__(
         self, rewrite: Callable[[str], str] = str, ca: Path | None = None, netrc_file: Path | None = None, *,
         patience: Patience = PATIENCE, headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """Prepare. `rewrite` turns an address into where to get it, for sites with mirrors.
+        """Make a downloader. `rewrite` turns a URL into the URL of its mirror.
 
-        `netrc_file` has passwords for hosts; without it, the one that the HTTP library finds.
+        `netrc_file` contains passwords of hosts. Default: the netrc file that the HTTP library finds.
         """
         self.client = Client(ca, patience, **(headers or {}))
         self._rewrite, self._netrc = rewrite, netrc_file
         self._down: dict[str, tuple[float, str]] = {}
-        """Server → when it did not answer, and why."""
+        """Maps each unresponsive server to the time of the failed request and the reason."""
 
     def download(self, url: str, target: Path | None = None, advance: Advance = lambda _done, _total: None) -> str:
-        """Write a file to `target`, or nowhere, and return its sha256. The server has to tell its length."""
+        """Download a file to `target`, if there is one, and return its sha256.
+
+        Raises CommandError if the server does not announce the length of the file.
+        """
 
         def read(answer: requests.Response) -> str:
             if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
-                raise CommandError(f"{url}: the server does not say how long the file is; it might be cut off unseen")
+                raise CommandError(
+                    f"{url}: the server does not say how long the file is, so a truncated file would not be noticed; "
+                    "download the file from another server"
+                )
             digest, done = hashlib.sha256(), 0
             with target.open("wb") if target else nullcontext() as file:
                 for chunk in self.client.chunks(answer, url):
@@ -246,24 +260,24 @@ class Downloads:
         return self._ask("GET", url, read)
 
     def length(self, url: str) -> int | None:
-        """Return how many bytes a file has, without downloading it; None if the server does not tell."""
+        """Return the size of a file in bytes without downloading it. None if the server does not say."""
         return self._ask("HEAD", url, announced_length)
 
     def read(self, url: str) -> bytes:
-        """Return a small file. Raises CommandError if it is too long."""
+        """Download a small file, and return it. Raises CommandError if it is larger than LARGEST_INDEX."""
 
         def read(answer: requests.Response) -> bytes:
             content = bytearray()
             for chunk in self.client.chunks(answer, url):
                 content += chunk
                 if len(content) > LARGEST_INDEX:
-                    raise CommandError(f"{url}: is longer than {LARGEST_INDEX >> 20} MiB, so that it is no index")
+                    raise CommandError(f"{url}: is larger than {LARGEST_INDEX >> 20} MiB; is it an index of packages?")
             return bytes(content)
 
         return self._ask("GET", url, read)
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
-        """Return what `read` makes of the answer to a request."""
+        """Send a request, and return the result of `read` for the answer."""
         address = self._rewrite(url)
         where = url if address == url else f"{url} (as {address})"
         host = urlsplit(address).netloc
@@ -274,7 +288,7 @@ class Downloads:
         def attempt() -> T:
             answer = self.client.send(
                 method, address, where, timeout_s=DOWNLOAD_TIMEOUT_S, stream=True,
-                # The HTTP library does not hand a password on to another host.
+                # The HTTP library drops the password if it is redirected to another host.
                 auth=login_for(address, self._netrc),
             )  # fmt: skip
             with answer:
@@ -283,7 +297,9 @@ class Downloads:
                 if answer.status_code != HTTPStatus.OK:
                     raise Unreachable(f"{where}: the server answered {describe_answer(answer)}")
                 if answer.headers.get("Content-Type", "").startswith("text/html"):
-                    raise CommandError(f"{url}: is a web page, not a file; does it want a login?")
+                    raise CommandError(
+                        f"{url}: is a web page, not a file; if the server needs a login, add it to your netrc file"
+                    )
                 return read(answer)
 
         try:
@@ -295,6 +311,6 @@ class Downloads:
 
 
 def announced_length(answer: requests.Response) -> int | None:
-    """Return the length that an answer announces; None if it announces none."""
+    """Return the length that an answer announces. None if it does not announce one."""
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdigit() else None

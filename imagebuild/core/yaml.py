@@ -1,4 +1,4 @@
-"""Read YAML and JSON into models. Every mistake in a file of the project is reported with its line, all at once."""
+"""Reading of YAML and JSON files into models. All mistakes in a file are reported together, with their lines."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
 
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
-"""Types of values in files, as messages call them."""
+"""Maps types of values to their names in messages."""
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
-    """Read a YAML or JSON file. Return None if anything is wrong, and add it to `mistakes`."""
+    """Read a YAML or JSON file. If it contains mistakes, add them to `mistakes` and return None."""
     found = Mistakes()
     reader = _Reader(path, found)
     try:
         text = read_text(path)
-        # JSON is YAML, but its own reader is a hundred times faster, and a lock is long.
+        # A JSON file is also YAML, but a JSON parser is a hundred times faster, and locks are long.
         data = json.loads(text) if text.startswith("{") else reader.read(text)
         if not found.texts:
             return YamlFile(path, model.model_validate(data), reader.lines)
@@ -42,7 +42,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
         problem = getattr(error, "problem", None) or getattr(error, "reason", error)
         found.add(f"{path}:{line + 1}", f"not YAML: {problem}; correct the line, or quote the text")
     except ValidationError as error:
-        if not reader.lines:  # JSON was read without them
+        if not reader.lines:  # the JSON parser does not record lines
             reader.read(text)
         for loc, problem in _problems(error, data, model):
             found.add(f"{path}:{line_of(reader.lines, loc)}", f"{dotted_key(loc)}: {problem}")
@@ -51,7 +51,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
 
 
 def read_yaml(path: Path, model: type[M]) -> YamlFile[M]:
-    """Read a YAML or JSON file that is needed by itself. Raises ConfigError with every mistake in it."""
+    """Read a YAML or JSON file. Raises ConfigError with all mistakes in it."""
     mistakes = Mistakes()
     document = load_yaml(path, model, mistakes)
     mistakes.stop_if_any()
@@ -60,7 +60,10 @@ def read_yaml(path: Path, model: type[M]) -> YamlFile[M]:
 
 
 def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name: str) -> M:
-    """Read what imagebuild wrote, as JSON or already parsed. Raises ResultError, which begins with the name."""
+    """Read a document that imagebuild wrote, from JSON or from parsed JSON.
+
+    Raises ResultError if it cannot be read. The message begins with `name`.
+    """
     try:
         return model.model_validate(content) if isinstance(content, Mapping) else model.model_validate_json(content)
     except ValidationError as error:
@@ -70,7 +73,7 @@ def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name:
 
 
 def dotted_key(loc: Loc) -> str:
-    """Return `checks.0.name`, or `the file` for its top."""
+    """Return the path of a value for messages: `checks.0.name`, or `the file` for the top level."""
     return ".".join(map(str, loc)) or "the file"
 
 
@@ -79,9 +82,9 @@ def _refuse(event: Any, problem: str) -> NoReturn:
 
 
 class _Reader:
-    """Turn a YAML text into values, and note the line of each. Scalars stay text, so that 3.10 does not become 3.1.
+    """A YAML parser that records the line of each value. Scalars stay text, so that 3.10 does not become 3.1.
 
-    What an alias stands for is read once, where its anchor is, so that aliases of aliases take no time.
+    The value of an alias is parsed once, at its anchor, so that nested aliases cannot take exponential time.
     """
 
     def __init__(self, path: Path, mistakes: Mistakes) -> None:
@@ -92,8 +95,8 @@ class _Reader:
         self.events: Iterator[Any] = iter(())
 
     def read(self, text: str) -> Any:
-        """Return the values of a text. Raises YAMLError, or RecursionError for values that are nested too deeply."""
-        # libyaml crashes on what is too deep when it makes nodes, but not when it only yields events.
+        """Return the values in a YAML text. Raises YAMLError, or RecursionError if they are nested too deeply."""
+        # On deeply nested values, libyaml crashes if it makes nodes, but not if it yields events.
         self.events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         documents: list[Any] = []
         for event in self.events:
@@ -108,7 +111,7 @@ class _Reader:
         self.lines.setdefault(loc, event.start_mark.line + 1)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
-                _refuse(event, f"*{event.anchor} stands for nothing that ends before it")
+                _refuse(event, f"*{event.anchor} is not defined before this line")
             return self.anchors[event.anchor]
         value: Any
         if isinstance(event, yaml.MappingStartEvent):
@@ -125,7 +128,7 @@ class _Reader:
         return value
 
     def mapping(self, loc: Loc) -> dict[str, Any]:
-        """Return a mapping whose beginning was read."""
+        """Return the mapping whose start event was the last event."""
         result: dict[str, Any] = {}
         while not isinstance(key := next(self.events), yaml.MappingEndEvent):
             if isinstance(key, yaml.CollectionStartEvent | yaml.AliasEvent):
@@ -133,13 +136,16 @@ class _Reader:
             inner = (*loc, key.value)
             self.lines[inner] = line = key.start_mark.line + 1
             if key.value in result:
-                self.mistakes.add(f"{self.path}:{line}", f"{dotted_key(inner)}: the key is there twice; remove one")
+                self.mistakes.add(f"{self.path}:{line}", f"{dotted_key(inner)}: the key appears twice; remove one")
             result[key.value] = self.value(next(self.events), inner)
         return result
 
 
 def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iterator[tuple[Loc, str]]:
-    """Yield the place and text of each mistake: one for a place, and none for a wrong type that has others inside."""
+    """Yield the path and the message of each mistake.
+
+    There is one mistake for each path, and none for a wrong type with more precise mistakes inside it.
+    """
     details: dict[Loc, list[Any]] = {}
     for detail in error.errors():
         details.setdefault(_place(detail, data), []).append(detail)
@@ -148,13 +154,13 @@ def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iter
             detail["type"] == "too_short" or detail["type"].endswith("_type") for detail in found
         ):
             continue
-        # Where a value may have several types, prefer a mistake that says more than "wrong type".
+        # If a value may have several types, prefer a message that says more than "wrong type".
         best = min(found, key=lambda detail: detail["type"].endswith("_type") or detail["type"] == "literal_error")
         yield loc, _explain(best, model, loc)
 
 
 def _place(detail: Any, data: Any) -> Loc:
-    """Return the place of a mistake, without the names that pydantic adds for the members of a union."""
+    """Return the path of a mistake, without the names that pydantic adds for the members of a union."""
     loc: list[str | int] = []
     for part in (part for part in detail["loc"] if part != "[key]"):
         if (isinstance(data, list) and isinstance(part, int) and part < len(data)) or (
@@ -171,7 +177,7 @@ WORDS = {
     "^[A-Z][a-z]+ should ": "must ", "valid integer": "whole number", "valid ": "", " after validation.*": "",
     " or (datetime|instance of .*)": "", "dictionary": "mapping", "tuple": "list", "string": "text",
 }  # fmt: skip
-"""Patterns of pydantic's words → ours."""
+"""Maps regular expressions for the words of pydantic to our words."""
 
 
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
@@ -199,6 +205,6 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
 
 @cache
 def known_keys(model: type[BaseModel]) -> frozenset[str]:
-    """Return all keys of a model and of the models in it."""
+    """Return the keys of a model and of all models inside it."""
     schema = model.model_json_schema()
     return frozenset(key for part in (schema, *schema.get("$defs", {}).values()) for key in part.get("properties", ()))

@@ -287,7 +287,7 @@ def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequen
             where = f"{project.matrix.at('images', name, 'axes', axis, i)}: images.{name}.axes.{axis}"
             where = f"--set {axis}" if axis in changed else where
             if value in choices[-1][:i]:
-                mistakes.add(where, f"{value} is there twice; remove one")
+                mistakes.add(where, f"{value} appears twice; remove one")
             if axis == "cuda" and not re.fullmatch(r"[0-9]+(\.[0-9]+){0,2}", value):
                 mistakes.add(where, f"{value!r} {NO_VERSION}")
             if known and value not in known:

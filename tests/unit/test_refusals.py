@@ -99,7 +99,7 @@ def mutations() -> Iterator[tuple[str, str, int, str]]:
                 before, after = text[: value.start_mark.index], text[value.end_mark.index :]
                 if key.start_mark.column == 0:
                     again = text[value.start_mark.index : value.end_mark.index]
-                    yield file, f"{key.value}: {again}\n{text}", line + 1, f"{name}: the key is there twice"
+                    yield file, f"{key.value}: {again}\n{text}", line + 1, f"{name}: the key appears twice"
                 yield file, f"{before}[[[]]]{after}", line, name
                 yield file, f"{before}{{x: {{y: {{z: 1}}}}}}{after}", line, name
                 yield file, f"{before}a\0b{after}", line, "control characters are not allowed"

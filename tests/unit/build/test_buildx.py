@@ -185,7 +185,7 @@ def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Pa
     with pytest.raises(ConfigError, match="PIP_CERT: /gone: cannot be read: No such file"):
         ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)})
     bundle.write_text("# A title\n")
-    with pytest.raises(ConfigError, match=f"--ca {bundle}: has no certificate; name a file"):
+    with pytest.raises(ConfigError, match=f"--ca {bundle}: contains no certificate; use a file"):
         ca_bundle(bundle, {})
 
 

@@ -95,9 +95,9 @@ def test_what_cannot_be_written_or_read_is_said_in_one_line(tmp_path: Path) -> N
             write_text(path, "text")
     assert names_in(tmp_path) == ["file", "loop"]
     for name, reason in {
-        "": " cannot be read: Is a directory; is the name right?",
-        "gone": " cannot be read: No such file or directory; is the name right?",
-        "file": "1: cannot be read: not UTF-8 text; write it as UTF-8",
+        "": " cannot be read: Is a directory; check the name",
+        "gone": " cannot be read: No such file or directory; check the name",
+        "file": "1: cannot be read: not UTF-8 text; save it as UTF-8",
     }.items():
         with pytest.raises(ConfigError) as caught:
             read_text(tmp_path / name)
