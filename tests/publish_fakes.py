@@ -9,18 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from imagebuild.bench.verification import CheckResult, Outcome, Surroundings, VerifyResult
 from imagebuild.oci.registry import Registry
 from imagebuild.project.matrix import Plan, Target
 from imagebuild.project.plan import Project, make_plan
-from imagebuild.project.records import (
-    BuildResult,
-    CheckResult,
-    Outcome,
-    Published,
-    PublishResult,
-    Surroundings,
-    VerifyResult,
-)
+from imagebuild.project.records import BuildResult, Published, PublishResult
 from imagebuild.publish.decide import rules_of
 from imagebuild.publish.publish import PublishRequest, publish_targets
 from imagebuild.render.renderer import Renderer

@@ -361,13 +361,23 @@ class SignOptions(TrustOptions):
 
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
-    """Return the folder of an option; else those of imagebuild, of what the project extends, and of the project.
+    """Return the folder of an option; else the folders that imagebuild, each extended project and the project have.
 
-    Of files with the same name, that of the last folder counts.
+    A file of a later folder replaces those with the same name in earlier ones. The project is read only if it extends
+    another one. Raises ConfigError with the mistakes in it.
     """
-    from imagebuild.project.load import layers
+    from imagebuild.core.files import shipped_folder
 
-    return (given,) if given else layers(project or Path(os.environ.get(PROJECT_VARIABLE, "")), kind)
+    if given:
+        return (given,)
+    folder = project or Path(os.environ.get(PROJECT_VARIABLE, ""))
+    matrix, parents = folder / MATRIX, [folder]
+    if matrix.is_file() and b"extends:" in matrix.read_bytes():
+        from imagebuild.project.load import load_project
+
+        parents = [root.parent for root in reversed(load_project(folder).roots)]
+    folders = [path for parent in (shipped_folder(), *parents) if (path := parent / kind).is_dir()]
+    return tuple({path.resolve(): path for path in folders}.values())
 
 
 def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:

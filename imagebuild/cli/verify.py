@@ -13,7 +13,7 @@ from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
 if TYPE_CHECKING:
-    from imagebuild.project.records import VerifyResult
+    from imagebuild.bench.verification import VerifyResult
 
 
 @options.example(

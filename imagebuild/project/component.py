@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -24,9 +24,6 @@ from imagebuild.core.fields import (
 from imagebuild.project.lockfile import Unpacked
 from imagebuild.project.matrix import CheckWaiver
 
-if TYPE_CHECKING:
-    from imagebuild.project.records import Surroundings
-
 Variant = Literal["runtime", "devel"]
 """Kinds of images of one target: to run programs, and to compile them as well."""
 
@@ -35,19 +32,6 @@ def parse_need(text: str) -> tuple[str, int]:
     """Return facility (`gpus`, `rdma`, `nodes`, `slurm`) and number of a need."""
     what, _, least = text.partition(">=")
     return "gpus" if what == "gpu" else what, int(least or 1)
-
-
-def missing_needs(needs: Iterable[str], have: Surroundings) -> str:
-    """Return why a check cannot run: `no gpu here`, `needs 2 GPUs, 1 here`; empty if it can."""
-    problems = []
-    for what, least in map(parse_need, needs):
-        count = int(getattr(have, what))
-        if count < least:
-            name = "gpu" if what == "gpus" else what
-            units = {"gpus": "GPUs", "nodes": "nodes"}
-            problem = f"needs {least} {units[what]}, {count} here" if count else f"no {name} here"
-            problems.append(f"{problem}: {have.why[name]}" if have.why.get(name) else problem)
-    return "; ".join(problems)
 
 
 def nodes_needed(needs: Iterable[str]) -> int:

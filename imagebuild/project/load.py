@@ -143,19 +143,6 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
     return folder
 
 
-def layers(folder: Path, kind: str) -> tuple[Path, ...]:
-    """Return the folders of one kind of facts (`profiles`, `jobs`) that a project uses, its own last.
-
-    What comes with imagebuild is always there. A matrix that extends nothing is not read. Raises ConfigError with the
-    mistakes of a project that extends another one.
-    """
-    matrix = folder / MATRIX
-    extends = matrix.is_file() and b"extends:" in matrix.read_bytes()
-    chain = [root.parent for root in reversed(load_project(folder).roots)] if extends else [folder]
-    folders = [path for layer in (shipped_folder(), *chain) if (path := layer / kind).is_dir()]
-    return tuple({path.resolve(): path for path in folders}.values())
-
-
 def script_of(project: Project, component: str, check: Check) -> str:
     """Return the shell commands of a check. Raises ConfigError if its script cannot be read."""
     return check.run if check.run is not None else read_text(script_path(project, component, check))

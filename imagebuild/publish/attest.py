@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from imagebuild.bench.verification import VerifyResult
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
@@ -26,7 +27,7 @@ from imagebuild.oci.image import image_in_registry
 from imagebuild.oci.layout import Descriptor, digest_of
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, Repository
-from imagebuild.project.records import ScanResult, VerifyResult
+from imagebuild.project.records import ScanResult
 from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_attached
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument

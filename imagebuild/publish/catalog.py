@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from imagebuild import __version__
+from imagebuild.bench.verification import Surroundings, VerifyResult
 from imagebuild.core import files
 from imagebuild.core.console import markdown_table
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
@@ -31,8 +32,6 @@ from imagebuild.project.records import (
     PublishedPlatform,
     Scan,
     ScanResult,
-    Surroundings,
-    VerifyResult,
 )
 from imagebuild.publish.evidence import mismatch, read_attached
 from imagebuild.publish.sbom import SpdxDocument

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel
 
+from imagebuild.bench.verification import VerifyResult
 from imagebuild.core import files
 from imagebuild.core.debian import Package
 from imagebuild.core.errors import ConfigError, ResultError
@@ -17,7 +18,7 @@ from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
 from imagebuild.oci.registry import Repository
-from imagebuild.project.records import BuildResult, ScanResult, VerifyResult
+from imagebuild.project.records import BuildResult, ScanResult
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.report.document import Report

@@ -30,10 +30,10 @@ from imagebuild.bench.models import (
     State,
 )
 from imagebuild.bench.read import read_files
+from imagebuild.bench.verification import SPEED, VerifyResult
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
-from imagebuild.project.records import SPEED, VerifyResult
 from imagebuild.report.sweeps import Sweep, find_sweeps
 
 ClaimKind = Literal["data", "participation", "speed"]

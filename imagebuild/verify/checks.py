@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -17,13 +17,13 @@ from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.judge import Expected
 from imagebuild.bench.models import Diagnostic, Measurement, Results
 from imagebuild.bench.profiles import Profile
+from imagebuild.bench.verification import SPEED, CheckResult, Outcome, Surroundings
 from imagebuild.core import console
 from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, matches
-from imagebuild.project.component import Check, missing_needs, nodes_needed
+from imagebuild.project.component import Check, nodes_needed, parse_need
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.plan import Project
-from imagebuild.project.records import SPEED, CheckResult, Outcome
 from imagebuild.verify.files import FileEntry, Tree
 from imagebuild.verify.runner import Command, Execution, Session
 
@@ -97,6 +97,19 @@ def select_checks(
             "lists the checks of all"
         )
     return selected
+
+
+def missing_needs(needs: Iterable[str], have: Surroundings) -> str:
+    """Return why a check cannot run: `no gpu here`, `needs 2 GPUs, 1 here`; empty if it can."""
+    problems = []
+    for what, least in map(parse_need, needs):
+        count = int(getattr(have, what))
+        if count < least:
+            name = "gpu" if what == "gpus" else what
+            units = {"gpus": "GPUs", "nodes": "nodes"}
+            problem = f"needs {least} {units[what]}, {count} here" if count else f"no {name} here"
+            problems.append(f"{problem}: {have.why[name]}" if have.why.get(name) else problem)
+    return "; ".join(problems)
 
 
 def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:

@@ -14,6 +14,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
+from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage, PlatformImage
@@ -21,7 +22,6 @@ from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
 from imagebuild.project.plan import Project
-from imagebuild.project.records import CheckResult
 from imagebuild.render import renderer
 from imagebuild.render.recipe import SYSTEM_PATH
 from imagebuild.render.renderer import Renderer

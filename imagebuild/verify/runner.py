@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
+from imagebuild.bench.verification import Surroundings
 from imagebuild.core import console, run
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import Finished
-from imagebuild.project.records import Surroundings
 
 EXEC = "exec:"
 """Beginning of the names of runners that a prefix leads to."""

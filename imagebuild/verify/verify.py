@@ -13,13 +13,13 @@ from pathlib import Path
 
 from imagebuild import __version__
 from imagebuild.bench.profiles import Profile
+from imagebuild.bench.verification import CheckResult, Surroundings, VerifyResult
 from imagebuild.core import console, files
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS
 from imagebuild.oci import engine
 from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Project
-from imagebuild.project.records import CheckResult, Surroundings, VerifyResult
 from imagebuild.project.revision import current_revision
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import checks, subject

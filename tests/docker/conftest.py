@@ -24,6 +24,7 @@ from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 from xdist.scheduler import LoadFileScheduling
 
+from imagebuild.bench.verification import VerifyResult
 from imagebuild.build import private
 from imagebuild.build.base import bootstrap
 from imagebuild.build.private import engine_processes, start_engine, stop_engine
@@ -32,7 +33,7 @@ from imagebuild.core.errors import CommandError
 from imagebuild.core.files import cache_folder
 from imagebuild.core.run import native_platform, run_program, which
 from imagebuild.oci.engine import LABEL, Endpoint, EnginePaths, connect_engine, find_engine
-from imagebuild.project.records import BuildResult, VerifyResult
+from imagebuild.project.records import BuildResult
 from tests.conftest import ROOT, Files
 from tests.faulty import Faulty, in_front_of
 from tests.upstream import registry as docker_registry

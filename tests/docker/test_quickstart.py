@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.project.records import VerifyResult
+from imagebuild.bench.verification import VerifyResult
 from tests.docker.conftest import REPOSITORY, TARGET, TINY_TARGET, Built, Imagebuild, Tiny
 
 pytestmark = pytest.mark.docker

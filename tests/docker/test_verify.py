@@ -12,8 +12,8 @@ import pytest
 from docker import DockerClient
 from pytest_docker.plugin import get_docker_services
 
+from imagebuild.bench.verification import CheckResult, VerifyResult
 from imagebuild.oci.engine import sleeping_container
-from imagebuild.project.records import CheckResult, VerifyResult
 from imagebuild.verify.docker import cluster, cluster_names
 from tests.conftest import ROOT
 from tests.docker.conftest import (

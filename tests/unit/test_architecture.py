@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from functools import cache
@@ -13,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
+MODULES = sorted((ROOT / "imagebuild").glob("*/*.py"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -32,15 +32,31 @@ def test_every_module_is_in_the_table_once() -> None:
     for packages, modules in rows(PAGE, "## Modules"):
         package = packages.pop() if packages else package
         listed += [f"{package}/{module}" for module in modules]
-    files = [path for path in (ROOT / "imagebuild").glob("*/*.py") if path.stem != "__init__"]
+    files = [path for path in MODULES if path.stem != "__init__"]
     assert sorted(listed) == sorted(f"{path.parent.name}/{path.stem}" for path in files)
 
 
 def test_the_order_is_the_one_that_is_checked() -> None:
+    """The table lists the packages that make images, those that measure clusters, and `core`, which both import."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(c["layers"] for c in contracts if c["type"] == "layers")
-    checked = [set(re.findall(r"imagebuild\.(\w+)", layer)) for layer in layers]
-    assert [packages for packages, _ in rows(PAGE, "# Architecture")] == checked
+    images, measuring = (
+        [set(re.findall(r"imagebuild\.(\w+)", layer)) for layer in contract["layers"]]
+        for contract in contracts
+        if contract["type"] == "layers"
+    )
+    assert images.pop() == measuring.pop() == {"core"}
+    assert [packages for packages, _ in rows(PAGE, "# Architecture")] == [*images, *measuring, {"core"}]
+    assert set().union(*images, *measuring, {"core"}) == {path.parent.name for path in MODULES}
+    forbidden = {
+        frozenset(module.removeprefix("imagebuild.") for module in contract["source_modules"]): {
+            module.removeprefix("imagebuild.") for module in contract["forbidden_modules"]
+        }
+        for contract in contracts
+        if contract["type"] == "forbidden" and not contract.get("allow_indirect_imports")
+    }
+    assert forbidden[frozenset().union(*measuring) - {"jobs"}] == set().union(*images)
+    without_measuring = set().union(*images, {"core"}) - {"cli", "verify", "publish"}
+    assert forbidden[frozenset(without_measuring)] == set().union(*measuring)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -61,15 +77,3 @@ def test_chains_of_imports_are_short() -> None:
     longest = {module: chain(module) for module in graph.modules}
     module = max(longest, key=longest.__getitem__)
     assert longest[module] <= 12, (module, longest[module])
-
-
-NOUNS = {"A", "All", "An", "Each", "Every", "Everything", "How", "No", "One", "Something", "The", "What", "Whether"}
-
-
-def test_docstrings_begin_with_a_verb() -> None:
-    """Those of rules of the image are what the rule says of an image, and people read them."""
-    for path in (ROOT / "imagebuild").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())) if path.name != "rules.py" else ():
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                text = ast.get_docstring(node) or ""
-                assert text.partition(" ")[0] not in NOUNS, (path.name, text)

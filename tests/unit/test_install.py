@@ -9,9 +9,35 @@ import pytest
 
 from imagebuild.cli.app import COMMANDS
 from tests.conftest import ROOT, data, ran
+from tests.report_samples import VERIFICATION, nccl_log
 
 pytestmark = pytest.mark.programs
 CALLS = data("installed")
+
+WITHOUT_IMAGES = """
+import sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        if name in {"docker", *(f"imagebuild.{package}" for package in PACKAGES)}:
+            sys.exit(f"{name} was imported")
+
+PACKAGES = ("project", "render", "lock", "build", "oci", "verify", "publish")
+sys.meta_path.insert(0, Refusal())
+
+from imagebuild.__main__ import main
+
+main()
+"""
+"""Run `imagebuild`, which ends as soon as it imports the SDK of Docker or a package that makes images."""
+MEASURING = (
+    ("limits h100", 0, "n = 8 ranks"),
+    ("limits --check", 0, "every reference is below its ceiling"),
+    ("report nccl.log --profile h100 --json nccl.json --junit nccl.xml --html nccl.html", 0, "fast enough"),
+    ("report nccl.log --profile h100 --markdown", 0, "fast enough"),
+    ("report nccl.json verify.json", 1, "nccl versions: failed"),
+)
+"""Arguments, exit status, and what is printed. The last commands read files that the first ones write."""
 
 
 def build(source: Path, output: Path, kind: str) -> Path:
@@ -32,14 +58,20 @@ def test_a_wheel_of_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) 
         assert sorted(first.namelist()) == sorted(other.namelist())
 
 
-def test_every_command_runs_far_from_a_clone(wheel: Path, tmp_path: Path) -> None:
-    assert {call.split()[0] for call, _, _ in CALLS} >= {name for section in COMMANDS.values() for name in section}
-    site, empty = tmp_path / "site", tmp_path / "empty"
-    empty.mkdir()
-    (empty / "empty.log").touch()
+@pytest.fixture(scope="module")
+def environ(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment in which Python imports what pip installed, from any folder but a clone."""
+    site = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
     ran(*pip, wheel, check=True)
-    environ = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
+    return {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
+
+
+def test_every_command_runs_far_from_a_clone(environ: dict[str, str], tmp_path: Path) -> None:
+    assert {call.split()[0] for call, _, _ in CALLS} >= {name for section in COMMANDS.values() for name in section}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "empty.log").touch()
     wrong = []
     for call, status, text in CALLS:
         done = ran(sys.executable, "-m", "imagebuild", *call.split(), cwd=empty, env=environ)
@@ -52,3 +84,19 @@ def test_every_command_runs_far_from_a_clone(wheel: Path, tmp_path: Path) -> Non
         ):
             wrong.append(f"{call}: {done.returncode}\n{printed[-2000:]}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_clusters_are_measured_without_code_for_images(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "nccl.log").write_text(nccl_log(480))
+    (tmp_path / "verify.json").write_text(VERIFICATION.model_dump_json(by_alias=True))
+    for call, status, text in MEASURING:
+        done = ran(sys.executable, "-c", WITHOUT_IMAGES, *call.split(), cwd=tmp_path, env=environ)
+        assert (done.returncode, text in done.stdout) == (status, True), (call, done.stdout, done.stderr)
+
+
+def test_code_for_images_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
+    """Else the test above would say nothing."""
+    for call, module in (("plan", "imagebuild.project"), ("engine up", "imagebuild.build")):
+        done = ran(sys.executable, "-c", WITHOUT_IMAGES, *call.split(), cwd=tmp_path, env=environ)
+        assert done.returncode == 1, call
+        assert f"{module} was imported" in done.stderr, done.stderr

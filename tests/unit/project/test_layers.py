@@ -6,9 +6,10 @@ from unittest.mock import ANY
 
 import pytest
 
+from imagebuild.cli.options import data_folders
 from imagebuild.core.errors import CommandError
 from imagebuild.core.run import run_program
-from imagebuild.project.load import layers, load_project
+from imagebuild.project.load import load_project
 from imagebuild.project.plan import Project, make_plan
 from imagebuild.project.revision import files_at_revision
 from imagebuild.render.renderer import Renderer
@@ -87,11 +88,11 @@ def test_what_an_image_has_without_a_component(tmp_path: Path, tiny: Files) -> N
 
 def test_profiles_and_facts_of_jobs_of_all_layers(tmp_path: Path) -> None:
     base, top = own(tmp_path / "base", "imagebuild"), own(tmp_path / "top", "../base")
-    assert layers(tmp_path / "none", "profiles") == (ROOT / "profiles",)
+    assert data_folders(None, "profiles", tmp_path / "none") == (ROOT / "profiles",)
     for folder in (base, top):
         (folder / "profiles").mkdir()
-    assert layers(top, "profiles") == (ROOT / "profiles", top / "../base/profiles", top / "profiles")
-    assert layers(ROOT, "jobs") == (ROOT / "jobs",)
+    assert data_folders(None, "profiles", top) == (ROOT / "profiles", top / "../base/profiles", top / "profiles")
+    assert data_folders(None, "jobs", ROOT) == (ROOT / "jobs",)
 
 
 @pytest.mark.programs

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.layout import INDEX, manifests_of
 from imagebuild.oci.reference import parse_reference
-from imagebuild.project.records import CheckResult
 from imagebuild.publish.attest import attach, verify_attachments
 from imagebuild.publish.evidence import NewAttachment
 from imagebuild.publish.signatures import Signer

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from imagebuild.bench.verification import Outcome
 from imagebuild.core.errors import CommandError
 from imagebuild.oci.layout import blobs_of, manifests_of
-from imagebuild.project.records import Outcome, Published
+from imagebuild.project.records import Published
 from tests.faulty import Answer
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Site, passing
 from tests.registry_fake import FakeRegistry, Request

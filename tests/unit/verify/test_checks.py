@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench.models import PerftestTable, Results, Run
+from imagebuild.bench.verification import CheckResult, Surroundings
 from imagebuild.core.errors import ConfigError, NothingSelected
 from imagebuild.project.component import Check
 from imagebuild.project.plan import Project
-from imagebuild.project.records import CheckResult, Surroundings
 from imagebuild.verify.checks import (
     UNCOMPARED,
     ImageCheck,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.project.records import VerifyResult
+from imagebuild.bench.verification import VerifyResult
 from tests.conftest import LIBRARY, TOOL, Files
 from tests.unit import image_files
 from tests.unit.conftest import Call

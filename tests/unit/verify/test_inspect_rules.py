@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import zstandard
 
+from imagebuild.bench.verification import CheckResult
 from imagebuild.project.plan import make_plan
-from imagebuild.project.records import CheckResult
 from imagebuild.render.renderer import Renderer, image_labels
 from imagebuild.verify.rules import IMAGE_CHECKS, judge_images, read_images
 from imagebuild.verify.subject import ImageFinder
