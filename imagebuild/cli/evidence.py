@@ -47,25 +47,29 @@ def sbom(
     options.print_or_write(encode_predicate(document).decode(), output)
 
 
-@example("imagebuild scan ghcr.io/acme/open@sha256:… --report grype.json --json scan.json")
+@example("imagebuild scan ghcr.io/acme/open@sha256:… --report grype.sarif --json scan.json")
 def scan(
     project: options.ProjectFiles,
     image: options.ImageArgument,
     report: Annotated[
-        Path, option("--report FILE", "What grype (-o json), trivy (--format json) or debsecan (detail) printed.")
+        Path, option("--report FILE", "A SARIF file of grype, Trivy or another scanner, or what debsecan printed.")
     ],
     policy: Annotated[Path, option("--policy FILE", "File that says what fails and what is ignored.")] = POLICY,
     platform: options.PlatformOption = None,
     json_file: options.JsonOption = None,
     folder: options.FolderOption = options.BUILDS,
 ) -> None:
-    """Judge by a policy what a scanner found in an image, and keep the verdict with the image's digest.
+    """Judge a scanner's report about an image by a policy, and keep the verdict with the image's digest.
+
+    Reports: `grype -o sarif`, `trivy image --format sarif`, `debsecan --format detail`, and SARIF 2.1.0 of Docker Scout
+    and Snyk. A SARIF report must name the image's digest.
 
     Exit status 1 if a finding fails the image.
     """
     from imagebuild.core.fields import YamlFile
     from imagebuild.core.yaml import read_yaml
-    from imagebuild.publish.scan import Policy, load_report, print_scan, scan_result
+    from imagebuild.publish.scan import Policy, print_scan, scan_result
+    from imagebuild.publish.scan_reports import load_report
     from imagebuild.verify.subject import ImageFinder
 
     no_file = policy == POLICY and not policy.exists()
@@ -104,7 +108,7 @@ def freshness(
     from imagebuild.project.plan import select_targets
     from imagebuild.project.records import ScanResult
     from imagebuild.publish.evidence import read_evidence
-    from imagebuild.publish.scan import print_freshness, security_updates
+    from imagebuild.publish.freshness import print_freshness, security_updates
 
     workspace = project.open(options.PlanChanges().parse(registry))
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
@@ -251,7 +255,7 @@ def catalog(
     from imagebuild.core.files import read_text, write_text
     from imagebuild.core.yaml import read_written
     from imagebuild.publish.catalog import CatalogReader, images_table, replace_table
-    from imagebuild.publish.scan import Freshness
+    from imagebuild.publish.freshness import Freshness
     from imagebuild.publish.site import write_site
 
     if output is None and readme is None:

@@ -103,7 +103,7 @@ def each(
 def _published_images(project: options.ProjectFiles, registry: str, folder: Path) -> Iterator[dict[str, str]]:
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.publish.scan import published_images
+    from imagebuild.publish.freshness import published_images
 
     plan = project.open(options.PlanChanges().parse(registry)).plan
     for image in published_images(plan.targets, cache(connect_registry)):

@@ -35,7 +35,7 @@ from imagebuild.project.records import (
 )
 from imagebuild.publish.evidence import mismatch, read_attached
 from imagebuild.publish.sbom import SpdxDocument
-from imagebuild.publish.scan import Freshness
+from imagebuild.publish.freshness import Freshness
 from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 

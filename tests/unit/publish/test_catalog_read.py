@@ -18,7 +18,7 @@ from imagebuild.project.matrix import Plan
 from imagebuild.project.plan import Project, make_plan
 from imagebuild.project.records import Catalog, PublishedImage
 from imagebuild.publish.catalog import BEGIN, END, CatalogReader, images_table, replace_table
-from imagebuild.publish.scan import Freshness
+from imagebuild.publish.freshness import Freshness
 from tests import attached
 from tests.conftest import ROOT
 from tests.registry_fake import FakeRegistry, index, put_image

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.oci import registry
-from imagebuild.publish.scan import Freshness, published_images
+from imagebuild.publish.freshness import Freshness, published_images
 from tests.attached import scan
 from tests.publish_fakes import AMD64, ARM64, HOST, NEW, OLD, Site
 from tests.registry_fake import FakeRegistry
@@ -88,7 +88,7 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
     held.manifests = {digest: m for digest, m in held.manifests.items() if "spdx.dev" not in json.dumps(m.document)}
     status, _, out = look(HAS, NEW)
     assert status == 1
-    assert f"not judged: {NEW} {AMD64}: has no SBOM that can be read" in out
+    assert f"not judged: {NEW} {AMD64}: has no readable SBOM" in out
 
 
 def test_an_archive_that_cannot_be_believed(look: Look) -> None:

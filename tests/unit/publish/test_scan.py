@@ -1,4 +1,4 @@
-"""What scanners found is read, judged by the policy, and kept with the digest of the image that it is about."""
+"""Findings of scanners are judged by the policy, and the verdict is kept with the digest of the image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from imagebuild.core.errors import ResultError
 from imagebuild.core.fields import YamlFile
 from imagebuild.oci import image
 from imagebuild.project.records import Severity, Vulnerability
-from imagebuild.publish.scan import SEVERITIES, Policy, ScanReport, judge_vulnerabilities, load_report
+from imagebuild.publish.scan import Policy, judge_vulnerabilities
+from imagebuild.publish.scan_reports import ScanReport
 from tests.conftest import ROOT, data
 from tests.unit import image_files as make
 from tests.unit.conftest import Call
@@ -25,61 +26,7 @@ from tests.unit.conftest import Call
 TODAY = date(2099, 6, 15)
 ROWS = data("scan/rows")
 DIGEST = f"sha256:{'a' * 64}"
-
-
-def sample(name: str, **changes: Any) -> str:
-    """What a scanner prints, made up by its documented form; of JSON, with other values of some keys."""
-    text = (ROOT / "tests/data/scan" / name).read_text()
-    return json.dumps(json.loads(text) | changes) if changes else text
-
-
-# Reports
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[[str], ScanReport]:
-    def load(text: str) -> ScanReport:
-        (tmp_path / "report").write_text(text)
-        return load_report(tmp_path / "report")
-
-    return load
-
-
-DATABASE = {"name": "grype", "version": "0.92.0", "db": {"status": {"built": "2099-01-02T03:04:05Z"}}}
-TARGET = {"type": "image", "target": {"manifestDigest": DIGEST, "repoDigests": [f"open@sha256:{'b' * 64}"]}}
-SYSTEM = {"OS": {"Family": "debian", "Name": "13.1"}, "RepoDigests": [f"open@{DIGEST}"]}
-
-
-@pytest.mark.parametrize(
-    ("scanner", "text"),
-    [
-        ("grype", sample("grype.json", descriptor=DATABASE, source=TARGET)),
-        ("trivy", sample("trivy.json", Metadata=SYSTEM, CreatedAt="2099-01-02")),
-        ("debsecan", sample("debsecan.txt")),
-    ],
-)
-def test_reports(
-    read: Callable[[str], ScanReport], golden: Callable[[str, str], None], scanner: str, text: str
-) -> None:
-    """Every finding of tests/data/scan, and what the report is about."""
-    found = TypeAdapter(ScanReport).dump_python(read(text), mode="json")
-    golden(
-        f"tests/golden/scan/{scanner}.yaml", yaml.safe_dump(found | {"digests": sorted(found["digests"])}, width=120)
-    )
-
-
-def test_what_reports_leave_out_is_noted(read: Callable[[str], ScanReport]) -> None:
-    left_out, unrecognised = read(sample("grype.json", ignoredMatches=[{}, {}], distro={})).notes
-    assert "left out 2 matches" in left_out
-    assert "recognised no distribution" in unrecognised
-    assert "recognised no distribution" in read(sample("trivy.json", Metadata={})).notes[0]
-    assert read("").findings == (), "debsecan prints nothing where it finds nothing"
-
-
-@pytest.mark.parametrize("text", ["no report", "{", "{}", '{"matches": [{}]}'])
-def test_what_is_no_report(read: Callable[[str], ScanReport], text: str) -> None:
-    with pytest.raises(ResultError, match="cannot be read as a report"):
-        read(text)
+FILES = ROOT / "tests/data/scan"
 
 
 # The policy
@@ -92,10 +39,11 @@ def finding(
 
 
 def judged(
-    *found: Vulnerability, worst: Severity = "critical", **rules: Any
+    *found: Vulnerability, worst: Severity = "critical", unstated: bool = False, **rules: Any
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
     document = YamlFile(Path("p.yaml"), Policy.model_validate({"fail": {"severity": "high"}, **rules}), {})
-    return judge_vulnerabilities(ScanReport("a scanner", found, worst=worst), document, TODAY)
+    report = ScanReport("a scanner", found, unstated_fixes=found if unstated else (), worst=worst)
+    return judge_vulnerabilities(report, document, TODAY)
 
 
 @pytest.mark.parametrize("row", ROWS["policy"], ids=str)
@@ -113,7 +61,6 @@ def test_what_fails_comes_first() -> None:
         ignore=[ROWS["rule"] | {"id": "CVE-1-9"}],
     )  # fmt: skip
     assert [f.id for f in findings] == ["CVE-1-1", "CVE-1-9", "CVE-1-3"]
-    assert SEVERITIES[0] == "unknown"
 
 
 def test_our_policy(golden: Callable[[str, str], None]) -> None:
@@ -133,12 +80,17 @@ def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Call
     for name, system in (("image", "debian13"), ("ubuntu", "ubuntu24.04")):
         make.layout(tmp_path / name, {"x": b"1"}, Labels={"imagebuild.axis.os": system})
     made = json.loads(Path("image/index.json").read_text())["manifests"][0]["digest"]
-    Path("trivy.json").write_text(
-        sample("trivy.json", Metadata={"OS": {"Family": "debian"}, "RepoDigests": [f"x@{made}"]})
-    )
-    Path("other.json").write_text(sample("trivy.json", Metadata={"RepoDigests": [f"x@{DIGEST}"]}))
-    Path("nameless.json").write_text(sample("grype.json"))
-    Path("debsecan.txt").write_text(sample("debsecan.txt"))
+    for name in ("grype", "trivy", "scout", "snyk"):
+        report = (FILES / f"{name}.sarif").read_text()
+        Path(f"{name}.sarif").write_text(report.replace("a" * 64, made.removeprefix("sha256:")))
+    Path("other.sarif").write_text((FILES / "trivy.sarif").read_text())
+    clean: dict[str, Any] = {"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "grype"}}, "results": []}]}
+    Path("nameless.sarif").write_text(json.dumps(clean))
+    clean["runs"][0] |= {"properties": {"repoDigests": [f"registry.test/open@{made}"]}}
+    Path("clean.sarif").write_text(json.dumps(clean))
+    Path("debsecan.txt").write_text((FILES / "debsecan.txt").read_text())
+    Path("empty.sarif").write_text('{"version": "2.1.0", "runs": []}')
+    Path("ours.yaml").write_text((ROOT / "scan-policy.yaml").read_text())
     Path("awful.yaml").write_text("fail: {severity: awful}\n")
     Path("why.yaml").write_text("ignore:\n  - {id: CVE-1, until: 2099-01-01, reason: why}\n")
     return partial(command, "scan")

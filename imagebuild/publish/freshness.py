@@ -1,0 +1,125 @@
+"""Security updates that a distribution has published for the packages of published images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from pydantic import Field
+
+from imagebuild.core import console
+from imagebuild.core.console import out
+from imagebuild.core.debian import Package, version_key
+from imagebuild.core.fields import Model
+from imagebuild.core.run import for_each
+from imagebuild.oci.layout import manifests_of
+from imagebuild.oci.reference import parse_reference
+from imagebuild.oci.registry import Registry
+from imagebuild.project.matrix import Target
+from imagebuild.project.records import ScanResult
+from imagebuild.publish.evidence import attached_packages
+
+
+class NewestImage(Model):
+    """The newest published image of a target for one platform, and the updates for its packages."""
+
+    target: str
+    platform: str = ""
+    digest: str = ""
+    index: str = ""
+    """Name and digest of the index."""
+    updates: dict[str, str] = Field(default_factory=dict)
+    """Maps each package that has an update to its installed and its newer version."""
+    problem: str = ""
+    """Why the image could not be judged."""
+
+
+class Freshness(Model):
+    """The file that `imagebuild freshness --json` writes."""
+
+    read: str
+    """When the registry and the archive were read, in UTC."""
+    images: tuple[NewestImage, ...]
+    rebuild: tuple[str, ...] = ()
+    """Targets that need a new build: a package has an update, or a scan failed for a package that has a fix now."""
+
+
+WORKERS = 8
+"""Maximum number of images that are read at the same time."""
+
+
+def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
+    """Return the image of each platform that the first alias of each target names.
+
+    Raises CommandError if a registry fails.
+    """
+
+    def find(target: Target) -> list[NewestImage]:
+        if not target.aliases:
+            return [NewestImage(target=target.id, problem="has no alias, so its newest image is unknown")]
+        name = parse_reference(target.aliases[0])
+        index = connect(name.host).at(name.repository).find(name.wanted)
+        if index is None:
+            return [NewestImage(target=target.id, problem=f"{name}: is not published")]
+        named = {"target": target.id, "index": str(name.at(index.digest))}
+        return [NewestImage(platform=i.platform or "", digest=i.digest, **named) for i in manifests_of(index.document)]
+
+    registries = {connect(parse_reference(target.aliases[0]).host) for target in targets if target.aliases}
+    return [image for found in for_each(find, targets, *registries, jobs=WORKERS) for image in found]
+
+
+def security_updates(
+    targets: Sequence[Target],
+    connect: Callable[[str], Registry],
+    newest: Callable[[str, Iterable[str]], Mapping[str, list[str]]],
+    scans: Iterable[ScanResult] = (),
+) -> Freshness:
+    """Compare the packages in the SBOMs of published images with the newest versions of a distribution.
+
+    `newest` returns the versions of the named packages for an architecture, in ascending order. It is called once for
+    each architecture. A finding in `scans` that fails an image and has a fix is also a reason to rebuild. Signatures of
+    SBOMs are not checked. Raises CommandError if a registry fails.
+    """
+
+    def read(image: NewestImage) -> tuple[Package, ...]:
+        place = parse_reference(image.index)
+        return attached_packages(connect(place.host).at(place.repository), image.digest)
+
+    images = published_images(targets, connect)
+    known = [image for image in images if not image.problem]
+    registries = {connect(parse_reference(image.index).host) for image in known}
+    packages = dict(zip((i.digest for i in known), for_each(read, known, *registries, jobs=WORKERS), strict=True))
+    names: dict[str, set[str]] = {}
+    for image in known:
+        names.setdefault(image.platform, set()).update(package.name for package in packages[image.digest])
+    available = {p: newest(p.removeprefix("linux/"), sorted(found)) for p, found in names.items() if found}
+    # A new build installs the fixed versions of the distribution's packages, but not of other software.
+    failed = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
+    judged, stale = list[NewestImage](), set[str]()
+    for image in images:
+        problem, updates = image.problem, dict[str, str]()
+        for package in packages.get(image.digest, ()):
+            newer = available[image.platform].get(package.name)
+            if newer and version_key(newer[-1]) > version_key(package.version):
+                updates[package.name] = f"{package.version} → {newer[-1]}"
+            if package.name in updates or (image.digest, package.name) in failed:
+                stale.add(image.target)
+        if not (problem or packages[image.digest]):
+            problem = "has no readable SBOM that lists packages of the distribution"
+        judged.append(image.model_copy(update={"updates": updates, "problem": problem}))
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Freshness(read=now, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
+
+
+def print_freshness(result: Freshness) -> None:
+    """Print the updates, and the images that could not be judged."""
+    rows = [(i.target, i.platform, package, change) for i in result.images for package, change in i.updates.items()]
+    if rows:
+        console.print_table(("target", "platform", "package", "update"), rows)
+    unknown = [image for image in result.images if image.problem]
+    for image in unknown:
+        out.print(f"not judged: {image.target} {image.platform}: {image.problem}", markup=False)
+    stale, judged = sum(bool(image.updates) for image in result.images), len(result.images) - len(unknown)
+    out.print(f"{stale} of {judged} images have packages with updates, {len(unknown)} were not judged")
+    if result.rebuild:
+        out.print(f"rebuild: {', '.join(result.rebuild)}", markup=False)

@@ -1,0 +1,270 @@
+"""Reports of vulnerability scanners: SARIF, which most scanners write, and the text that debsecan prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from packageurl import PackageURL
+
+from imagebuild.core import files
+from imagebuild.core.errors import ResultError, plural
+from imagebuild.project.records import Severity, Vulnerability
+
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""All severities in ascending order; `unknown` comes first."""
+DEBSECAN = "debsecan"
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """The findings of a scanner, and what its report says about the scan."""
+
+    scanner: str
+    """The scanner's name and, if the report contains it, its version."""
+    findings: tuple[Vulnerability, ...]
+    unstated_fixes: tuple[Vulnerability, ...] = ()
+    """The findings for which the report does not say whether a fixed version exists."""
+    digests: frozenset[str] = frozenset()
+    """Digests by which the report names the image."""
+    database: str = ""
+    """Description of the scanner's vulnerability database. Empty if the report does not describe it."""
+    started: str = ""
+    """The start of the scan. Empty if the report does not contain it."""
+    worst: Severity = "critical"
+    """The worst severity that the scanner can report."""
+    notes: tuple[str, ...] = ()
+    """What the report does not cover or does not say."""
+
+
+def load_report(file: Path) -> ScanReport:
+    """Read a SARIF 2.1.0 file, or the output of `debsecan --format detail`.
+
+    Raises ConfigError if the file does not exist. Raises ResultError if it is not such a report, or if it does not
+    show that a scan finished.
+    """
+    text = files.read_text(file)
+    try:
+        if text.lstrip().startswith("{"):
+            return _read_sarif(json.loads(text))
+        if not text.strip() and file.suffix in (".json", ".sarif"):
+            raise ValueError("the file is empty")
+        return _read_debsecan(text)
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        remedy = "scan again with `grype -o sarif`, `trivy image --format sarif` or `debsecan --format detail`"
+        raise ResultError(f"{file}: cannot be read as a scanner's report: {why}; {remedy}") from None
+
+
+# SARIF
+#
+# SARIF has no fields for a package, its versions and a severity in words. Each scanner writes them into texts of its
+# own:
+# - Trivy and Docker Scout write lines `Label: value` into the message of each result.
+# - grype writes such lines into the help of the rule. The rule describes one package, but results about other versions
+#   of this package refer to it, too. The message is a sentence with the severity, the package and its version.
+# - Snyk writes a sentence with the severity and the package, and `package@version` as the location.
+
+
+def _read_sarif(document: Mapping[str, Any]) -> ScanReport:
+    """Combine the runs of a SARIF file. An image is named by the file only if all its runs name it."""
+    if document.get("version") != "2.1.0":
+        raise ValueError("it is not SARIF 2.1.0")
+    if not document.get("runs"):
+        raise ValueError("it contains no run of a scanner")
+    reports = [_read_run(run, f"runs.{i}") for i, run in enumerate(document["runs"])]
+    return ScanReport(
+        ", ".join(dict.fromkeys(report.scanner for report in reports)),
+        tuple(finding for report in reports for finding in report.findings),
+        tuple(finding for report in reports for finding in report.unstated_fixes),
+        frozenset.intersection(*(report.digests for report in reports)),
+        started=min(report.started for report in reports),
+        notes=tuple(dict.fromkeys(note for report in reports for note in report.notes)),
+    )
+
+
+def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
+    driver = (run.get("tool") or {}).get("driver") or {}
+    if not driver.get("name"):
+        raise ValueError(f"{place} does not name its scanner (tool.driver.name)")
+    results, invocations = run.get("results"), run.get("invocations") or []
+    if results is None:
+        raise ValueError(f"{place} has no list of results, so the scan did not finish")
+    if any(invocation.get("executionSuccessful") is False for invocation in invocations):
+        raise ValueError(f"{place} says that the scan failed (executionSuccessful)")
+    rules: Sequence[Mapping[str, Any]] = driver.get("rules") or []
+    by_id = {rule["id"]: rule for rule in rules}
+    findings, unstated, others = list[Vulnerability](), list[Vulnerability](), set[str]()
+    left_out = 0
+    for i, result in enumerate(results):
+        rule = by_id.get(result.get("ruleId"))
+        if rule is None:
+            index = result.get("ruleIndex", -1)
+            rule = rules[index] if 0 <= index < len(rules) else {}
+        if kinds := _NOT_VULNERABILITIES.intersection((rule.get("properties") or {}).get("tags") or ()):
+            others |= kinds
+            left_out += 1
+            continue
+        finding, states_fix = _read_result(result, rule, driver["name"], f"{place}.results.{i}")
+        findings.append(finding)
+        if not states_fix:
+            unstated.append(finding)
+    scanner = f"{driver['name']} {driver.get('semanticVersion') or driver.get('version') or ''}".strip()
+    notes = [
+        f"SARIF does not say which distribution {driver['name']} recognised, how old its vulnerability database is, "
+        "or what its own settings left out"
+    ]
+    if left_out:
+        listed = ", ".join(sorted(others))
+        notes.append(f"{plural(left_out, 'result')} about something else than vulnerabilities left out: {listed}")
+    return ScanReport(
+        scanner, tuple(findings), tuple(unstated), frozenset(_digests(run)),
+        started=str(next((i["startTimeUtc"] for i in invocations if "startTimeUtc" in i), "")), notes=tuple(notes),
+    )  # fmt: skip
+
+
+_NOT_VULNERABILITIES = frozenset({"license", "misconfiguration", "secret"})
+"""Tags of rules, for the kinds of results that Trivy reports besides vulnerabilities."""
+_LABELS = {
+    "vulnerability": "id",
+    "severity": "severity",
+    "package": "package",
+    "installed version": "version",
+    "version": "version",
+    "fixed version": "fixed",
+    "fix version": "fixed",
+}
+_LINE = re.compile(
+    rf"^[ \t]*(?:(vulnerability)[ \t]+:?|({'|'.join(_LABELS)})[ \t]*:)[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE
+)
+_SENTENCES = (
+    re.compile(r"\bA (?P<severity>\w+) vulnerability in \S+ package: (?P<package>.+), version (?P<version>.*) was found"),
+    re.compile(r"\bvulnerable (?P<package>.+) package with an? (?P<severity>\w+) severity vulnerability"),
+)
+"""What grype and Snyk write as the message of a result."""
+_NO_FIX = {"", "none", "not fixed"}
+_LOW_IF_UNKNOWN = "grype"
+"""The scanner that writes `low` also for vulnerabilities of negligible and of unknown severity."""
+
+
+def _read_result(
+    result: Mapping[str, Any], rule: Mapping[str, Any], scanner: str, place: str
+) -> tuple[Vulnerability, bool]:
+    """Return the finding of a result, and whether the report says if a fixed version exists.
+
+    Suppressions by the scanner do not count: only our own policy can accept a vulnerability.
+    """
+    message = str(result["message"].get("text") or "")
+    sentence = next((match.groupdict() for pattern in _SENTENCES if (match := pattern.search(message))), {})
+    of_rule = _labelled(str((rule.get("help") or {}).get("text") or ""))
+    found = {**sentence, **_labelled(message)}
+    if found.get("package", "").startswith("pkg:"):
+        url = PackageURL.from_string(found["package"])
+        found |= {"package": _name_of(url), "version": url.version or ""}
+    if "version" not in found:
+        found |= _version_by_location(result, found.get("package", ""))
+    if of_rule.get("version") == found.get("version", of_rule.get("version")):
+        found = {**of_rule, **found}  # otherwise, the rule describes another version of the package
+    if not found.get("package"):
+        raise ValueError(f"{place} names no package in a form that is known")
+    rating = _rating((rule.get("properties") or {}).get("security-severity"))
+    severity = _severity(found["severity"]) if "severity" in found else rating
+    if scanner.lower() == _LOW_IF_UNKNOWN and severity == "low" and rating != "low":
+        severity = "unknown"
+    fixed = found.get("fixed")
+    finding = Vulnerability(
+        id=found.get("id") or of_rule.get("id") or result["ruleId"], severity=severity, package=found["package"],
+        version=found.get("version", ""), fixed_in=None if (fixed or "").lower() in _NO_FIX else fixed,
+    )  # fmt: skip
+    return finding, fixed is not None
+
+
+def _labelled(text: str) -> dict[str, str]:
+    """Return the values of the lines `Label: value` in a text. If a label occurs again, its first line counts."""
+    values: dict[str, str] = {}
+    for identifier, label, value in _LINE.findall(text):
+        values.setdefault(_LABELS[(identifier or label).lower()], value)
+    return values
+
+
+def _name_of(url: PackageURL) -> str:
+    """Return the name of a package as package managers print it: for Go `golang.org/x/crypto`, for dpkg `libc6`."""
+    of_distribution = url.type in ("apk", "deb", "rpm") or not url.namespace
+    return url.name if of_distribution else f"{url.namespace}/{url.name}"
+
+
+def _version_by_location(result: Mapping[str, Any], package: str) -> dict[str, str]:
+    for location in result.get("locations") or ():
+        for logical in location.get("logicalLocations") or ():
+            name, separator, version = str(logical.get("fullyQualifiedName", "")).rpartition("@")
+            if package and separator and name == package:
+                return {"version": version}
+    return {}
+
+
+def _digests(run: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the digests with which a run names the image, as `NAME@sha256:…`.
+
+    Trivy lists them as a property of the run, grype names the image in each message, and Snyk in each location, where
+    it writes `_` for colons. Not read: `fullyQualifiedName`, which contains the digest of a layer.
+    """
+    texts = [*((run.get("properties") or {}).get("repoDigests") or ())]
+    for result in run["results"]:
+        texts.append(result["message"].get("text"))
+        for location in result.get("locations") or ():
+            texts.append(((location.get("physicalLocation") or {}).get("artifactLocation") or {}).get("uri"))
+    for text in texts:
+        for match in re.finditer(r"@sha256[:_]([0-9a-f]{64})\b", str(text)):
+            yield f"sha256:{match[1]}"
+
+
+_RATINGS: tuple[tuple[float, Severity], ...] = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"))
+"""Lowest CVSS score of each severity: CVSS v3.1 specification, section 5, qualitative severity rating scale."""
+
+
+def _rating(score: object) -> Severity:
+    """Return the severity for a CVSS score. Scanners write 0.0 if they know no score, so 0.0 means unknown."""
+    try:
+        number = float(str(score))
+    except ValueError:
+        return "unknown"
+    return next((severity for lowest, severity in _RATINGS if number >= lowest), "unknown")
+
+
+def _severity(word: object) -> Severity:
+    return next((severity for severity in SEVERITIES if severity == str(word).lower()), "unknown")
+
+
+# debsecan
+
+
+_HEAD = re.compile(r"^(?P<id>[A-Z][\w.:-]+)(?: \((?P<notes>[^()]*)\))?$")
+_INSTALLED = re.compile(r"^  installed: (?P<package>\S+) (?P<version>\S+)$", re.MULTILINE)
+_URGENCY = re.compile(r"\b(low|medium|high) urgency\b")
+_AVAILABLE = "  fix is available for the selected suite"
+
+
+def _read_debsecan(text: str) -> ScanReport:
+    """Read one paragraph per finding. If debsecan finds nothing, it prints nothing."""
+    findings = []
+    for paragraph in filter(None, (paragraph.strip("\n") for paragraph in text.split("\n\n"))):
+        first, _, rest = paragraph.partition("\n")
+        head, installed = _HEAD.match(first), _INSTALLED.search(rest)
+        if not head or not installed:
+            raise ValueError(f"{first[:80]!r} is neither SARIF nor a finding of `debsecan --format detail`")
+        urgency = _URGENCY.search(head["notes"] or "")
+        findings.append(
+            Vulnerability(
+                id=head["id"], severity=_severity(urgency[1] if urgency else None), package=installed["package"],
+                version=installed["version"], fixed_in="a newer version" if _AVAILABLE in rest else None,
+            )
+        )  # fmt: skip
+    notes = (
+        "debsecan does not name the image, so nothing proves that its report is about this image",
+        "debsecan knows only Debian packages; wheels, CUDA, HPC-X and software compiled from source were not scanned",
+    )
+    return ScanReport(DEBSECAN, tuple(findings), worst="high", notes=notes)
