@@ -34,8 +34,8 @@ from imagebuild.project.records import (
     ScanResult,
 )
 from imagebuild.publish.evidence import mismatch, read_attached
-from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.freshness import Freshness
+from imagebuild.publish.sbom import SpdxDocument
 from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 

@@ -142,7 +142,9 @@ _LINE = re.compile(
     rf"^[ \t]*(?:(vulnerability)[ \t]+:?|({'|'.join(_LABELS)})[ \t]*:)[ \t]*(.*?)[ \t]*$", re.IGNORECASE | re.MULTILINE
 )
 _SENTENCES = (
-    re.compile(r"\bA (?P<severity>\w+) vulnerability in \S+ package: (?P<package>.+), version (?P<version>.*) was found"),
+    re.compile(
+        r"^A (?P<severity>\w+) vulnerability in \S+ package: (?P<package>.+), version (?P<version>.*) was found"
+    ),
     re.compile(r"\bvulnerable (?P<package>.+) package with an? (?P<severity>\w+) severity vulnerability"),
 )
 """What grype and Snyk write as the message of a result."""
@@ -213,10 +215,9 @@ def _digests(run: Mapping[str, Any]) -> Iterator[str]:
     it writes `_` for colons. Not read: `fullyQualifiedName`, which contains the digest of a layer.
     """
     texts = [*((run.get("properties") or {}).get("repoDigests") or ())]
-    for result in run["results"]:
-        texts.append(result["message"].get("text"))
-        for location in result.get("locations") or ():
-            texts.append(((location.get("physicalLocation") or {}).get("artifactLocation") or {}).get("uri"))
+    texts += [result["message"].get("text") for result in run["results"]]
+    places = [location.get("physicalLocation") or {} for r in run["results"] for location in r.get("locations") or ()]
+    texts += [(place.get("artifactLocation") or {}).get("uri") for place in places]
     for text in texts:
         for match in re.finditer(r"@sha256[:_]([0-9a-f]{64})\b", str(text)):
             yield f"sha256:{match[1]}"

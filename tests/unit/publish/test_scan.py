@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import TypeAdapter
 
-from imagebuild.core.errors import ResultError
 from imagebuild.core.fields import YamlFile
 from imagebuild.oci import image
 from imagebuild.project.records import Severity, Vulnerability
