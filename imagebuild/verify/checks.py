@@ -1,4 +1,4 @@
-"""Choose the checks of an image, run them, and judge what they print."""
+"""Choose the checks of an image, run them, and judge their output."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from imagebuild.verify.files import FileEntry, Tree
 from imagebuild.verify.runner import Command, Execution, Session
 
 IMAGE = "image"
-"""Stands for a component in the names of checks that read the image without starting it."""
+"""The first part of the names of checks that only read the image's files; other checks have a component's name here."""
 SAME_FILES = "same-files"
-"""Check of the image that says whether a prefix leads to it."""
+"""Name of the check whether the expected image runs in the place that an `exec:` prefix leads to."""
 SKIPPED_STATUS = 77
-"""Exit status of a check that cannot run here; the last line of its output says why."""
+"""Exit status with which a check says that it cannot run here. The last line of its output is the reason."""
 OUTPUT_LIMIT = 20_000
-"""Characters at the end of a check's output that are kept in the results."""
+"""Maximum number of characters of a check's output in the results. Earlier output is cut off."""
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
-"""Pattern of `{version}` where nothing says which version the image has."""
-UNCOMPARED = "any version accepted: the image does not say which it has"
+"""Regular expression that replaces `{version}` if the component's version in the image is unknown."""
+UNCOMPARED = "any version accepted: the image's labels do not name the version of this component"
 
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """Describe a check that was chosen."""
+    """A check, with the script and the component's version if it was chosen for an image."""
 
     component: str
     name: str
     description: str
     check: Check | None = None
-    """None for a check that starts nothing in the image."""
+    """None for a check that only reads the image's files."""
     script: str = ""
     version: str | None = None
-    """Version of the component; None if the image does not say it."""
+    """Version of the component; None if the image's labels do not name the version."""
     unfit: str = ""
-    """Why it is not for an image with these axes; empty if it is."""
+    """Why the check is not for images with these axis values; empty if the check is for them."""
 
     def __str__(self) -> str:
         return f"{self.component}/{self.name}"
@@ -63,11 +63,13 @@ def select_checks(
     project: Project, image_checks: Mapping[str, str], components: Mapping[str, str | None] | None = None,
     patterns: Sequence[str] = (), axes: Mapping[str, str] | None = None,
 ) -> list[ImageCheck]:  # fmt: skip
-    """Return the checks of `image_checks` (name → what passing proves) and of `components`, by default of all.
+    """Return the checks of the image's files and those of its components that match a pattern.
 
-    `patterns` are globs `COMPONENT/CHECK`, or a component for all of its checks. Without axes, as for an image that
-    does not name them, conditions on axes skip nothing. Raises ConfigError for a glob that fits no check of any image
-    and for a script that cannot be read, NothingSelected if no glob fits a check of this image.
+    `image_checks` maps the names of checks of files to what they prove. `components` maps components to versions;
+    default: all components of the project, without versions. Each pattern is a glob `COMPONENT/CHECK`, or the name of
+    a component, which selects all of its checks; default: all checks. If the image's `axes` (such as `cuda`) are
+    unknown, no check is marked as unfit. Raises ConfigError for a glob that matches no check of the project and for a
+    script that cannot be read, NothingSelected if no glob matches a check of this image.
     """
     owned: Mapping[str, str | None] = dict.fromkeys(project.components) if components is None else components
     listed = [ImageCheck(IMAGE, name, text) for name, text in image_checks.items()]
@@ -79,7 +81,7 @@ def select_checks(
         fitting = {str(entry) for entry in listed if fnmatchcase(str(entry), glob)}
         if not fitting:
             known = {name for entry in listed for name in (str(entry), entry.component)}
-            raise ConfigError(f"--only {pattern}: no such check{suggestion(pattern.removesuffix('/*'), known)}")
+            raise ConfigError(f"--only {pattern}: no check matches{suggestion(pattern.removesuffix('/*'), known)}")
         chosen |= fitting
     selected = []
     for entry in listed:
@@ -93,8 +95,8 @@ def select_checks(
         selected.append(replace(entry, script=script, version=owned.get(entry.component), unfit=unfit))
     if not selected:
         raise NothingSelected(
-            f"--only {' '.join(patterns)}: the image has no component with these checks; `imagebuild verify --list` "
-            "lists the checks of all"
+            f"--only {' '.join(patterns)}: only components that this image lacks have these checks; "
+            "run `imagebuild verify --list` to see the checks of all components"
         )
     return selected
 
@@ -113,7 +115,7 @@ def missing_needs(needs: Iterable[str], have: Surroundings) -> str:
 
 
 def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
-    """Return the result of a check that could not begin."""
+    """Return the result of a check that was not started, for this reason."""
     sha256 = hash_of_check(planned.check, planned.script) if planned.check else ""
     return CheckResult(
         component=planned.component, check=planned.name, outcome="skipped", reason=reason, sha256=sha256
@@ -123,9 +125,10 @@ def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
 def run_check(
     planned: ImageCheck, session: Session, log: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> CheckResult:
-    """Run a check with these variables and its own, which replace them; or say why it cannot run.
+    """Run a check, or return a skipped result with the reason why the check cannot run here.
 
-    A failed check is a result; raises CommandError if the runner fails.
+    The check's own variables override those in `environment`. Raises CommandError if the runner fails; a check that
+    fails does not raise an error.
     """
     check = planned.check
     assert check, "only checks that start something are planned"
@@ -158,7 +161,7 @@ def run_check(
         if not reason and planned.version is None and "{version}" in (check.expect or ""):
             reason = UNCOMPARED
     if attempt > 1:
-        late = f"attempt {attempt} of {check.attempts}, those before did not end within {command.timeout_s} s"
+        late = f"attempt {attempt} of {check.attempts}; earlier attempts did not end within {command.timeout_s} s"
         reason = "; ".join(filter(None, (reason, late)))
     return result.model_copy(
         update={
@@ -171,19 +174,22 @@ def run_check(
 
 
 COMPARED = 96
-"""Files that are compared: so many of the package database, and some of every layer."""
+"""Maximum number of files of the package database that are compared. The other files are spread over the layers."""
 COMPARE_S = 300
-"""Seconds for the comparison; the files may lie behind a network."""
+"""Time limit of the comparison in seconds. The files may be on a network file system."""
 
 
 def recognisable_files(tree: Tree) -> dict[str, str]:
-    """Return path → hash of files by which an image is recognised: the package database, and some of each layer."""
+    """Map the paths of files that identify an image to their hashes.
+
+    These are files of the package database, and some files of each layer.
+    """
     by_layer: dict[int, list[FileEntry]] = defaultdict(list)
     for entry in tree:
         if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
             by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
     each = max(4, COMPARED // len(by_layer)) if by_layer else 0
-    # Sorted by content, they are from anywhere in the layer.
+    # Sorting by hash selects files from all parts of the layer.
     chosen = (
         entry
         for layer, entries in by_layer.items()
@@ -193,7 +199,7 @@ def recognisable_files(tree: Tree) -> dict[str, str]:
 
 
 def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
-    """Return whether the image of this tree and digest runs where a session leads, by the hashes of files there."""
+    """Check by the hashes of files that the session runs in the image with this tree and digest."""
     result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="passed")
     expected = recognisable_files(tree)
     if not expected:
@@ -205,14 +211,14 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
     differing = [path for path in expected if path not in same]
     outcome, reason = "passed", ""
     if execution.status not in (0, 1):
-        outcome, reason = "skipped", "sha256sum could not be run there"
+        outcome, reason = "skipped", "sha256sum cannot be run there"
     elif differing:
         differ = f"{len(differing)} of {len(expected)} files differ, such as {differing[0]}"
-        outcome, reason = "failed", f"{differ}; another image than {digest} runs there; start this one"
+        outcome, reason = "failed", f"{differ}: the image that runs there is not {digest}; start that image"
     return result.model_copy(
         update={
             "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
-            "output": "\n".join(differing) or f"{len(expected)} files are the same",
+            "output": "\n".join(differing) or f"{len(expected)} files are identical",
             "seconds": round(execution.seconds, 3),
         }
     )  # fmt: skip
@@ -229,30 +235,30 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
     if check.expect is None:
         return ""
     pattern = check.expect.replace("{version}", re.escape(version) if version is not None else ANY_VERSION)
-    # The output in memory is only the end of it.
+    # The output in memory may lack its beginning; the log is complete.
     text = log.read_text(errors="replace") if log else execution.output
-    return "" if re.search(pattern, text, re.MULTILINE) else f"the output has nothing that matches '{pattern}'"
+    return "" if re.search(pattern, text, re.MULTILINE) else f"the output does not match '{pattern}'"
 
 
 def correctness_problem(results: Results, tool: str) -> str:
-    """Return why a benchmark's results are not a success; empty if they are."""
+    """Return why a benchmark's data are wrong or missing; empty if they are right."""
     of_tool: Mapping[str, Sequence[Measurement | Diagnostic]] = {
         "nccl-tests": results.runs, "nvbandwidth": results.tests, "dcgmi": results.diagnostics,
     }  # fmt: skip
     found = of_tool.get(tool, [table for table in results.tables if table.tool == tool])
-    # A test that does not fit the machine is waived; alone it proves nothing.
+    # A benchmark waives a test that does not fit the machine. Waived tests alone prove nothing.
     claims = [(item.subject, judge.data_claim(item)) for item in found if item.verdict != "waived"]
     if not claims:
-        return f"no result of {tool} in the output"
+        return f"the output contains no result of {tool}"
     return next((f"{subject}: {claim.reason}" for subject, claim in claims if claim.standing() == "failed"), "")
 
 
 def judged_speed(
     result: CheckResult, check: Check, profile: Profile, environment: Mapping[str, str], *, one_host: bool = False
 ) -> CheckResult | None:
-    """Return a result about the speed of a benchmark beside the one about its data; None for other checks.
+    """Judge the speed of a benchmark whose data were checked by `result`; return None for other checks.
 
-    With `one_host`, nodes are containers of one host, which no profile describes.
+    With `one_host`, several nodes are containers on one host. No profile describes their speed, so it is not judged.
     """
     if not check.results or result.outcome == "skipped":
         return None
@@ -261,18 +267,18 @@ def judged_speed(
         component=result.component, check=f"{result.check}{SPEED}", outcome="skipped", sha256=result.sha256
     )
     if result.outcome == "failed" or result.results is None:
-        return speed.model_copy(update={"reason": "its data are not right, so its speed is not judged"})
+        return speed.model_copy(update={"reason": "the check of its data failed, so its speed is not judged"})
     if one_host and nodes > 1:
-        return speed.model_copy(update={"reason": "its nodes are containers of one host"})
+        return speed.model_copy(update={"reason": "its nodes are containers on one host, so its speed is not judged"})
     settings = {**environment, **check.environment}
     judged = judge.judge_results(result.results, profile, Expected(nodes=nodes, algorithms=forced_classes(settings)))
-    # Which GPUs take part is the runner's choice, so fewer than the profile's node has are no failure.
+    # The runner chooses the GPUs. It is not a failure if they are fewer than those of the profile's node.
     allowed = ("partial",)
     worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
     failures = [f"{s}: {c.state}: {c.reason}" for s, c in worst if c.standing(allowed) == "failed"]
     passed = [judgement.speed.reason for judgement in judged if judgement.speed.state == "fast enough"]
     outcome: Outcome = "failed" if failures else "passed" if passed else "skipped"
     others = [judgement.speed.reason for judgement in judged if judgement.speed.reason]
-    reason = [*failures, *passed, *others, "the results have no speed that can be judged"][0]
+    reason = [*failures, *passed, *others, "the results contain no speed that can be judged"][0]
     output = "\n".join(f"{j.subject}: {claim.state}: {claim.reason}" for j in judged for claim in j.claims)
     return speed.model_copy(update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged})

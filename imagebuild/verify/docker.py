@@ -1,4 +1,4 @@
-"""Run commands in containers on an engine: one, or several that reach each other by ssh."""
+"""Run commands in containers of an engine: in one container, or in several that connect to each other by ssh."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Sessi
 from imagebuild.verify.subject import room_explained
 
 ENGINE_S = 20
-"""Seconds on top of a command's time limit, in which the engine starts and ends it."""
+"""Additional seconds for the engine to start and end a command."""
 
 
 def execute(
     container: Container, argv: Sequence[str], timeout_s: float, log: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Finished:  # fmt: skip
-    """Run a program in a container, as root, and return how it ended. One that takes too long is left running.
+    """Run a program in a container as root, and return how it ended.
 
-    Raises CommandError if the engine fails, or the log cannot be written.
+    A program that exceeds the time limit is left running. Raises CommandError if the engine fails or the log cannot be
+    written.
     """
-    assert container.client, "a container that was started has the client that started it"
+    assert container.client, "a started container has a client"
     api = container.client.api
     status: list[int] = []
 
@@ -50,7 +51,7 @@ def execute(
         yield from engine.exec_output(api, process["Id"])
         status.append(api.exec_inspect(process["Id"])["ExitCode"])
 
-    # An engine that stops cannot keep us: all that asks it is done by the thread.
+    # All requests to the engine are made by the thread, so that an engine that hangs does not block this function.
     chunks = output()
     reader = OutputReader(chunks, chunks.close, log)
     reader.start()
@@ -64,16 +65,16 @@ def execute(
 # Several nodes
 
 HOMES = {"/root": 0, "/home/mpiuser": 1000}
-"""Homes of the users that log in to nodes → their number. An image that was not built here may lack the second."""
+"""Maps the home folders of the users who log in to nodes to their user ids. Other images may lack the second user."""
 NODES_TIMEOUT_S = 60
 
 
 class NodesUnreachable(CommandError):
-    """Report that the nodes run, but the image's ssh does not connect them."""
+    """The error if nodes run, but cannot connect to each other by ssh."""
 
 
 def cluster_names(nodes: int) -> list[str]:
-    """Return the host names of the nodes of a cluster."""
+    """Return the host names of a cluster's nodes: `node-1`, `node-2` and so on."""
     return [f"node-{number}" for number in range(1, nodes + 1)]
 
 
@@ -81,19 +82,20 @@ def cluster_names(nodes: int) -> list[str]:
 def cluster(
     client: DockerClient, image: str, nodes: int, options: Callable[[int], Mapping[str, Any]] = lambda _: {}
 ) -> Iterator[tuple[Container, ...]]:
-    """Start containers of the image in a network of their own, called `node-1`, `node-2`, …
+    """Start containers of the image in their own network, with the host names `node-1`, `node-2` and so on.
 
-    sshd in each lets root and `mpiuser` in from every node, by a key that was made for this cluster and lies in memory.
-    `options` returns further arguments of the SDK's `containers.run` for a node, counted from 0. Raises CommandError if
-    the engine fails, NodesUnreachable if the nodes do not reach each other or have no ssh.
+    Each node runs sshd. The users root and `mpiuser` can log in from every node to every other with a key that is made
+    for this cluster and is only in memory. `options` returns additional arguments of the SDK's `containers.run` for
+    the node with this number, counted from 0. Raises CommandError if the engine fails, NodesUnreachable if the image
+    lacks ssh or the nodes cannot connect to each other.
     """
     network, names = f"imagebuild-{uuid.uuid4().hex[:12]}", cluster_names(nodes)
-    # Keys are neither in a layer nor on a disk.
+    # Keys are on a tmpfs, and so neither in a layer nor on a disk.
     keys = {f"{home}/.ssh": f"mode=0700,uid={uid},gid={uid}" for home, uid in HOMES.items()}
     with ExitStack() as stack:
         stack.callback(engine.remove_patiently, lambda: client.networks.get(network).remove())
         with engine.sdk_errors_explained(network):
-            # Nothing in it needs the world outside.
+            # Internal, as the nodes need no other network.
             client.networks.create(network, driver="bridge", internal=True, labels={engine.LABEL: "verify"})
         containers = []
         for number, name in enumerate(names):
@@ -103,18 +105,18 @@ def cluster(
             containers.append(stack.enter_context(started))
         key = _run(containers[0], "key")
         for node in containers:
-            # As an argument, every process of the machine could read the key.
+            # If the key were an argument, every process of the machine could read it.
             _run(node, "server", KEY=key)
         _run(containers[0], "reach", NODES=" ".join(names), TIMEOUT=str(NODES_TIMEOUT_S))
         yield tuple(containers)
 
 
 def _run(node: Container, script: str, **environment: str) -> str:
-    """Return what the script of this name prints in a node. Raises NodesUnreachable if it fails."""
+    """Run the script with this name in a node and return its output. Raises NodesUnreachable if the script fails."""
     argv = ("bash", "-euo", "pipefail", "-c", runner.shell_script(script))
     done = execute(node, argv, 2 * NODES_TIMEOUT_S, environment=environment)
     if done.status != 0:
-        raise NodesUnreachable(f"{node.name}: the nodes cannot be prepared: {done.output.strip()}")
+        raise NodesUnreachable(f"{node.name}: ssh between the nodes cannot be set up: {done.output.strip()}")
     return done.output.strip()
 
 
@@ -123,9 +125,9 @@ def _run(node: Container, script: str, **environment: str) -> str:
 
 @contextmanager
 def pulled(client: DockerClient, reference: str) -> Iterator[None]:
-    """Pull an image that the engine does not have; what was pulled goes with the context, if nothing else uses it.
+    """Pull an image if the engine does not have it, and remove it at the end of the context if it is not in use.
 
-    Raises CommandError if the engine fails.
+    An image that the engine had before is not removed. Raises CommandError if the engine fails.
     """
     is_new = False
     with engine.sdk_errors_explained(f"docker pull {reference}"):
@@ -145,10 +147,10 @@ def pulled(client: DockerClient, reference: str) -> Iterator[None]:
 
 @contextmanager
 def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
-    """Load an image from files into the engine's store. Yield a name of its own there, which goes with the context.
+    """Load an image from files into the engine's store. Yield its unique name there.
 
-    Of several platforms the engine's is loaded, or the first. Raises ResultError if the image cannot be read,
-    CommandError if the engine fails.
+    The image is removed at the end of the context. If it is for several platforms, the engine's platform is loaded, or
+    the first one. Raises ResultError if the image cannot be read, CommandError if the engine fails.
     """
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
@@ -158,17 +160,17 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
         layout = image.as_layout(Path(folder, "layout"))
         digests = [image.manifest.document["config"]["digest"], *(layer.digest or "" for layer in image.layers)]
         config, *layers = [layout.path(digest).relative_to(layout.folder).as_posix() for digest in digests]
-        # All engines read this, as `docker save` wrote it before it wrote layouts; not all read an index.
+        # All engines can load this old format of `docker save`; not all can load an OCI index.
         listed = json.dumps([{"Config": config, "RepoTags": [name], "Layers": layers}])
         (layout.folder / "manifest.json").write_text(listed)
-        # Layers are symbolic links in there.
+        # Layers are symbolic links in the layout.
         with room_explained(found.name), tarfile.open(fileobj=file, mode="w", dereference=True) as archive:
             for part in ("manifest.json", "blobs"):
                 archive.add(layout.folder / part, part)
         file.seek(0)
         try:
             with engine.sdk_errors_explained(f"docker load {found.name}"):
-                # Not by `client.images`, which then asks for the image by a name without its registry.
+                # `client.images.load` would then look for the image by a name without its registry.
                 for line in cast(Any, client.api).load_image(file):
                     if "error" in line:
                         raise CommandError(f"docker load {found.name}: {line['error']}")
@@ -181,9 +183,9 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
 # Sessions
 
 MAX_NODES = 8
-"""Nodes that a check may ask for."""
+"""Maximum number of nodes for a check."""
 REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|infiniband|capabilit", re.IGNORECASE)
-"""Words by which an engine says that it may not, or cannot, start a container with the given options."""
+"""Words in the error of an engine that cannot, or must not, start a container with certain options."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
 CDI = DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
 Options = dict[str, Any]
@@ -191,9 +193,10 @@ Options = dict[str, Any]
 
 
 def container_options(info: Mapping[str, Any]) -> list[Options]:
-    """Return options to start a container with, in the order to try them. `info` is the engine's description of itself.
+    """Return sets of options for a container, in the order in which to try them. `info` is the output of `docker info`.
 
-    Not every engine may set limits, and it is not known before whether there are GPUs and cards.
+    There are several sets, as some engines must not set limits, and as it is unknown whether the host has GPUs and
+    RDMA devices.
     """
     shared_memory = max(1 << 30, int(info.get("MemTotal") or 0) // 2)
     common: Options = {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
@@ -201,8 +204,8 @@ def container_options(info: Mapping[str, Any]) -> list[Options]:
     gpus = [GPU] if "nvidia" in (info.get("Runtimes") or {}) else []
     gpus += [CDI] if info.get("CDISpecDirs") else []
     return [
-        {**common, **limited, **with_gpus, **with_cards}
-        for limited, with_gpus, with_cards in product(
+        {**common, **limited, **with_gpus, **with_nics}
+        for limited, with_gpus, with_nics in product(
             ({"ulimits": limits}, {}),
             (*({"device_requests": [request]} for request in gpus), {}),
             ({"devices": ["/dev/infiniband:/dev/infiniband:rwm"]}, {}),
@@ -211,7 +214,10 @@ def container_options(info: Mapping[str, Any]) -> list[Options]:
 
 
 def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> Options:
-    """Return the options of a node, counted from 0, with GPUs of its own: NCCL takes none twice."""
+    """Return the options of a node, counted from 0, with GPUs that no other node uses.
+
+    NCCL refuses to use a GPU twice. Without GPUs, or with fewer GPUs than nodes, the options stay unchanged.
+    """
     share = gpus // nodes
     if not share or not options.get("device_requests"):
         return options
@@ -222,42 +228,48 @@ def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> 
 
 
 class DockerSession(Session):
-    """Run commands in a container of the image, and in more of them where a check needs several nodes."""
+    """A session in a container of the image, and in additional containers for checks that need several nodes."""
 
     def __init__(self, image: str, container: Container, options: Options, probe: Probe, stack: ExitStack) -> None:
         self.image, self.container, self.options = image, container, options
         self._stack = stack
         self._clusters: dict[int, tuple[ExitStack, Sequence[Container]]] = {}
-        why = {"slurm": "the docker runner does not use it", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
+        why = {"slurm": "the docker runner does not use Slurm", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in options:
             why["gpu"] = "the engine gives the container no GPU"
         nodes = MAX_NODES if {"ssh", "ssh-keygen", "sshd"} <= set(probe["tool"]) else 1
         super().__init__(probe, runner.surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
 
     def run(self, command: Command) -> Execution:
-        """Run a command in the container, or in a cluster if it needs several nodes. Raises CommandError."""
+        """Run a command in the container, or in a cluster if it needs several nodes.
+
+        Raises CommandError if the engine fails.
+        """
         container = self.container
         if command.nodes > 1:
             try:
                 container = self._cluster(command.nodes)[0]
             except CommandError as error:
-                problem = "the nodes did not start"
+                problem = "the containers of the nodes did not start"
                 return Execution(("docker", "run", self.image), None, str(error), 0.0, problem=problem)
         argv = ["docker", "exec", str(container.name)]
         execution = self.execution(command, partial(execute, container), argv, cluster_names(command.nodes))
         if execution.status is None and command.nodes > 1:
             self._clusters.pop(command.nodes)[0].close()
         elif execution.status is None:
-            # A restart ends everything that runs in the container, wherever it hides.
+            # A restart ends all processes in the container, including those that left the process group.
             with engine.sdk_errors_explained(f"docker restart {container.name}"):
                 container.restart(timeout=0)
         return execution
 
     def _cluster(self, nodes: int) -> Sequence[Container]:
-        """Return the containers of a cluster of this size; it is started once and used until a command is killed."""
+        """Return the containers of a cluster with this number of nodes.
+
+        The cluster is started once, and reused until a command is killed for exceeding its time limit.
+        """
         if nodes not in self._clusters:
             client = self.container.client
-            assert client, "a container that was started has the client that started it"
+            assert client, "a started container has a client"
             options = partial(with_share_of_gpus, self.options, nodes=nodes, gpus=self.surroundings.gpus)
             own = self._stack.enter_context(ExitStack())
             self._clusters[nodes] = (own, own.enter_context(cluster(client, self.image, nodes, options)))
@@ -268,9 +280,9 @@ class DockerSession(Session):
 def docker_session(
     client: DockerClient | None, reference: str | None, found: FoundImage | None
 ) -> Iterator[DockerSession]:
-    """Start a container of the image with this reference in the client's engine, or of the one that was found in files.
+    """Start a container of an image, which is in the client's engine (`reference`) or in files (`found`).
 
-    Raises CannotRun without an engine, or if the image lacks what a container needs, CommandError if the engine fails.
+    Raises CannotRun if there is no engine or the image lacks a shell or `sleep`, CommandError if the engine fails.
     """
     try:
         client = client or engine.connect_engine(engine.find_engine())
@@ -278,7 +290,7 @@ def docker_session(
         raise CannotRun(str(error)) from None
     with ExitStack() as stack:
         if reference is None:
-            assert found, "an image is in the engine's store, or its files are found"
+            assert found, "an image that is not in the engine's store is in files"
             reference = stack.enter_context(loaded(client, found))
         with engine.sdk_errors_explained("docker info"):
             possible = container_options(client.info())
@@ -291,6 +303,6 @@ def docker_session(
                     raise CannotRun(str(error)) from None
         try:
             probe = runner.run_probe(partial(execute, container), reference)
-        except CommandError as error:  # such as: the container has ended, because it has no `sleep`
+        except CommandError as error:  # for example, the container ended because the image has no `sleep`
             raise CannotRun(f"checks need a shell and `sleep` in the image: {error}") from None
         yield DockerSession(reference, container, options, probe, stack)

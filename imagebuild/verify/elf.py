@@ -1,4 +1,4 @@
-"""Read ELF files and the GPU code in them, and find what glibc's loader would load. Pure."""
+"""Read ELF files and the GPU code in them, and find the libraries that glibc's loader would load. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from imagebuild.core.fields import CPUS
 from imagebuild.verify.files import Elf, GpuCode, Tree
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
-"""Sections with fat binaries: of programs and libraries, and of device code that is linked later."""
+"""Names of sections with fat binaries: of linked device code, and of relocatable device code."""
 FATBIN_MAGIC = 0xBA55ED50
 HEADER = struct.Struct("<IHHQ")
-"""Header of a fat binary: magic, version, its own size, bytes that follow it."""
+"""Header of a fat binary: magic number, version, size of the header, number of bytes after the header."""
 PART = struct.Struct("<HHIQ12xI8xQ")
-"""Header of a part: kind, version, its own size, bytes that follow it, capability, flags; more follows."""
+"""Start of a part's header: kind, version, size of the header, number of bytes after it, capability, flags."""
 PTX, CODE = 1, 2
 SUFFIXES = ((1 << 20, "a"), (1 << 21, "f"))
-"""Flag → suffix of code for this chip alone, and for its family."""
+"""Flags of a part with the suffix of its capability: `a` for code that runs only on this architecture, `f` for code
+that runs on its family."""
 ALIGNMENT = 8
 
 
 def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
-    """Return the parts of all fat binaries in a section. Raises ValueError where their sizes contradict each other."""
+    """Return the parts of all fat binaries in a section. Raises ValueError if the sizes in the headers are wrong."""
     parts: set[GpuCode] = set()
     end = offset + size
     while offset + HEADER.size <= end:
@@ -40,7 +41,7 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
         magic, _, header, length = HEADER.unpack(file.read(HEADER.size))
         if magic != FATBIN_MAGIC:
             if magic:
-                raise ValueError(f"no fat binary at {offset:#x}, but {magic:#010x}")
+                raise ValueError(f"no fat binary at {offset:#x}: the magic number is {magic:#010x}")
             offset += ALIGNMENT  # padding
             continue
         offset += header
@@ -62,17 +63,17 @@ def gpu_code(file: IO[bytes], offset: int, size: int) -> frozenset[GpuCode]:
 
 MAGIC = b"\x7fELF"
 VERSION_IS_WEAK = 2
-"""Flag of a version that may be absent."""
+"""Flag of a needed symbol version that the library may lack."""
 TAGS = {"DT_SONAME": "soname", "DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
-"""Tag of the dynamic segment → name of its value."""
+"""Maps each tag of the dynamic segment to the name of its value."""
 
 
 class NotElf(Exception):
-    """Report a file that begins like an ELF file, but whose tables cannot be read."""
+    """The error for a file that begins like an ELF file, but whose tables cannot be read."""
 
 
 def read(file: IO[bytes]) -> Elf:
-    """Return what the loader reads of a file. Raises NotElf."""
+    """Read an ELF file. Raises NotElf if its tables cannot be read."""
     try:
         return _read(file)
     except (ELFError, struct.error, ValueError, KeyError, IndexError, TypeError, AttributeError,
@@ -95,7 +96,7 @@ def _read(file: IO[bytes]) -> Elf:
                 text = getattr(tag, name)
                 lists[name] += text.split(":") if name.endswith("path") else [text]
     gpu: set[GpuCode] = set()
-    # Images are for machines of 64 bits that are little-endian; of other files nothing more is asked.
+    # Images are for 64-bit little-endian machines. Nothing more is needed about files for other machines.
     for section in elf.iter_sections() if loadable and elf.elfclass == 64 and elf.little_endian else ():
         if isinstance(section, GNUVerNeedSection):
             values["wants"] = tuple(
@@ -112,25 +113,25 @@ def _read(file: IO[bytes]) -> Elf:
 
 
 DRIVER = re.compile(r"^lib(cuda|cudadebugger|nvcuvid|nvoptix|nvidia-[\w-]+)\.so(\.|$)")
-"""Libraries of the driver, which the container runtime mounts."""
+"""Names of the NVIDIA driver's libraries, which the container runtime mounts."""
 MACHINES: Mapping[str, int] = {"amd64": 62, "arm64": 183}
-"""Architecture → `e_machine` of its ELF files."""
+"""Maps each architecture to `e_machine`, the number of the machine in an ELF header."""
 TRIPLETS = {MACHINES[arch]: f"{cpu}-linux-gnu" for arch, cpu in CPUS.items()}
-"""Machine → name of the folders where Debian's loader looks first."""
+"""Maps each `e_machine` to Debian's multiarch name, the folder in /lib and /usr/lib that the loader searches first."""
 CACHE = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = struct.Struct("<I24x"), struct.Struct("<iIIIQ")
 
 
 @dataclass
 class Closure:
-    """List what a program or library loads, and what it lacks."""
+    """The libraries that a program or library loads, directly and indirectly, and those that it lacks."""
 
     libraries: dict[str, str | None] = field(default_factory=dict)
-    """Name as needed → path; None for a library that is not found."""
+    """Maps each needed name to the library's path, or to None if the library is not found."""
     missing: list[tuple[str, str]] = field(default_factory=list)
-    """Path of the file that needs a library, and the name that was not found."""
+    """Pairs: path of a file that needs a library, and the library's name, which was not found."""
     versions: list[tuple[str, str, str]] = field(default_factory=list)
-    """Path of the file that needs a version of symbols, path of the library that lacks it, and the version."""
+    """Triples: path of a file that needs a symbol version, path of the library that lacks it, and the version."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,9 @@ class _LoadedFile:
     path: str
     elf: Elf
     origin: str
-    """Folder that `$ORIGIN` stands for."""
+    """Value of `$ORIGIN` for this file."""
     loader_rpath: tuple[str, ...] = ()
-    """Folders in the RPATH of what loads it."""
+    """Folders in the RPATHs of the files that lead to this one."""
 
     @property
     def rpath(self) -> tuple[str, ...]:
@@ -152,7 +153,7 @@ class _LoadedFile:
 
 
 class Loader:
-    """Find libraries as glibc's loader does in an image with these variables."""
+    """Search for libraries in an image as glibc's loader does, with the image's environment variables."""
 
     def __init__(self, tree: Tree, env: Mapping[str, str]) -> None:
         self._tree = tree
@@ -160,14 +161,17 @@ class Loader:
         self._found: dict[tuple[str, int], str | None] = {}
 
     def folders(self, machine: int) -> list[str]:
-        """Return the folders of libraries that are found by name alone: LD_LIBRARY_PATH, the cache's, the defaults."""
+        """Return the folders in which the loader finds any library by its name.
+
+        These are the folders in LD_LIBRARY_PATH, those in `/etc/ld.so.cache`, and the default folders.
+        """
         cached = [path.rpartition("/")[0] for paths in self.cache.values() for path in paths]
         every = [part.strip("/") for part in self._library_path] + cached + self._defaults(machine)
         return list(dict.fromkeys(path for part in every if (path := self._tree.resolve(part)) is not None))
 
     @cached_property
     def cache(self) -> dict[str, list[str]]:
-        """Return name → paths by `/etc/ld.so.cache`; empty if there is none that can be read."""
+        """Maps each library's name to its paths in `/etc/ld.so.cache`; empty if that file is missing or unreadable."""
         entry = self._tree.find("etc/ld.so.cache")
         text = ((entry and entry.text) or b"").partition(CACHE)[2]
         paths: dict[str, list[str]] = {}
@@ -180,9 +184,9 @@ class Loader:
         return paths
 
     def closure(self, path: str) -> Closure:
-        """Return what is loaded for a program or library."""
+        """Return the libraries that are loaded for a program or library."""
         result = Closure()
-        # `$ORIGIN` of a program is the folder that links lead to; that of a library is the folder it was found in.
+        # For a program, symlinks are followed before `$ORIGIN` is set; for a library, they are not.
         root = self._loaded(path, self._tree.resolve(path) or path)
         loaded = {root.path: root}
         sonames = {root.elf.soname or root.path: root}
@@ -205,7 +209,7 @@ class Loader:
                     sonames.setdefault(soname, loaded[real])
         for file in queue:
             for name, versions in file.elf.wants:
-                # A library without any version satisfies all, with a warning.
+                # glibc only warns if a library defines no symbol versions at all.
                 if (definer := sonames.get(name)) and definer.elf.offers:
                     lacking = (version for version in versions if version not in definer.elf.offers)
                     result.versions += [(file.path, definer.path, version) for version in lacking]
@@ -217,7 +221,7 @@ class Loader:
         return _LoadedFile(path, entry.elf, f"/{place.rpartition('/')[0]}", loader_rpath)
 
     def _search(self, name: str, by: _LoadedFile) -> str | None:
-        """Return the path of a library that `by` needs, in the order in which glibc looks."""
+        """Return the path of a library that `by` needs, searched in glibc's order; None if it is not found."""
         if "/" in name:
             return self._fits(by.expand(name), by.elf)
         own = () if by.elf.runpath else by.rpath
@@ -232,7 +236,7 @@ class Loader:
         return self._found[key]
 
     def _fits(self, path: str, by: Elf) -> str | None:
-        """Return the path if there is a library that this file can load."""
+        """Return the path if a library for the machine of `by` exists there; otherwise None."""
         path = path.strip("/")
         entry = self._tree.find(path)
         return path if entry and entry.elf and entry.elf.machine == by.machine else None
@@ -243,6 +247,6 @@ class Loader:
 
 
 def _string(text: bytes, start: int) -> str:
-    """Return a text of the cache; its places are counted from the header's magic."""
+    """Return the null-terminated string at an offset of the cache, which counts from the magic number."""
     start -= len(CACHE)
     return text[start : text.index(b"\0", start)].decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Describe the files of an image: members of layers, and the merged tree that a container sees. Pure."""
+"""The files of an image: the members of each layer, and the merged tree that a container sees. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FileKind = Literal["file", "folder", "symlink", "hardlink", "device"]
 
 @dataclass(frozen=True, slots=True)
 class GpuCode:
-    """Describe a part of a fat binary: code for GPUs, or PTX that the driver compiles."""
+    """One part of a fat binary: machine code for one GPU architecture, or PTX, which the driver compiles."""
 
     kind: Literal["code", "ptx"]
     capability: str
@@ -23,79 +23,82 @@ class GpuCode:
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """Hold what the loader reads of an ELF file, and the GPU code in it."""
+    """The fields of an ELF file that the dynamic loader reads, and the GPU code in the file."""
 
     machine: int
     """`e_machine` of the header."""
     loadable: bool
-    """Whether it is a program or a library, not an object file or a core dump."""
+    """Whether the file is a program or a shared library, and not an object file or a core dump."""
     interpreter: str | None = None
     soname: str | None = None
     needed: tuple[str, ...] = ()
     rpath: tuple[str, ...] = ()
     runpath: tuple[str, ...] = ()
     wants: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Library → versions of symbols that it must define."""
+    """Pairs of a library's name and the symbol versions that this file needs from the library."""
     offers: tuple[str, ...] = ()
-    """Versions of symbols that this file defines."""
+    """Symbol versions that this file defines."""
     gpu: tuple[GpuCode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Describe a member of a layer."""
+    """A member of a layer's archive."""
 
     path: str
-    """Path without a slash at either end."""
+    """Path without a leading or trailing slash."""
     kind: FileKind
     mode: int
     target: str = ""
-    """Target of a link: of a symlink as written, of a hard link a path like `path`."""
+    """Target of a link: as written for a symlink, in the form of `path` for a hard link."""
     layer: int = 0
-    """Number of its layer, from 0 for the lowest."""
+    """Number of the layer that contains the entry; 0 is the lowest layer."""
     capabilities: bool = False
-    """Whether it has capabilities of the kernel, which work like setuid."""
+    """Whether the file has Linux capabilities, which give a program privileges as setuid does."""
     elf: Elf | None = None
     broken: str = ""
-    """Why a file that begins like an ELF file cannot be read as one."""
+    """Why a file with the magic number of ELF cannot be read as an ELF file; empty for all other files."""
     text: bytes | None = None
-    """Content of the few files whose text rules need."""
+    """Content of the file, for the few files whose text the rules need."""
     sha256: str = ""
-    """Hash of the content, of files by which an image can be recognised."""
+    """Hash of the content, for files that can identify an image; empty for other files."""
     secrets: tuple[str, ...] = ()
-    """Kinds of secrets that it holds."""
+    """Kinds of secrets that the file contains."""
     certificates: tuple[str, ...] = ()
-    """Digests of the certificates in it."""
+    """Digests of the certificates in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Hold a layer that was read."""
+    """The content of a layer."""
 
     entries: tuple[FileEntry, ...]
     stored: int
-    """Size in bytes, as stored."""
+    """Size in bytes as stored, usually compressed."""
     compression: Compression
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Describe something that a rule objects to."""
+    """A fault, or a fact worth knowing, that a rule found in an image."""
 
     subject: str
-    """Path, or name of what is wrong: what a waiver names."""
+    """Path, label, environment variable or other name that the finding is about. Waivers refer to it."""
     text: str
     note: bool = False
-    """Whether it is worth knowing but no fault."""
+    """Whether the finding is only for information, and not a fault."""
     layer: int | None = None
-    """Number of the layer that it is about, from 0, where the subject does not say it."""
+    """Number of the layer that the finding is about, counted from 0. None: the layer of the file in `subject`."""
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.text}"
 
 
 class Tree:
-    """Merge layers to the files of a container. Paths have no slash at either end; the root is the empty path."""
+    """The files that a container sees, merged from layers.
+
+    Paths have no leading or trailing slash; the root is the empty path.
+    """
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         self._entries: dict[str, FileEntry] = {}
@@ -104,13 +107,13 @@ class Tree:
             parts = [(entry, *entry.path.rpartition("/")[::2]) for entry in layer.entries]
             # A layer removes only files of layers below it.
             for _, folder, name in parts:
-                # What stands behind links in a circle removes nothing.
+                # A whiteout whose folder is behind circular links removes nothing.
                 if name.startswith(WHITEOUT) and (real := self._follow(folder)) is not None:
                     for child in self.names(real) if name == OPAQUE else [name.removeprefix(WHITEOUT)]:
                         self._remove(f"{real}/{child}".lstrip("/"))
             for entry, folder, name in parts:
                 if not name.startswith(WHITEOUT):
-                    # The folder may be a symlink of a lower layer, as /lib is; the entry itself is taken as it is.
+                    # The folder may be a symlink in a lower layer, as /lib is. The entry itself is not followed.
                     path = f"{self._folder(folder)}/{name}".lstrip("/")
                     self._put(replace(entry, path=path))
 
@@ -118,7 +121,7 @@ class Tree:
         return iter(self._entries.values())
 
     def get(self, path: str) -> FileEntry | None:
-        """Return the entry of a path; links are not followed."""
+        """Return the entry at a path without following links."""
         return self._entries.get(path)
 
     def names(self, path: str) -> list[str]:
@@ -126,17 +129,17 @@ class Tree:
         return sorted(self._names.get(path, ()))
 
     def resolve(self, path: str) -> str | None:
-        """Return the path that symlinks lead to; None if it does not exist or they form a circle."""
+        """Return the path after following all symlinks; None if it does not exist or the links are circular."""
         real = self._follow(path)
         return real if real == "" or real in self._entries else None
 
     def find(self, path: str) -> FileEntry | None:
-        """Return the entry that a program gets when it opens the path."""
+        """Return the entry that a program gets when it opens the path, after following all symlinks."""
         real = self._follow(path)
         return None if real is None else self._entries.get(real)
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the existing paths that a shell pattern names; symlinks to folders are followed."""
+        """Return the existing paths that match a shell pattern; symlinks to folders are followed."""
         paths = [""]
         for part in pattern.strip("/").split("/"):
             is_glob = any(character in part for character in "*?[")
@@ -149,7 +152,7 @@ class Tree:
         return sorted(paths)
 
     def _follow(self, path: str) -> str | None:
-        """Return where a path leads, whether or not anything is there; None if links form a circle."""
+        """Return the path after following symlinks, even if nothing exists there; None if the links are circular."""
         rest, done, links = path.split("/")[::-1], "", 0
         while rest:
             part = rest.pop()
@@ -161,14 +164,14 @@ class Tree:
                 done = "" if entry.target.startswith("/") else done
                 rest += entry.target.split("/")[::-1]
                 links += 1
-                if links > 40:  # as many as the kernel follows in one path
+                if links > 40:  # the limit of the Linux kernel for one path
                     return None
             elif part not in ("", "."):
                 done = here
         return done
 
     def _folder(self, path: str) -> str:
-        """Return the folder that a path leads to; it is added if a layer left it out."""
+        """Return a folder's path after following symlinks; add the folder if no layer contains an entry for it."""
         real = self._follow(path)
         if real is None:
             return path

@@ -1,4 +1,4 @@
-"""Read layers once, several at a time: keep what rules need of their files, and look for secrets."""
+"""Read layers in parallel, each only once: keep the facts about files that rules need, and search for secrets."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from imagebuild.verify import elf
 from imagebuild.verify.files import FileEntry, FileKind, Layer
 
 OVERLAP = 16 << 10
-"""Bytes that are searched again with the next piece: more than any secret or certificate is long."""
+"""Number of bytes of a piece that are searched again with the next one. Every secret or certificate is shorter."""
 FEWEST_DIFFERENT = 8
-"""Least number of different characters in a random token; tokens in examples mostly repeat a letter."""
+"""Minimum number of different characters in a real token. Tokens in examples usually repeat one letter."""
 PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8"))
-"""What the checks of an image's files look for."""
+"""Regular expressions for forbidden paths, kinds of paths and secrets."""
 PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]{64,}?)-----END CERTIFICATE-----")
 SECRETS = [
     (s["kind"], [t.encode() for t in s["texts"]], re.compile(s["pattern"].encode())) for s in PATTERNS["secrets"]
@@ -39,12 +39,16 @@ ADDRESS = "address with a password"
 
 
 def is_a(kind: str, path: str) -> bool:
-    """Return whether a path is one of a kind in the patterns."""
+    """Return whether a path is of this kind, a key of `paths` in patterns.yaml."""
     return bool(re.search(PATTERNS["paths"][kind], path))
 
 
 def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> set[str]:
-    """Return the kinds of secrets in a text; in data that are not text, private keys alone are looked for."""
+    """Return the kinds of secrets in some data.
+
+    Binary data are searched only for private keys. With `settings`, text is also searched for addresses with a
+    password.
+    """
     found = {
         kind
         for kind, texts, expression in SECRETS
@@ -56,7 +60,7 @@ def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> 
 
 
 def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[str]]:
-    """Return the kinds of secrets in a file, and digests of its certificates."""
+    """Return the kinds of secrets in a file, and the digests of its certificates."""
     secrets, certificates = set[str](), set[str]()
     tail, binary = b"", None
     for piece in pieces:
@@ -71,11 +75,11 @@ def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[st
 
 
 HASHED_SIZE = 4 << 20
-"""Size in bytes above which no hash is made of a file; smaller files distinguish images as well."""
+"""Maximum size in bytes of a file that is hashed to identify an image. Smaller files distinguish images as well."""
 IN_MEMORY = 32 << 20
-"""Bytes of an ELF file above which it is copied to a temporary file: it is not read from front to back."""
+"""Maximum size in bytes of an ELF file that is parsed in memory. A larger file is parsed from a temporary file."""
 WORTH_A_PROCESS = 16 << 20
-"""Bytes of all layers below which starting processes takes longer than reading."""
+"""Total size of the layers in bytes below which one process reads them faster than several, which must be started."""
 KINDS: Mapping[bytes, FileKind] = {
     tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "hardlink",
     tarfile.CHRTYPE: "device", tarfile.BLKTYPE: "device",
@@ -83,7 +87,7 @@ KINDS: Mapping[bytes, FileKind] = {
 
 
 def scan(blob: Blob, number: int) -> Layer:
-    """Read a layer. Raises ResultError if it cannot be read, or does not have its digest."""
+    """Read a layer. Raises ResultError if it cannot be read or does not match its digest."""
     entries = []
     with layer_members(blob) as members:
         for archive, member, path in members:
@@ -102,33 +106,37 @@ def scan(blob: Blob, number: int) -> Layer:
 
 @doing("reading layers")
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
-    """Read all layers, in as many processes as there are CPUs. Raises ResultError as `scan` does."""
+    """Read all layers in parallel. Raises ResultError as `scan` does.
+
+    `workers` is the number of processes. Default: the number of available CPUs.
+    """
     workers = min(workers or len(os.sched_getaffinity(0)), len(blobs))
     if workers < 2 or sum(blob.size for blob in blobs) < WORTH_A_PROCESS:
         return tuple(map(scan, blobs, count()))
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    context = multiprocessing.get_context("spawn")  # a forked copy of a process with threads may hang
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_at_once) as pool:
         try:
             return tuple(pool.map(scan, blobs, count()))
         except BrokenProcessPool:
             raise ResultError(
-                f"{blobs[0].file}: a process that read a layer was killed; give this machine more memory"
+                f"{blobs[0].file}: a process that read a layer was killed, probably for lack of memory; "
+                "run the command on a machine with more memory"
             ) from None
         except BaseException:
-            # Do not wait until a large layer is read.
+            # Do not wait for a process that reads a large layer.
             for child in multiprocessing.active_children():
                 child.terminate()
             raise
 
 
 def _end_at_once() -> None:
-    """Let Ctrl-C, which reaches all processes, end a process that reads: it has nothing to tidy up."""
+    """Let SIGINT and SIGTERM end a worker process immediately, as it has nothing to clean up."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
-    """Return what a FileEntry says about the content of a file."""
+    """Return the fields of a FileEntry that describe the content of a file."""
     first = content.read(CHUNK)
     pieces: Iterator[bytes] = chain([first], iter(lambda: content.read(CHUNK), b""))
     sha256 = ""
@@ -136,7 +144,7 @@ def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
         pieces = iter([whole := b"".join(pieces)])
         sha256 = hashlib.sha256(whole).hexdigest()
     if first.startswith(elf.MAGIC):
-        # Not searched for secrets: crypto libraries contain keys for tests, and nobody compiles a real one in.
+        # Not searched for secrets: crypto libraries contain test keys, and nobody compiles a real key into a program.
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
             for piece in pieces:
                 copy.write(piece)

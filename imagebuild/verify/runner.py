@@ -1,4 +1,7 @@
-"""Run commands in an image that is ready for them, or by a prefix: `exec:'srun …'`, `exec:'ssh node'`, `exec:env`."""
+"""Run commands in an image: the base class of all runners, and the runner `exec:PREFIX`.
+
+The prefix is a command that leads to the image, such as `srun --container-image=…`, `ssh node` or `env`.
+"""
 
 from __future__ import annotations
 
@@ -17,45 +20,45 @@ from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import Finished
 
 EXEC = "exec:"
-"""Beginning of the names of runners that a prefix leads to."""
+"""Start of the name of a runner that puts a prefix before every command."""
 
 
 class CannotRun(CommandError):
-    """Report that this runner can run nothing in this image: for example, it has no shell."""
+    """The error if a runner cannot run any command in an image, for example because the image has no shell."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Describe what `bash -euo pipefail -c` runs in the image."""
+    """A script that `bash -euo pipefail -c` runs in the image, and the conditions under which it runs."""
 
     script: str
     user: str = "root"
     timeout_s: float = 60
     environment: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
-    """It runs on the first and finds all names in `IMAGEBUILD_NODES`, separated by blanks; the others answer ssh to
-    `user` without a password."""
+    """Number of nodes. The script runs on the first one. `IMAGEBUILD_NODES` contains the names of all nodes, separated
+    by blanks, and `user` can log in to each node by ssh without a password."""
     ranks: int = 1
     """Number of processes that srun starts together."""
     log: Path | None = None
-    """File for the whole output; without it, only the end is kept."""
+    """File for the complete output. None: only the end of the output is kept."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Hold the outcome of a command."""
+    """The outcome of a command."""
 
     argv: tuple[str, ...]
-    """Command line as someone would type it, without secrets."""
+    """Command line as a person would type it, without secrets."""
     status: int | None
-    """None if the command was killed or could not be started."""
+    """Exit status; None if the command was killed or could not be started."""
     output: str
-    """End of standard output and standard error together, also of a command that was killed."""
+    """The end of standard output and standard error together, also if the command was killed."""
     seconds: float
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the command was given, without secrets."""
+    """Environment variables of the command, without secrets."""
     problem: str = ""
-    """What went wrong, other than the time limit: no such user, or nodes that did not start."""
+    """Why the command could not be started, such as a user that the image lacks; empty if it was started."""
 
     @property
     def timed_out(self) -> bool:
@@ -63,24 +66,24 @@ class Execution:
         return self.status is None and not self.problem
 
 
-# What a host has
+# Facts about the host
 
 PROBE_TIMEOUT_S = 60
 FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
-"""Names of the probe's facts that are kept as they are."""
+"""Names of the probe's facts that are copied into the results unchanged."""
 Probe = Mapping[str, Sequence[str]]
-"""Name of a fact → its values."""
+"""Maps the name of each fact that the probe printed to its values."""
 Start = Callable[[Sequence[str], float, Path | None], Finished]
-"""Runs a program for at most so many seconds, with a log of its output, and returns how it ended."""
+"""Runs a program with a time limit in seconds and a log file for its output, and returns how the program ended."""
 
 
 def shell_script(name: str) -> str:
-    """Return the text of a script that is run in images."""
+    """Return the text of the script `templates/NAME.sh`, which runs in images."""
     return (Path(__file__).with_name("templates") / f"{name}.sh").read_text(encoding="utf-8")
 
 
 def read_probe(output: str) -> Probe | None:
-    """Read what the probe printed, whatever else was printed between. Return None if it did not reach its end."""
+    """Read the facts in the probe's output, and skip all other lines. Return None if the output is incomplete."""
     probe: dict[str, list[str]] = defaultdict(list)
     for line in output.splitlines():
         name, _, value = line.partition("imagebuild-probe:")[2].partition("=")
@@ -90,30 +93,34 @@ def read_probe(output: str) -> Probe | None:
 
 
 def run_probe(start: Start, name: str) -> Probe:
-    """Find out what there is. Raises CommandError, with the runner's or the image's name, if nothing can be run."""
+    """Run the probe, which prints facts about the host and the image.
+
+    Raises CommandError if nothing can be run; `name` is the runner or the image that the message names.
+    """
     done = start(("sh", "-c", shell_script("probe")), PROBE_TIMEOUT_S, None)
     probe = read_probe(done.output)
     if probe is None:
-        how = "did not end" if done.status is None else f"ended with {done.status}"
+        how = "did not end" if done.status is None else f"ended with exit status {done.status}"
         raise CommandError(f"{name}: the first command {how} and printed: {done.output.strip()[-500:] or 'nothing'}")
     return probe
 
 
 def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Surroundings:
-    """Return what checks may need, with the nodes and Slurm that the runner knows of.
+    """Return the surroundings of checks: GPUs, RDMA, nodes and Slurm, with reasons for those that are absent.
 
-    `why` gives the runner's reasons for what may be absent: `gpu`, `nodes`, `slurm`.
+    The runner provides `nodes` and `slurm`. Its reasons in `why`, for `gpu`, `nodes` or `slurm`, are used if these are
+    absent.
     """
     first = {name: values[0] for name, values in probe.items() if values}
-    # What a launcher prints between may have cut a line in two.
+    # Output of a launcher may have split a line of the probe.
     gpus = int(first["gpus"]) if first.get("gpus", "").isdigit() else 0
-    no_gpu = "nvidia-smi lists no GPU" if "nvidia-smi" in probe["tool"] else "no nvidia-smi, which a driver brings"
+    no_gpu = "nvidia-smi lists no GPU" if "nvidia-smi" in probe["tool"] else "no nvidia-smi, a part of the driver"
     absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
     reasons = {name: reason for name, reason in {"gpu": no_gpu, **why}.items() if absent[name]}
     if not probe["port"]:
-        reasons["rdma"] = "no port in /sys/class/infiniband"
+        reasons["rdma"] = "no RDMA port in /sys/class/infiniband"
     elif not any("ACTIVE" in port for port in probe["port"]):
-        reasons["rdma"] = "no port is active"
+        reasons["rdma"] = "no RDMA port is active"
     elif not probe["verbs"]:
         reasons["rdma"] = "no /dev/infiniband/uverbs* in the container"
     return Surroundings(
@@ -128,9 +135,9 @@ def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: 
 GRACE_S = 5
 """Seconds between SIGTERM and SIGKILL."""
 LATE = (124, 137)
-"""Exit statuses of `timeout` for a command that exceeded its time limit: ended by SIGTERM, or by SIGKILL."""
-# `timeout` makes a group of processes, which ends with the command: what it started in the background, too.
-# The exit status is the script's, or one of LATE.
+"""Exit statuses of `timeout` if the command exceeded its time limit and was ended by SIGTERM or SIGKILL."""
+# `timeout` makes a process group, so that background processes end with the command, too.
+# The exit status is that of the script, or one of LATE.
 _WRAPPER = """\
 exec 2> /dev/null
 {account}cd /
@@ -144,10 +151,10 @@ exit "$status"
 
 
 class Session(ABC):
-    """Run commands in an image that is ready for them."""
+    """A place where commands run in an image."""
 
     starts_image = True
-    """Whether the image that was named runs itself; if not, that has to be proven."""
+    """Whether the session itself starts the named image. If not, a check must prove that the image runs there."""
 
     def __init__(self, probe: Probe, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -155,7 +162,7 @@ class Session(ABC):
         self.is_root = "0" in probe["uid"]
 
     def obstacle(self, command: Command) -> str:
-        """Return why this command cannot run here at all; empty if it can."""
+        """Return why this command cannot run here; empty if it can."""
         changes_user = command.user != self.surroundings.user
         if changes_user and not self.is_root:
             return f"needs the user {command.user}; commands run as {self.surroundings.user} here"
@@ -164,10 +171,16 @@ class Session(ABC):
 
     @abstractmethod
     def run(self, command: Command) -> Execution:
-        """Run a command. A non-zero status is a result; raises CommandError if the runner itself fails."""
+        """Run a command and return its outcome, also if its exit status is not 0.
+
+        Raises CommandError if the runner itself fails.
+        """
 
     def execution(self, command: Command, start: Start, argv: Iterable[str], nodes: Sequence[str]) -> Execution:
-        """Run a command's script under its time limit by `start`; `argv` is what people type before bash."""
+        """Run a command's script by `start`, with the command's time limit.
+
+        `argv` is the beginning of the command line that the outcome shows: the words before `bash`.
+        """
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
         if command.nodes > 1:
             environment["IMAGEBUILD_NODES"] = " ".join(nodes[: command.nodes])
@@ -199,25 +212,27 @@ class Session(ABC):
 # Prefixes
 
 JOINING = frozenset({"dbclient", "rsh", "slogin", "ssh"})
-"""Launchers that join their arguments with blanks and give the line to a shell on the other side."""
+"""Launchers that join their arguments with blanks, and pass the line to a shell on the remote host."""
 CONNECT_S = 30
-"""Seconds on top of a command's time limit, in which the launcher starts it: a connection, a container, a queue."""
+"""Additional seconds for a launcher to start a command: to connect, to start a container, or to wait in a queue."""
 STOP_S = 20
 
 
 def read_prefix(text: str) -> list[str]:
-    """Return the words of what follows `exec:`. Raises ConfigError if there are none, or if quotes do not match."""
+    """Split the prefix of `exec:PREFIX` into words. Raises ConfigError if it is empty or its quotes do not match."""
     try:
         prefix = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"--runner exec:{text}: {error}; quote the prefix as a shell does") from None
+        raise ConfigError(f"--runner exec:{text}: {error}; quote the prefix as in a shell") from None
     if not prefix:
-        raise ConfigError("--runner exec: needs a prefix; `exec:env` runs checks here, inside a container already")
+        raise ConfigError(
+            "--runner exec: the prefix is missing; use `exec:env` if you run imagebuild inside a container of the image"
+        )
     return prefix
 
 
 def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """Return the command line that makes `argv` arrive unchanged: quoted once for every shell on the way."""
+    """Return the command line that runs `argv` behind the prefix, quoted once for every shell on the way."""
     words = list(argv)
     for word in prefix:
         if PurePath(word).name in JOINING:
@@ -226,27 +241,28 @@ def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
 
 
 def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
-    """Return a prefix that has an srun with the options for ranks that find each other by PMIx."""
+    """Add the options to the prefix's srun that start this number of ranks, which find each other by PMIx."""
     after = [PurePath(word).name for word in prefix].index("srun") + 1
     options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
     return [*prefix[:after], *options, *prefix[after:]]
 
 
 class ExecSession(Session):
-    """Run commands where a prefix leads."""
+    """A session in which a prefix, such as `ssh node`, leads to the image."""
 
     starts_image = False
 
     def __init__(self, prefix: Sequence[str], hosts: Sequence[str] = ()) -> None:
-        """Find out what is there. `hosts` are nodes of checks that use several; the prefix leads to the first.
+        """Probe the place that the prefix leads to.
 
-        Raises CommandError if nothing can be run there.
+        `hosts` are the nodes for checks that need several; the prefix leads to the first one. Raises CommandError if
+        nothing can be run there.
         """
         self.prefix = prefix
         self.starts_ranks = any(PurePath(word).name == "srun" for word in prefix)
         name = f"{EXEC}{shlex.join(console.redacted_arguments(prefix))}"
         probe = run_probe(self._start, f"--runner {name}")
-        why = {"slurm": "no srun in the prefix", "nodes": "--hosts names no nodes"}
+        why = {"slurm": "the prefix contains no srun", "nodes": "--hosts does not name several nodes"}
         self.nodes = tuple(hosts or " ".join(probe["hostlist"]).split() or ["localhost"])
         super().__init__(probe, surroundings_of(probe, name, nodes=len(self.nodes), slurm=self.starts_ranks, why=why))
 
@@ -263,8 +279,8 @@ class ExecSession(Session):
                 status = done.status
                 return done
             finally:
-                # The end of the launcher may have left the command running on the other side; srun's ends it, and
-                # another srun would lead to another place.
+                # If the launcher ends, the command may go on running on the remote host. srun is different: it ends
+                # the command, and another srun could start elsewhere.
                 if status is None and not self.starts_ranks:
                     self._start(["bash", "-c", shell_script("stop"), "stop", token[:16], token[16:]], STOP_S, None)
 

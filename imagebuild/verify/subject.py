@@ -1,4 +1,4 @@
-"""Find the image that is meant by a tag, a digest, a target's id, a layout or an archive."""
+"""Find the image that a tag, a digest, a target's id, a layout or an archive refers to."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from imagebuild.project.records import BuildResult
 
 @dataclass(frozen=True)
 class Subject:
-    """Describe an image to verify, as far as it is known."""
+    """The known facts about an image that is to be verified."""
 
     name: str
-    """Name that was asked for, or the tag of a target."""
+    """The requested name; for a target, its tag."""
     digest: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     target: Target | None = None
     found: FoundImage | None = None
-    """The image, for those who read its files; None if it was not found."""
+    """The image with its files; None if its files were not found."""
     reference: str | None = None
-    """Name in the engine's store; None for an image that is not there."""
+    """The image's name in the engine's store; None if the image is not in the store."""
 
     @property
     def components(self) -> dict[str, str]:
-        """Return component → version by the labels, or by the target of an image that was not found."""
+        """Maps components to versions: from the labels, or from the target if the image was not found."""
         return components_of(self.labels) or (dict(self.target.components) if self.target and not self.found else {})
 
     @property
     def axes(self) -> dict[str, str]:
-        """Return axis → value, from where the components come."""
+        """Maps axes (such as `cuda`) to values: from the labels, or from the target if the image was not found."""
         return axes_of(self.labels) or (dict(self.target.axes) if self.target and not self.found else {})
 
 
 @contextmanager
 def room_explained(name: str) -> Iterator[None]:
-    """Turn the error of a full disk into ResultError."""
+    """Turn an OSError, such as that of a full disk, into a ResultError that proposes to set TMPDIR."""
     try:
         yield
     except OSError as error:
-        why = f"{error.strerror or error}; TMPDIR may name a folder with more room"
-        raise ResultError(f"{name}: cannot be unpacked to be read: {why}") from None
+        why = f"{error.strerror or error}; if the disk is full, set TMPDIR to a folder with more space"
+        raise ResultError(f"{name}: the image cannot be unpacked: {why}") from None
 
 
 def path_of_image(name: str) -> Path | None:
-    """Return the path of a layout or an archive if the name is `oci:PATH`, or a path that can be no image's name."""
+    """Return the path of a layout or an archive if the name is `oci:PATH` or the path of one; otherwise None."""
     if name.startswith("oci:"):
         return Path(name.removeprefix("oci:"))
     path = Path(name)
@@ -69,27 +69,30 @@ def path_of_image(name: str) -> Path | None:
 
 
 def target_with_id(plan: Plan, name: str) -> Target | None:
-    """Return the target of this id, or the only one of an image or a glob. Raises as `select_one` does."""
+    """Return the target with this id, or the only target that matches the name of an image or a glob.
+
+    Return None if the name is not a glob and not in the plan. Raises an error as `select_one` does.
+    """
     is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?]", name)
     return select_one(plan, name) if is_of_plan else None
 
 
 def refuse_misspelled(plan: Plan, name: str) -> None:
-    """Raise NothingSelected, which proposes the right name, for a name without registry and tag like a target's."""
+    """Raise NothingSelected, with a suggestion, if a name without registry and tag resembles the name of a target."""
     known = {known for target in plan.targets for known in (target.id, target.image)}
     if not re.search("[/:@]", name) and nearest(name, known):
         select_one(plan, name)
 
 
 def in_files(name: str, path: Path, folder: Path) -> FoundImage:
-    """Return the image of a layout or an archive, which is unpacked into `folder`. Raises as `images_in` does."""
+    """Return the image in a layout or an archive; an archive is unpacked into `folder`. Raises as `images_in` does."""
     return FoundImage.of(name, str(path), image.images_in(path, folder))
 
 
 def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path) -> Subject:
-    """Describe an image in the engine's store, which is saved into `folder` when it is read.
+    """Return the facts about an image in the engine's store. The engine saves the image to `folder` when it is read.
 
-    Raises ConfigError if it is not there or has other versions than the plan.
+    Raises ConfigError if the image is not in the store, or if its components have other versions than in the plan.
     """
     target = target_with_id(plan, name)
     tag = target.name if target else name
@@ -102,25 +105,29 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
 
     def read(platform: str) -> PlatformImage:
         if not (saved := image.image_in_engine(tag, info.reference, folder)):
-            raise CommandError(f"{tag}: the engine does not have it any more")
+            raise CommandError(f"{tag}: the image is no longer in the engine's store; build or pull it again")
         return saved.image(platform)
 
     found = FoundImage(tag, "the engine's store", (info.platform,), read, digest)
     subject = Subject(tag, digest, info.labels, target, found, info.reference)
     if target and subject.components != target.components:
-        raise ConfigError(f"{name}: the image in the engine's store has other versions than the plan; build it again")
+        raise ConfigError(
+            f"{name}: the components of the image in the engine's store have other versions than in the plan; "
+            "build the image again"
+        )
     return subject
 
 
 def subject_elsewhere(
     finder: ImageFinder, name: str | None, folder: Path, platform: Callable[[], str] | None = None
 ) -> Subject:
-    """Describe an image that is not in the engine, with its files below `folder` if they can be found.
+    """Return the facts about an image outside of the engine's store, with its files if they can be found.
 
-    They are looked for in a layout or an archive; for a target, where its build left them; for a digest, in its
-    registry. A tag is not looked up: it may have moved since the place was started that a prefix leads to, of which
-    `platform` returns the platform. Without it, the image is for all of its own. Raises ConfigError, CommandError or
-    ResultError if the files should be there and cannot be read.
+    The files are searched in a layout or an archive; for a target, in the results of its build; for a digest, in its
+    registry. Tags are not resolved: they may have moved since the container started. Files that must be fetched are
+    written below `folder`. `platform` returns the platform of the place where the image runs, and only this platform
+    is kept; None: all platforms of the image. Raises ConfigError, CommandError or ResultError if the files exist but
+    cannot be read.
     """
     if not name:
         return Subject("(unnamed)")
@@ -143,25 +150,26 @@ def subject_elsewhere(
 
 NO_PLAN = Plan(targets=(), excluded=())
 ENGINE, REGISTRY = "engine:", "registry:"
-"""Prefixes of names that are looked for in one place; without one, the engine comes before the registry."""
+"""Prefixes of names that are searched in only one place. Names without a prefix are searched first in the engine's
+store, then in the registry."""
 
 
 @dataclass(frozen=True)
 class ImageFinder:
-    """Find images in files, in the engine's store, in the folder of builds and in registries."""
+    """Finds images in files, in the engine's store, in the build folder and in registries."""
 
     plan: Plan = NO_PLAN
     folder: Path = Path("build")
-    """Folder in which builds leave layouts and results of targets."""
+    """Build folder, which contains the layouts and results of targets."""
     offline: bool = False
-    """Ask no registry."""
+    """Whether registries are not contacted."""
     connect: Callable[[str], Registry] = field(default=connect_registry)
 
     @contextmanager
     def find(self, name: str) -> Iterator[FoundImage]:
-        """Find the image that is meant; what is unpacked goes with the context.
+        """Find the image with this name. Unpacked files are deleted at the end of the context.
 
-        Raises ConfigError if there is no such image, or the target is not built, CommandError if the engine or a
+        Raises ConfigError if the image does not exist or the target is not built, CommandError if the engine or a
         registry fails, ResultError if the image cannot be read.
         """
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, room_explained(name):
@@ -169,7 +177,7 @@ class ImageFinder:
 
     def _find(self, name: str, folder: Path) -> FoundImage:
         if not name:
-            raise ConfigError("IMAGE: is empty; name a tag, a digest, a target's id or an OCI layout")
+            raise ConfigError("IMAGE: the name is empty; name a tag, a digest, a target's id or an OCI layout")
         if path := path_of_image(name):
             return in_files(name, path, folder)
         if target := target_with_id(self.plan, name):
@@ -177,24 +185,30 @@ class ImageFinder:
             for found in chain([in_engine] if in_engine else (), self.results_of_build(target, folder)):
                 if all(components_of(found.image(p).labels) == target.components for p in found.platforms):
                     return found
-            raise ConfigError(f"{name}: is not built, or has other versions than the plan; build it first")
+            raise ConfigError(
+                f"{name}: the target is not built, or its components have other versions than in the plan; "
+                "build the target first"
+            )
         bare = name.removeprefix(ENGINE).removeprefix(REGISTRY)
         if not name.startswith(REGISTRY) and (found_there := image.image_in_engine(name, bare, folder)):
             return found_there
         if name.startswith(ENGINE):
-            raise ConfigError(f"{name}: the engine's store has no such image; build it or pull it")
+            raise ConfigError(f"{name}: the image is not in the engine's store; build or pull it")
         refuse_misspelled(self.plan, name)
         if self.offline:
-            raise ConfigError(f"{name}: is not in the engine's store, and --offline asks no registry; give a layout")
+            raise ConfigError(
+                f"{name}: the image is not in the engine's store, and --offline forbids the registry; "
+                "name an OCI layout, or leave --offline out"
+            )
         return self.find_in_registry(bare, folder, name)
 
     def find_in_registry(self, reference: str, folder: Path, name: str = "") -> FoundImage:
-        """Return an image of a registry; `name` is what it is called in messages. Raises as `find` does."""
+        """Return an image in a registry. Messages call it `name`; default: the reference. Raises as `find` does."""
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
 
     def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:
-        """Yield the images that the last build of a target left: its layout, and where it was pushed to.
+        """Yield the images of a target's last build: the one in its layout, and the one in the registry if pushed.
 
         Raises as `find` does.
         """

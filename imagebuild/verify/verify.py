@@ -1,4 +1,4 @@
-"""Verify an image: run its checks wherever a runner can run them, read its files, and keep the evidence."""
+"""Verify an image: read its files, run its checks in a container or behind a prefix, and write the evidence."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from imagebuild.verify.subject import ImageFinder, Subject
 Start = Callable[[], AbstractContextManager[Session]]
 """Starts a session in an image."""
 NO_FILES = (
-    "this runner cannot read its files; name a target that was built with --push or --output, "
-    "an image as NAME@DIGEST, or a layout"
+    "this runner cannot read the image's files; name a target that was built with --push or --output, "
+    "an image as NAME@DIGEST, or an OCI layout"
 )
 
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """Hold the options of `imagebuild verify`."""
+    """The options of `imagebuild verify`."""
 
     image: str | None
     runner: str
@@ -53,10 +53,10 @@ class VerifyRequest:
 
 
 def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> VerifyResult:
-    """Run the checks of an image of the renderer's project, or of any other image.
+    """Run the checks of an image. The renderer's project provides the checks; the image may be from elsewhere.
 
-    Raises ConfigError for an image that cannot be found, CommandError if the runner fails. Results until then are in
-    the evidence folder also if something is raised.
+    Raises ConfigError if the image cannot be found, CommandError if the runner fails. The evidence folder then contains
+    the results so far.
     """
     project = renderer.project
     with ExitStack() as stack:
@@ -70,13 +70,13 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
             image, request.output or folder / "evidence", request.output is not None, current_revision(project.root)
         )
         try:
-            # Before anything is started: what runs beside a benchmark changes what it measures.
+            # Files are read before the checks start, as other work on the machine would slow down a benchmark.
             are_needed = rules or request.runner != "docker"
             inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
             with console.doing(f"{image.name}: judging its files"):
                 judged = list(judge_images(inspections))
             judged = judged or [checks.skipped_result(check, NO_FILES) for check in rules.values()]
-            # Of an image for several platforms, the name of a check is followed by the platform.
+            # If an image is for several platforms, the names of checks end with the platform.
             evidence.add(*(result for result in judged if result.check.partition(" ")[0] in rules))
             if planned:
                 run_commands(start, planned, request, evidence, inspections)
@@ -89,9 +89,9 @@ def run_commands(
     start: Start, planned: Sequence[ImageCheck], request: VerifyRequest, evidence: ResultFolder,
     inspections: Sequence[Inspection],
 ) -> None:  # fmt: skip
-    """Run checks one after the other, as a second command would disturb a benchmark.
+    """Run checks one at a time, as a second command would disturb a benchmark.
 
-    Where a prefix leads to a place, the first check proves that the image that was read runs there.
+    With an `exec:` runner, first check that the image whose files were read runs behind the prefix.
     """
     try:
         with start() as session:
@@ -104,7 +104,7 @@ def run_commands(
                     proof = checks.compare_files(session, read.tree, read.image.digest, log)
                 evidence.add(proof)
                 if proof.outcome == "failed":
-                    raise CannotRun(f"another image runs there, see {IMAGE}/{SAME_FILES}")
+                    raise CannotRun(f"another image runs there: see the check {IMAGE}/{SAME_FILES}")
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
                 log = evidence.log(check.component, check.name)
@@ -112,7 +112,7 @@ def run_commands(
                     result = checks.run_check(check, session, log, request.environment)
                 evidence.add(result)
                 if request.profile and check.check:
-                    one_host = session.starts_image  # its nodes are containers of one engine
+                    one_host = session.starts_image  # the nodes are containers of one engine
                     speed = checks.judged_speed(result, check.check, request.profile, variables, one_host=one_host)
                     evidence.add(*([speed] if speed else []))
     except CannotRun as error:
@@ -120,25 +120,25 @@ def run_commands(
 
 
 def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStack) -> tuple[Subject, Start]:
-    """Find the image, and what starts a session in it; files of the image that are fetched lie below `folder`.
+    """Return the image, and a function that starts a session in the image.
 
-    An image that is pulled goes with the stack. Raises ConfigError for options that do not fit together, or an image
-    that cannot be found.
+    Fetched files of the image are below `folder`. A pulled image is removed when the stack closes. Raises ConfigError
+    if options contradict each other or the image cannot be found.
     """
     finder = ImageFinder(plan, request.folder)
     if request.runner.startswith(EXEC):
         if request.pull:
-            raise ConfigError("--pull: only the docker runner pulls; leave it out")
-        # Mistakes of options are told before anything is started, which may take long.
+            raise ConfigError("--pull: only the docker runner can pull an image; leave the option out")
+        # The session starts only after the options are checked, as it may take long.
         session = cache(partial(ExecSession, read_prefix(request.runner.removeprefix(EXEC)), request.hosts))
         platform = lambda: platform_of(session().surroundings)  # noqa: E731
         return subject.subject_elsewhere(finder, request.image, folder, platform), lambda: nullcontext(session())
     if request.runner != "docker":
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
     if request.hosts:
-        raise ConfigError("--hosts: only with --runner exec:PREFIX; the docker runner starts nodes itself")
+        raise ConfigError("--hosts: the docker runner starts nodes itself; leave it out, or use --runner exec:PREFIX")
     if not request.image:
-        raise ConfigError("IMAGE: none is given; name a tag, a digest, a target's id or an OCI layout")
+        raise ConfigError("IMAGE: the name is missing; name a tag, a digest, a target's id or an OCI layout")
     if subject.path_of_image(request.image):
         image = subject.subject_elsewhere(finder, request.image, folder)
         return image, partial(docker_session, None, None, image.found)
@@ -152,22 +152,23 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
 def components_to_check(
     project: Project, plan: Plan, image: Subject, request: VerifyRequest
 ) -> Mapping[str, str | None]:
-    """Return component → version of the image; if it does not name them, all components if checks are chosen.
+    """Map the components whose checks run to the versions that the image has.
 
-    Raises ConfigError if there is nothing to choose checks by, or if a component is unknown.
+    If the image has no labels of components, these are all components of the project, without versions, and the
+    request must choose checks. Raises ConfigError if it does not, or if the project lacks a component of the image.
     """
     if unknown := ", ".join(name for name in image.components if name not in project.components):
         raise ConfigError(
-            f"{unknown}: a component of the image, but no such component is known here; "
-            "verify it in the project that built it"
+            f"{unknown}: the image has this component, but the project does not; "
+            "run the command in the project that built the image"
         )
     if image.components:
         return image.components
     if not request.checks:
         subject.refuse_misspelled(plan, image.name)
         raise ConfigError(
-            f"{image.name}: its components are not known, as it has no labels imagebuild.component.*; "
-            "choose checks with --only 'COMPONENT/CHECK', see `imagebuild verify --list`"
+            f"{image.name}: the image has no labels imagebuild.component.*, so its components are unknown; "
+            "choose checks with --only 'COMPONENT/CHECK' (`imagebuild verify --list` lists them)"
         )
     return dict.fromkeys(project.components)
 
@@ -181,13 +182,13 @@ REPORTS: Mapping[str, str] = {
     "nvlink": "nvidia-smi nvlink --status",
     "rdma": "ibv_devinfo -v || rdma link show",
 }
-"""File in the evidence folder → script that prints it, where there is such hardware."""
+"""Maps each file of the evidence folder, without `.txt`, to the script that prints its content."""
 
 
 def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundings:
-    """Return what is known of the place where checks run, with the variables there.
+    """Return the surroundings of checks, with the environment variables there.
 
-    If evidence is kept, also write reports of programs there.
+    If the evidence folder is kept, also write the output of the scripts in REPORTS to it.
     """
     place = session.surroundings
     command = Command("cat /proc/self/environ", user=place.user, timeout_s=REPORT_TIMEOUT_S)
@@ -206,36 +207,36 @@ def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundin
 
 
 def platform_of(place: Surroundings | None) -> str:
-    """Return the platform of a place where checks run."""
+    """Return the platform of the place where checks run, such as `linux/amd64`; `unknown` if it is not known."""
     machine = place.facts.get("machine") if place else None
     return next((f"linux/{arch}" for arch, cpu in CPUS.items() if cpu == machine), "unknown")
 
 
 SLOW_S = 5
-"""Seconds from which on a check is reported when it ends, not only in the table after all checks."""
+"""Minimum duration in seconds of a passed check that is printed when it ends. Others are only in the final table."""
 
 
 @dataclass
 class ResultFolder:
-    """Collect the results of a verification, with logs in a folder."""
+    """The results of a verification, with the logs of checks in a folder."""
 
     image: Subject
     folder: Path
     kept: bool
-    """Whether the folder stays after the verification."""
+    """Whether the folder is kept after the verification."""
     revision: str | None
     results: list[CheckResult] = field(default_factory=list)
     surroundings: Surroundings | None = None
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def log(self, component: str, check: str) -> Path:
-        """Return the file for the whole output of a check."""
+        """Return the path of the file for the complete output of a check."""
         # The name of a check may end with a platform: `labels linux/arm64`.
         name = re.sub(r"[^\w.-]+", "-", check)
         return self.folder / f"{component}.{name}.log"
 
     def add(self, *results: CheckResult) -> None:
-        """Add results with the names of their logs, and print a line for each check that failed or took long."""
+        """Add results with the names of their logs, and print a line for each failed or slow check."""
         for result in results:
             path = self.log(result.component, result.check)
             if result.output and not path.exists():
@@ -246,12 +247,12 @@ class ResultFolder:
                 console.err.print(f"{console.MARKS[result.outcome]} {result.name} ({result.seconds:.1f} s)")
 
     def write(self) -> None:
-        """Write the results so far into the folder, if there are any."""
+        """Write the results so far to the folder; do nothing if there are none."""
         if self.results:
             files.write_text(self.folder / "verify.json", self.result().model_dump_json(indent=1) + "\n")
 
     def result(self) -> VerifyResult:
-        """Return the results so far; checks of the image as a whole come first."""
+        """Return the results so far, with the checks of the image's files first."""
         image = self.image
         return VerifyResult(
             image=image.name,

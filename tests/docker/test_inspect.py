@@ -59,7 +59,7 @@ def test_planted_faults_are_found_and_nothing_else(
     found = {f"{c.component}/{c.check}": c.output for c in result.checks if c.outcome == "failed"}
     assert found.keys() == {"image/environment"}.union(*FAULTS.values())
     assert f"{len(found)} failed" in done.out
-    assert "/opt/deploy: holds a private key, in layer" in found["image/no-keys"]
+    assert "/opt/deploy: contains a private key, in layer" in found["image/no-keys"]
     assert TOKEN not in done.out + (tmp_path / "verify.json").read_text()
     # Another client's test may give an equal image a name, for as long as it runs.
     assert until(lambda: client.images.get(tag).tags == planted.tags)

@@ -120,7 +120,7 @@ def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
     ("name", "error", "message"),
     [
         ("registry.test/x:1", ConfigError, r"registry\.test has no such image"),
-        ("engine:x", ConfigError, "engine's store has no such image"),
+        ("engine:x", ConfigError, "not in the engine's store; build or pull it"),
         ("oci:absent", ConfigError, "does not exist"),
         ("No Name", ConfigError, "not the name of an image"),
         ("registry.test/gpu/open:1", ResultError, "is not an image"),
@@ -133,7 +133,10 @@ def test_what_is_not_there(registry: FakeRegistry, name: str, error: type[Except
     with pytest.raises(error, match=message), found_at(name, at(registry)):
         pass
     if name.startswith("registry.test"):
-        with pytest.raises(ConfigError, match="--offline asks no registry"), found_at(name, ImageFinder(offline=True)):
+        with (
+            pytest.raises(ConfigError, match="--offline forbids the registry"),
+            found_at(name, ImageFinder(offline=True)),
+        ):
             pass
 
 
@@ -159,7 +162,7 @@ def test_targets_that_were_built(plan: Plan, tmp_path: Path) -> None:
         assert (found.name, found.image(None).labels) == (first.id, labels_of(first))
     # A build with other versions is not the target.
     make.layout(tmp_path / second.id / "layout", FILES, Labels=dict.fromkeys(labels_of(second), "0"))
-    with pytest.raises(ConfigError, match="has other versions than the plan"), found_at(second.id, places):
+    with pytest.raises(ConfigError, match="have other versions than in the plan"), found_at(second.id, places):
         pass
 
 

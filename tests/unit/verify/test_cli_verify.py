@@ -40,7 +40,7 @@ def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 def test_a_component_that_is_not_known_here(call: Call) -> None:
     status, _, err = call("foreign", "--runner", "exec:env")
-    assert (status, "gone: a component of the image, but no such component is known here" in err) == (2, True)
+    assert (status, "gone: the image has this component, but the project does not" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -88,14 +88,14 @@ def failed(results: dict[str, CheckResult]) -> dict[str, str]:
 def test_an_image_without_fault_passes_every_rule(case: Case) -> None:
     results = case.results()
     assert {result.outcome for result in results.values()} == {"passed"}
-    assert results["size"].output.startswith("size: 0 MB in 1 layers, at most 1 MB")
+    assert results["size"].output.startswith("size: 0 MB in 1 layers; the limit is 1 MB")
 
 
 def test_rules_that_need_a_plan_are_skipped_without_one(case: Case) -> None:
     results = case.results(planned=False)
     skipped = {name: result.reason for name, result in results.items() if result.outcome == "skipped"}
     assert set(skipped) == {"plan", "licenses", "size", "gpu-code"}
-    assert all("was not built here" in reason or "no matrix" in reason for reason in skipped.values())
+    assert all("was not built by imagebuild" in reason or "no matrix" in reason for reason in skipped.values())
     assert not failed(results)
 
 
@@ -106,32 +106,32 @@ CERTIFICATE = b"-----BEGIN CERTIFICATE-----\n" + b"C3d4" * 30 + b"\n-----END CER
 GPU = image_files.fatbin(("code", 80, 0))
 
 FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
-    "host-key": ("no-keys", {"etc/ssh/ssh_host_rsa_key": b"x"}, "/etc/ssh/ssh_host_rsa_key: is a private key of ssh"),
-    "pem": ("no-keys", {"opt/some/file": b"# comment\n" * 9 + KEY}, "/opt/some/file: holds a private key, in layer 2"),
+    "host-key": ("no-keys", {"etc/ssh/ssh_host_rsa_key": b"x"}, "/etc/ssh/ssh_host_rsa_key: is an SSH private key"),
+    "pem": ("no-keys", {"opt/some/file": b"# comment\n" * 9 + KEY}, "/opt/some/file: contains a private key, in layer 2"),
     "pem-in-json": ("no-keys", {"opt/x.json": b'{"k": "-----BEGIN ' + b'PRIVATE KEY-----\\nMIIEvQIBADANBgkqhkiG9w0BAQEFAASC"}'},
-                    "/opt/x.json: holds a private key"),
-    "pem-in-binary": ("no-keys", {"opt/x.bin": b"\0" + KEY}, "/opt/x.bin: holds a private key"),
-    "token": ("no-tokens", {"usr/src/notes": f"x={TOKEN}\n".encode()}, "looks like a secret: GitHub token"),
+                    "/opt/x.json: contains a private key"),
+    "pem-in-binary": ("no-keys", {"opt/x.bin": b"\0" + KEY}, "/opt/x.bin: contains a private key"),
+    "token": ("no-tokens", {"usr/src/notes": f"x={TOKEN}\n".encode()}, "contain a secret: GitHub token"),
     "far-token": ("no-tokens", {"big": b"line\n" * 300_000 + f" {AWS} ".encode() + b"line\n" * 9}, "AWS access key"),
-    "bundle": ("no-site-ca", {"etc/ssl/certs/all.crt": CERTIFICATE}, "holds 1 certificate that the distribution"),
+    "bundle": ("no-site-ca", {"etc/ssl/certs/all.crt": CERTIFICATE}, "contains 1 certificate that the distribution"),
     "lists": ("no-leftovers", {"var/lib/apt/lists/x_Packages": b"x"}, "is a package list of apt"),
-    "file": ("not-world-writable", {"opt/file": Node(b"x", 0o666)}, "/opt/file: everybody can write to it (mode 666)"),
-    "setuid": ("setuid", {"opt/tool": Node(b"x", 0o4755)}, "rights of its owner or group (mode 4755)"),
+    "file": ("not-world-writable", {"opt/file": Node(b"x", 0o666)}, "/opt/file: is world-writable (mode 666)"),
+    "setuid": ("setuid", {"opt/tool": Node(b"x", 0o4755)}, "is setuid or setgid (mode 4755)"),
     "capability": ("setuid", {"opt/tool": Node(b"x", 0o755, pax={"SCHILY.xattr.security.capability": "x"})}, "capabilities"),
     "machine": ("architecture", {"opt/arm": elf(machine=183)}, "/opt/arm: is for ELF machine 183, not for amd64"),
     "no-elf": ("architecture", {"opt/x": b"\x7fELF\x02\x01 something"}, "begins like an ELF file, but cannot be read"),
-    "library": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD)}, "needs liba.so, which is nowhere"),
+    "library": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD)}, "needs liba.so, which the image lacks"),
     "off-path": ("closure", {"opt/x": elf(needed=["liba.so"], interpreter=LD), "opt/liba.so": elf(soname="liba.so")},
-                 "does not find in /opt/liba.so"),
+                 "which the loader does not find, although /opt/liba.so provides it"),
     "version": ("symbol-versions", {"opt/p/libx.so": REAL["libx.so"], "opt/libv.so.1": REAL["libv1.so"]},
                 "/opt/p/libx.so: needs V_2, which /opt/p/../libv.so.1 does not define"),
-    "provider": ("one-provider", {"usr/lib/libc.so.6": LIBC}, "in several files where the loader looks: /usr/lib/libc.so.6, /u"),
+    "provider": ("one-provider", {"usr/lib/libc.so.6": LIBC}, "the loader can find several files of this library: /usr/lib/libc.so.6, /u"),
     "stub": ("no-stubs", {f"{LIB}/libcuda.so.1": symlink("/opt/stubs/libcuda.so"), "opt/stubs/libcuda.so": elf()},
              f"/{LIB}/libcuda.so.1: is a stub that the loader finds"),
     "driver": ("no-stubs", {f"{LIB}/libnvidia-ml.so.1": elf()}, "is a copy that the loader finds"),
     "stub-runpath": ("no-stubs", {"opt/x": elf(runpath="/usr/local/cuda/lib64/stubs")}, "its run path names a folder of"),
     "gpu": ("gpu-code", {"opt/lib.so": elf(fatbin=GPU)}, "/opt/lib.so: does not run on 90: it has code for 80"),
-    "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: what a container starts is not executable"),
+    "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: containers start this program, but it is not executable"),
 }  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def test_what_hooks_of_gpus_need(case: Case) -> None:
     case.layers.append({"opt/lib.so": elf(fatbin=image_files.fatbin(("code", 90, 0)))})
     case.settings["Env"] = [f"PATH={PATH}", "NVIDIA_DRIVER_CAPABILITIES=utility"]
     assert case.results()["rootless"].output.splitlines() == [
-        "NVIDIA_VISIBLE_DEVICES: names no GPU, so containers of enroot have none",
+        "NVIDIA_VISIBLE_DEVICES: names no GPU, so enroot gives containers no GPU",
         "NVIDIA_DRIVER_CAPABILITIES: lacks compute, so containers of enroot have no libcuda.so.1",
     ]
 
@@ -208,7 +208,7 @@ def test_what_hooks_of_gpus_need(case: Case) -> None:
 def test_zstd_is_noted(case: Case) -> None:
     case.pack = zstandard.compress
     result = case.results()["rootless"]
-    noted = "layer 1: is compressed with zstd, which older enroot and umoci cannot read (no fault)"
+    noted = "layer 1: is compressed with zstd, which old versions of enroot and umoci cannot read (note)"
     assert (result.outcome, result.output) == ("passed", noted)
 
 
@@ -225,20 +225,20 @@ def test_what_cannot_be_judged_is_skipped(case: Case) -> None:
     case.pack = bytes
     results = case.results()
     assert results["gpu-code"].reason == "the matrix lists no GPU architectures"
-    assert results["size"].reason == "the engine saves layers unpacked; the limit is for compressed layers"
+    assert results["size"].reason == "the engine saves layers uncompressed, but the limit is for compressed layers"
 
 
 def test_more_bytes_than_the_budget(case: Case) -> None:
     case.pack = lambda data: gzip.compress(data, 0)
     case.layers.append({"opt/data": bytes(1_100_000)})
-    assert failed(case.results()) == {"size": "size: 1 MB in 2 layers, at most 1 MB"}
+    assert failed(case.results()) == {"size": "size: 1 MB in 2 layers; the limit is 1 MB"}
 
 
 def test_what_is_no_fault_is_listed(case: Case) -> None:
     case.layers.append({"opt/p/a.so": elf(needed=["libb.so"]), "opt/p/libb.so": elf(soname="libb.so")})
     result = case.results()["closure"]
     assert result.outcome == "passed"
-    assert "what loads it must have loaded that before (no fault)" in result.output
+    assert "the program must load libb.so first (note)" in result.output
 
 
 @pytest.mark.parametrize(
@@ -267,14 +267,14 @@ WAIVER = "waivers: [{{rule: setuid, subject: /opt/*, reason: it is meant so, whe
     ("declared", "files", "rule", "outcome", "output"),
     [
         ("gpu-code: ['/opt/*_perf']\n", {"opt/x_perf": X_PERF}, "gpu-code", "failed",
-         "/opt/x_perf: has code for 80, 90; PTX for 90; the matrix wants code for 90"),
-        ("gpu-code: ['/opt/*_perf']\n", {}, "gpu-code", "failed", "/opt/*_perf: holds no GPU code"),
+         "/opt/x_perf: has code for 80, 90; PTX for 90; by the matrix, it should have code for 90"),
+        ("gpu-code: ['/opt/*_perf']\n", {}, "gpu-code", "failed", "/opt/*_perf: no file with GPU code matches this pattern"),
         (WAIVER.format("runtime"), TOOL, "setuid", "passed",
-         "/opt/tool: runs with the rights of its owner or group (mode 4755) (waived: tool: it is meant so)"),
-        (WAIVER.format("runtime"), {}, "setuid", "passed", "/opt/*: tool waives what is not there; remove the waiver"),
+         "/opt/tool: is setuid or setgid (mode 4755) (waived: tool: it is meant so)"),
+        (WAIVER.format("runtime"), {}, "setuid", "passed", "/opt/*: the waiver of tool matches no finding; remove it"),
         (WAIVER.format("devel"), {}, "setuid", "passed", ""),
         (WAIVER.format("devel"), TOOL, "setuid", "failed",
-         "/opt/tool: runs with the rights of its owner or group (mode 4755)"),
+         "/opt/tool: is setuid or setgid (mode 4755)"),
     ],
 )  # fmt: skip
 def test_what_a_component_declares(

@@ -32,12 +32,12 @@ PROBED = (ROOT / "tests/data/probe.txt").read_text()
     ("old", "new", "why"),
     [
         ("", "", {}),
-        ("1/state 4: ACTIVE", "1/state 2: INIT", {"rdma": "no port is active"}),
+        ("1/state 4: ACTIVE", "1/state 2: INIT", {"rdma": "no RDMA port is active"}),
         ("verbs=", "x=", {"rdma": "no /dev/infiniband/uverbs* in the container"}),
-        ("port=", "x=", {"rdma": "no port in /sys/class/infiniband"}),
+        ("port=", "x=", {"rdma": "no RDMA port in /sys/class/infiniband"}),
         ("gpus=8", "gpus=0", {"gpu": "nvidia-smi lists no GPU"}),
         ("tool=nvidia-smi\n", "\n", {}),
-        ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "no nvidia-smi, which a driver brings"}),
+        ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "no nvidia-smi, a part of the driver"}),
     ],
 )
 def test_the_probe_is_read_between_other_lines(old: str, new: str, why: dict[str, str]) -> None:
