@@ -1,1 +1,1 @@
-"""Find, read and copy images, wherever they are: layouts, registries, engines. Knows nothing of targets."""
+"""Images in OCI layouts, archives, registries and engines: find, read and copy them. Independent of the matrix."""

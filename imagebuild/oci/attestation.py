@@ -1,7 +1,7 @@
-"""Read and make attestations: in-toto statements about a manifest; signed ones in DSSE envelopes, in sigstore bundles.
+"""Attestations: in-toto statements about a manifest, unsigned or signed (in a DSSE envelope in a sigstore bundle).
 
-Bundles are what `cosign attest` stores and `cosign verify-attestation` reads. Signatures are not checked here. A
-statement that nobody signed is stored as it is, and proves nothing.
+`cosign attest` writes such bundles, and `cosign verify-attestation` reads them. This module does not check signatures.
+An unsigned statement does not prove anything.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ KINDS = {
     "benchmark": "urn:imagebuild:benchmark:v1",
     "scan": "urn:imagebuild:scan:v1",
 }
-"""Kind of attachment → type of its predicate."""
+"""Maps each kind of attestation to the type of its predicate."""
 SIGNATURE = "signature"
-"""Kind of an attachment that only signs the manifest."""
+"""The kind of an attachment that signs the manifest and contains no statement."""
 SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
 SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
-"""Beginnings of the artifact types of signatures."""
+"""Prefixes of the artifact types of signatures."""
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 STATEMENTS = (STATEMENT, "https://in-toto.io/Statement/v0.1")
-"""Versions that are read; cosign writes the older one."""
+"""The versions of statements that we read. cosign writes the older version."""
 STATEMENT_MEDIA = "application/vnd.in-toto+json"
 BUNDLE_MEDIA = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
@@ -42,37 +42,37 @@ PREDICATE_TYPE = "in-toto.io/predicate-type"
 BUNDLE_PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 BUNDLE_CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_DIGEST = "imagebuild.predicate"
-"""Annotation with the digest of the predicate, by which a publisher sees that it is attached already."""
+"""Annotation with the digest of the predicate. A publisher uses it to find out if an attestation exists already."""
 CREATED = "org.opencontainers.image.created"
 
 
 @dataclass(frozen=True)
 class Attestation:
-    """Hold what a registry lists as referring to a manifest."""
+    """An attestation, a signature or another attachment of a manifest in a registry."""
 
     kind: str
-    """Name in `KINDS`, `signature`, or else its predicate type or artifact type."""
+    """A name in `KINDS`, `signature`, or for other attachments the predicate type or the artifact type."""
     digest: str
     content: bytes = b""
-    """The predicate as canonical JSON; empty for a kind that is not in `KINDS`."""
+    """The predicate as canonical JSON. Empty if the kind is not in `KINDS`."""
     bundle: bytes = b""
-    """The bundle that its statement lies in; empty if nobody signed it."""
+    """The signed bundle with the statement. Empty if the statement is unsigned."""
     size: int = 0
     problem: str = ""
-    """What is wrong with it; empty if nothing is."""
+    """Why the attestation cannot be used. Empty if there is no problem."""
 
 
 def encode_predicate(document: object) -> bytes:
-    """Return a predicate as JSON, always with the same bytes."""
+    """Return a predicate as canonical JSON: equal predicates give equal bytes."""
     return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def attestation_of(
     kind: str, content: bytes, subject: Descriptor, name: str, *, created: str = "", bundle: bytes = b""
 ) -> Attachment:
-    """Return the attestation of an image: a bundle that somebody signed or, without one, a bare statement.
+    """Return an attestation of an image: the signed `bundle` or, if that is empty, an unsigned statement.
 
-    `content` is the predicate, `name` that of the image. Equal arguments give equal bytes.
+    `content` is the predicate, and `name` the name of the image. Equal arguments give equal bytes.
     """
     predicate_type = KINDS[kind]
     annotations = {PREDICATE_DIGEST: digest_of(content)} | ({CREATED: created} if created else {})
@@ -93,7 +93,7 @@ def attestation_of(
 
 
 def kind_of(referrer: Descriptor) -> str:
-    """Return the kind of what refers to a manifest: a name in `KINDS`, `signature`, or else its type."""
+    """Return the kind of an attachment, as in `Attestation.kind`."""
     artifact_type = referrer.artifact_type or "unknown"
     predicate_type = referrer.annotations.get(BUNDLE_PREDICATE_TYPE) or referrer.annotations.get(PREDICATE_TYPE, "")
     known = next((name for name, known in KINDS.items() if known == predicate_type), None)
@@ -105,11 +105,11 @@ def kind_of(referrer: Descriptor) -> str:
 
 
 def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]:
-    """Return what refers to a manifest, the newest first as far as annotations tell.
+    """Return the attachments of a manifest, sorted by their creation date in annotations, the newest first.
 
-    A bare statement that a bundle repeats is left out.
-    Some registries and tools list neither type nor annotations; these are then read from the manifest.
-    Raises CommandError if the registry cannot list it.
+    An unsigned statement is left out if a bundle contains it too. Some registries and tools list no types and
+    annotations; these are then read from the manifests of the attachments.
+    Raises CommandError if the registry cannot list the attachments.
     """
     listed = []
     for item in place.referrers(subject):
@@ -124,13 +124,13 @@ def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]
 
 
 def read_attestations(place: Repository, subject: str, kind: str | None = None) -> tuple[Attestation, ...]:
-    """Read what `list_attestations` returns; with `kind`, only this one. Raises CommandError as that does."""
+    """Read the attachments of a manifest, all or of one kind. Raises CommandError if the registry cannot list them."""
     listed = [item for item in list_attestations(place, subject) if kind in (None, kind_of(item))]
     return tuple(read_attestation(place, item, subject) for item in listed)
 
 
 def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attestation:
-    """Read something that is listed as referring to a manifest; whatever is wrong with it is its `problem`."""
+    """Read one attachment of a manifest. An error is not raised, but returned as its `problem`."""
     kind = kind_of(item)
     try:
         manifest = place.find(item.digest)
@@ -155,7 +155,7 @@ def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attes
 
 
 def _predicate_of(stored: bytes, predicate_type: str, subject: str, *, is_bundle: bool) -> bytes:
-    """Return the predicate of a bundle or a statement. Raises ResultError if it is about something else."""
+    """Return the predicate in a bundle or a statement. Raises ResultError if it is about another image."""
     statement: dict[str, Any] = json.loads(stored)
     if is_bundle:
         envelope = statement["dsseEnvelope"]

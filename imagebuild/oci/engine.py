@@ -1,4 +1,4 @@
-"""Find a Docker Engine, and use it through the SDK, which is imported where an engine is used."""
+"""Docker Engines: find a usable engine, and use it through the Docker SDK. The SDK is imported only if needed."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 ENGINE_MIN, BUILDX_MIN = (26, 0), (0, 13)
-"""Oldest versions. A distribution's build reports its BuildKit as "v0.0.0+unknown", but the version of the engine
-tells: Docker Engine 26.0 is the first with BuildKit 0.13, 25.0 has 0.12."""
+"""Oldest supported versions of Docker Engine and buildx. We need BuildKit 0.13, but engines from distributions report
+the version of BuildKit as "v0.0.0+unknown". So the version of the engine is checked: 26.0 is the first with 0.13."""
 STATE = Path("/var/lib/imagebuild/engine")
+"""Folder of the private engine."""
 NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
 TIMEOUT_S = 600
+"""How long to wait for the answer of an engine."""
 LABEL = "imagebuild.process"
-"""Marks containers that we started, so that leftovers can be found."""
+"""Label of the containers that we start, by which leftover containers can be found."""
 HEAD_SIZE = 8
-"""Bytes before each piece of a program's output: one for the stream, three without meaning, four for the length."""
+"""Size of the header of each piece of output, in bytes: one for the stream, three unused, four for the length."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Identify a usable engine. `host` is a value for DOCKER_HOST; `origin` says who chose it."""
+    """A container engine. `host` is a value for DOCKER_HOST; `origin` is the setting that names the engine."""
 
     host: str
     origin: Literal["DOCKER_HOST", "context", "private"]
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that lead the docker CLI there: none for a context, which it knows with its keys."""
+        """Return the environment variables with which the docker CLI uses this engine. {} for the current context."""
         return {} if self.origin == "context" else {"DOCKER_HOST": self.host}
 
 
 @dataclass(frozen=True)
 class EnginePaths:
-    """Say where a private engine keeps its files. IMAGEBUILD_STATE names another engine, independent of the first."""
+    """Paths of the private engine. Each value of IMAGEBUILD_STATE is an independent engine."""
 
     state: Path
     run: Path = Path("/run/imagebuild")
@@ -57,7 +59,7 @@ class EnginePaths:
         if not (other := environ.get("IMAGEBUILD_STATE")):
             return cls(STATE)
         state = Path(other).absolute()
-        # Short, because names of sockets (107 bytes) and of network devices (15) are limited.
+        # Short names, because a socket path is limited to 107 bytes and the name of a network device to 15.
         digest = sha256(bytes(state)).hexdigest()[:8]
         return cls(state, Path(f"/run/imagebuild-{digest}"), f"ib-{digest}")
 
@@ -83,26 +85,26 @@ class EnginePaths:
 
 
 def buildx_version(run: RunProgram = run_program) -> tuple[int, ...]:
-    """Return the version of `docker buildx`; () if there is none."""
+    """Return the version of `docker buildx`. () if it is not installed."""
     with suppress(CommandError):
         text = run("docker", "buildx", "version", timeout=10)
-        # Podman's `docker` has a `buildx` too, and it is another program.
+        # The `docker` of Podman has a `buildx` too, but it is a different program.
         return version_numbers(text) if "docker/buildx" in text else ()
     return ()
 
 
 def _reason(error: CommandError) -> str:
-    """Return what the program printed, on one line and without its command line."""
+    """Return the first line that a failed program printed, without its command line and without warnings."""
     lines = str(error).partition("): ")[2].splitlines() or [str(error)]
     return next((line for line in lines if not line.startswith("WARNING")), lines[0])
 
 
 def engine_flaw(engine: Endpoint, run: RunProgram = run_program) -> str | None:
-    """Return why an engine cannot be used, or None."""
-    with suppress(PermissionError):  # the CLI explains it better
+    """Return why an engine cannot be used. None if it can be used."""
+    with suppress(PermissionError):  # the docker CLI explains this error better
         if engine.host.startswith("unix://") and not Path(engine.host.removeprefix("unix://")).exists():
-            return "no socket there"
-    # A context is not named by its host, because it also holds the keys for reaching its engine.
+            return "its socket does not exist"
+    # For a context, --host is left out: the context also contains the keys of its engine.
     flags = () if engine.origin == "context" else ("--host", engine.host)
     try:
         answer = run("docker", *flags, "version", "--format", "{{.Server.Version}}", timeout=20)
@@ -114,10 +116,10 @@ def engine_flaw(engine: Endpoint, run: RunProgram = run_program) -> str | None:
 
 
 def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> Endpoint:
-    """Return the first usable engine of DOCKER_HOST, the current docker context and the private engine.
+    """Return the first usable engine of: DOCKER_HOST, the current docker context, the private engine.
 
-    Raises CommandError with what was tried and what to do, if there is none, or if DOCKER_HOST is set and its engine
-    cannot be used: whoever sets it does not want another.
+    If DOCKER_HOST is set, the other engines are not tried. Raises CommandError if there is no usable engine. The
+    message lists the engines that were tried and says what to do.
     """
     try:
         run("docker", "buildx", "version", timeout=10)
@@ -127,7 +129,7 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
         remedy, candidates = "start or upgrade that engine, or unset DOCKER_HOST", [Endpoint(explicit, "DOCKER_HOST")]
     else:
         remedy, candidates = NO_ENGINE, [Endpoint(EnginePaths.of(environ).host, "private")]
-        with suppress(CommandError):  # a docker without contexts
+        with suppress(CommandError):  # this docker has no contexts
             host = run("docker", "context", "inspect", "--format", "{{.Endpoints.docker.Host}}", timeout=10)
             candidates.insert(0, Endpoint(host.strip(), "context"))
     tried = []
@@ -140,17 +142,17 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """Hold what the engine knows about an image."""
+    """Facts about an image in an engine."""
 
     reference: str
-    """A name for exactly this image: repository and digest, or the id where the engine knows no digest."""
+    """Unique name of this image: repository and digest, or the image id if the engine does not know a digest."""
     digest: str | None
     platform: str
     labels: Mapping[str, str]
 
 
 def connect_engine(engine: Endpoint) -> DockerClient:
-    """Return a client of the engine. Raises CommandError if it does not answer."""
+    """Return an SDK client for an engine. Raises CommandError if the engine does not answer."""
     import docker
     from docker.context import ContextAPI
 
@@ -166,7 +168,10 @@ def connect_engine(engine: Endpoint) -> DockerClient:
 
 
 def inspect_image(client: DockerClient, image: str) -> ImageInfo:
-    """Return what the engine knows of an image. Raises ConfigError if that is nothing, CommandError if it fails."""
+    """Return facts about an image.
+
+    Raises ConfigError if the image is not in the engine's store, and CommandError if the engine fails.
+    """
     from docker.errors import APIError, ImageNotFound
     from docker.utils import parse_repository_tag
 
@@ -188,10 +193,10 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
 
 
 def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None:
-    """Remove something that may never have been made, and try again while the engine refuses to.
+    """Call `remove`, and repeat it while the engine refuses. The object may not exist.
 
-    It refuses for a moment to remove a network whose last container is still leaving it, or a container that it is
-    stopping. Raises CommandError if it still refuses after `within_s` seconds, so that nothing is left behind unsaid.
+    For a moment, an engine refuses to remove a network with a container that is leaving it, or a container that is
+    stopping. Raises CommandError if it still refuses after `within_s` seconds.
     """
     from docker.errors import APIError, DockerException, NotFound
 
@@ -203,17 +208,17 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
             if isinstance(error, NotFound):
                 return
             if time.monotonic() > deadline:
-                raise CommandError(f"the engine does not remove what was started: {error.explanation}") from None
+                raise CommandError(f"the engine does not remove what we started: {error.explanation}") from None
             time.sleep(0.2)
         except (DockerException, OSError):
-            return  # the engine is gone, and the error that comes from inside says so
+            return  # the engine has stopped; the caller already has an error that says so
         else:
             return
 
 
 @contextmanager
 def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iterator[Container]:
-    """Run a container of the image that sleeps, and remove it at the end, whatever happens."""
+    """Yield a running container of an image that only sleeps. Always remove the container at the end."""
     name = f"imagebuild-{uuid.uuid4().hex[:12]}"
     try:
         with sdk_errors_explained(image):
@@ -227,11 +232,10 @@ def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iter
 
 
 def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
-    """Start a program that was prepared in a container, and yield what it prints until it ends.
+    """Start a prepared exec process in a container, and yield its output until it ends. Raises errors of the SDK.
 
-    Raises what the SDK raises. The SDK's own `exec_start` reads from the bare socket and misses what the HTTP client
-    has already buffered with the head of the reply: early output is lost now and then. So the reply is read here as
-    any other.
+    The SDK's own `exec_start` sometimes loses early output: it reads from the socket, but the HTTP client may have
+    buffered output together with the header of the reply. So we read the reply through the HTTP client.
     """
     import requests
     import urllib3
@@ -249,7 +253,7 @@ def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
 
 
 def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield pieces of output, each after a header with its length. Raises ConnectionError for half a piece."""
+    """Yield the pieces of output in a stream. Raises ConnectionError if the last piece is incomplete."""
     while head := stream.read(HEAD_SIZE):
         size = int.from_bytes(head[4:])
         data = stream.read(size) if len(head) == HEAD_SIZE else b""
@@ -259,14 +263,14 @@ def output_frames(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def save_image(client: DockerClient, image: str) -> Iterator[bytes]:
-    """Yield the image as an archive, in chunks. Raises CommandError if the engine fails."""
+    """Yield an image as an archive, in chunks. Raises CommandError if the engine fails."""
     with sdk_errors_explained(image):
         yield from client.images.get(image).save()
 
 
 @contextmanager
 def sdk_errors_explained(what: str) -> Iterator[None]:
-    """Turn what the SDK raises into CommandError."""
+    """Turn errors of the SDK into CommandError. `what` is the image or container, for the message."""
     from docker.errors import DockerException
 
     try:
@@ -277,6 +281,6 @@ def sdk_errors_explained(what: str) -> Iterator[None]:
 
 
 def has_containerd_store(engine: Endpoint) -> bool:
-    """Return whether the engine keeps images in containerd: its classic store takes no OCI layouts."""
+    """Return whether the engine stores images in containerd. The classic store cannot load OCI layouts."""
     status = run_program("docker", "info", "--format", "{{.DriverStatus}}", env=engine.environment, timeout=20)
     return "io.containerd.snapshotter" in status

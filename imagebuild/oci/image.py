@@ -1,4 +1,4 @@
-"""Find an image in a layout, an archive, an engine or a registry. Layers are fetched when they are asked for."""
+"""One type for images in layouts, archives, engines and registries. Layers are fetched only when they are needed."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlatformImage:
-    """Describe an image for one platform, wherever it is."""
+    """An image for one platform, in any location."""
 
     platform: str
     manifest: Manifest
     config: Mapping[str, Any]
     layers: tuple[Blob, ...]
-    """Those of a registry have no file until they are fetched."""
+    """The layers. For an image in a registry, their files do not exist until they are fetched."""
     place: Repository | Layout
-    """Where layers and attestations are fetched from."""
+    """The repository or layout with the layers and attestations."""
     name: str = ""
     compressed: bool = True
-    """Whether layers are compressed, as registries keep them."""
+    """Whether all layers are compressed, as usual in registries."""
 
     @property
     def digest(self) -> str:
@@ -56,7 +56,7 @@ class PlatformImage:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Return what its containers start with: Env, User, Labels, …"""
+        """The settings for containers: Env, User, Labels, …"""
         return self.config.get("config") or {}
 
     @property
@@ -74,16 +74,19 @@ class PlatformImage:
 
     @property
     def architecture(self) -> str:
-        """Return the architecture: `amd64` of `linux/amd64`."""
+        """The architecture: `amd64` for `linux/amd64`."""
         return self.platform.split("/")[1]
 
     def fetch(self, layer: Blob) -> Blob:
-        """Put a layer on this machine, if it is not there. Raises CommandError, or ResultError if it does not fit."""
+        """Fetch a layer to its file, if the file does not exist.
+
+        Raises CommandError if the registry fails, and ResultError if the file cannot be written.
+        """
         self.place.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
 
     def as_layout(self, folder: Path) -> Layout:
-        """Make an OCI layout with this image alone."""
+        """Write an OCI layout that contains only this image."""
         layout = Layout(folder)
         layout.write_list([self.descriptor])
         digest = str(self.manifest.document["config"]["digest"])
@@ -97,27 +100,27 @@ class PlatformImage:
 
 @dataclass(frozen=True)
 class FoundImage:
-    """Describe an image that may be for several platforms, wherever it is."""
+    """An image for one or several platforms, in any location."""
 
     name: str
     origin: str
     platforms: tuple[str, ...]
     read: Callable[[str], PlatformImage]
-    """Returns the image for one of these platforms."""
+    """Returns the image for one of `platforms`."""
     digest: str | None = None
-    """Digest of the index or manifest that the name stands for, where it is known."""
+    """Digest of the index or manifest. None if it is not known."""
 
     @classmethod
     def of(cls, name: str, origin: str, images: Iterable[PlatformImage], digest: str | None = None) -> FoundImage:
-        """Return images that were read as one, which is for all their platforms."""
+        """Combine the images for single platforms into one image."""
         named = {image.platform: replace(image, name=name) for image in images}
         return cls(name, origin, tuple(named), named.__getitem__, digest)
 
     def image(self, platform: str | None) -> PlatformImage:
-        """Return the image for a platform, by default the only one. Raises ConfigError if there is none."""
+        """Return the image for a platform. Default: the only platform. Raises ConfigError if there is no such image."""
         has = ", ".join(self.platforms)
         if platform is None and len(self.platforms) > 1:
-            raise ConfigError(f"{self.name}: is for {has}; choose with --platform")
+            raise ConfigError(f"{self.name}: is for {has}; choose one with --platform")
         chosen = platform or self.platforms[0]
         if chosen not in self.platforms:
             raise ConfigError(f"{self.name}: is not for {chosen}, but for {has}")
@@ -125,12 +128,12 @@ class FoundImage:
 
 
 def is_image(item: Descriptor) -> bool:
-    """Return whether an entry of an index is an image that runs, not an attestation about one."""
+    """Return whether an entry of an index is an image, and not an attestation of BuildKit."""
     return not (item.platform or "").startswith("unknown") and "vnd.docker.reference.type" not in item.annotations
 
 
 def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
-    """Return the image of a manifest; fetched layers are put into `folder`. Raises ResultError if it is none."""
+    """Return the image of a manifest. Layers will be fetched to `folder`. Raises ResultError if it is not an image."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))
@@ -146,14 +149,14 @@ def _explained(name: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ResultError(f"{name}: is not an image that can be read: {type(error).__name__}: {error}") from None
+        raise ResultError(f"{name}: cannot be read as an image: {type(error).__name__}: {error}") from None
 
 
 def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformImage, ...]:
-    """Return the images in a folder, a file, or a stream that an engine saves: one for each platform.
+    """Return the images in a folder, an archive or a stream that an engine saves: one for each platform.
 
-    `folder` takes what has to be unpacked. Raises ConfigError if the path is no image, ResultError if the image cannot
-    be read.
+    An archive is unpacked in `folder`. Raises ConfigError if the source is not an image, and ResultError if the image
+    cannot be read.
     """
     path = source if isinstance(source, Path) else folder
     if not path.exists():
@@ -166,25 +169,25 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
         manifests = {manifest.digest: manifest for manifest in _manifests(layout, json.loads(listing.read_bytes()))}
         images = tuple(image_of(layout, manifest, str(path)) for manifest in manifests.values())
     if not images:
-        raise ResultError(f"{path}: holds no image")
+        raise ResultError(f"{path}: contains no image")
     platforms = [image.platform for image in images]
     if len(platforms) > len(set(platforms)):
-        raise ConfigError(f"{path}: holds several images for {max(platforms, key=platforms.count)}; save one alone")
+        raise ConfigError(f"{path}: contains several images for {max(platforms, key=platforms.count)}; save only one")
     return images
 
 
 def _manifests(layout: Layout, index: Mapping[str, Any]) -> Iterator[Manifest]:
-    """Yield the manifest of every image in an index and the indexes in it, without attestations."""
+    """Yield the manifests of all images in an index and in nested indexes, without attestations."""
     items = [item for item in manifests_of(index) if is_image(item)]
     for item in items:
-        # An engine saves the whole index, but only the platforms that it has.
+        # An engine saves the whole index, but only the manifests of the platforms that it has.
         if layout.path(item.digest).is_file() or len(items) == 1:
             manifest = layout.manifest(item.digest)
             yield from _manifests(layout, manifest.document) if item.media_type in INDEX_TYPES else (manifest,)
 
 
 def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
-    """Return an image of the engine's store; None without engine or image. Raises CommandError or ResultError."""
+    """Return an image in an engine, or None if there is no engine or image. Raises CommandError or ResultError."""
     try:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:
@@ -199,9 +202,9 @@ def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
 
 
 def image_in_registry(name: str, reference: ImageReference, registry: Registry, folder: Path) -> FoundImage:
-    """Return an image in a registry. Layers that are asked for are put into `folder`.
+    """Return an image in a registry. Its layers will be fetched to `folder`.
 
-    Raises ConfigError if it is not there, CommandError if the registry refuses, ResultError for what is no image.
+    Raises ConfigError if it does not exist, CommandError if the registry refuses, ResultError if it is not an image.
     """
     place = registry.at(reference.repository)
     top = place.find(reference.wanted)
@@ -213,7 +216,7 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
     if not children:
         return FoundImage.of(name, reference.name, [image_of(place, top, name, folder)], top.digest)
     if not images:
-        raise ConfigError(f"{name}: an index without images")
+        raise ConfigError(f"{name}: is an index without images")
 
     def read(platform: str) -> PlatformImage:
         return image_of(place, place.manifest(images[platform]), name, folder)

@@ -1,4 +1,4 @@
-"""Define the documents that images consist of. Read and write images on disk: OCI layouts, archives, their layers."""
+"""The documents of OCI images, and images on disk: layouts, archives and layers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from imagebuild.core.run import os_errors_as_command_errors
 
 CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""Beginnings of compressed data."""
+"""The first bytes of compressed data."""
 Compression = Literal["", "gzip", "zstd"]
-"""How data are compressed, if they are."""
+"""Compression of data. Empty if they are not compressed."""
 EPOCH, CREATED = "1754697600", "2025-08-09T00:00:00Z"
-"""Time of the oldest files and of images, so that times do not differ from run to run: the day Debian 13 came out."""
+"""Fixed timestamps of files and images, so that equal builds are identical: the release date of Debian 13."""
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
-"""Beginning of the name that hides a file of lower layers, and the name that hides all of a folder."""
+"""Prefix of a file that hides a file of lower layers, and name of the file that hides a whole folder."""
 MOST_BYTES = 128 << 20
-"""Largest document of an image that is read, as with cosign; a registry could claim any size."""
+"""Maximum size of a document that is read, in bytes, as in cosign. A registry could send a document of any size."""
 KEPT_SIZE = 32 << 20
-"""Bytes of the longest file of a layer whose content is kept."""
+"""Maximum size of a file in a layer whose content is kept, in bytes."""
 
 # Documents
 
@@ -52,22 +52,23 @@ MANIFEST_TYPES = (INDEX, MANIFEST, DOCKER_INDEX, DOCKER_MANIFEST)
 EMPTY = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 TITLE = "org.opencontainers.image.title"
-"""Annotation of a layer of an attachment: the name of its file."""
+"""Annotation with the file name of an attachment."""
 
 
 @dataclass(frozen=True)
 class Descriptor:
-    """Describe a blob or a manifest: type, digest and size, as OCI descriptors do."""
+    """An OCI descriptor: the type, digest and size of a blob or a manifest."""
 
     media_type: str
     digest: str
     size: int
     platform: str | None = None
-    """`linux/arm64`, of an image in an index."""
+    """Platform of an image in an index, such as `linux/arm64`."""
     artifact_type: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the descriptor as an OCI document."""
         os, _, architecture = (self.platform or "").partition("/")
         more = {
             "platform": {"os": os, "architecture": architecture} if os else None,
@@ -79,7 +80,7 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Descriptor:
-        """Read a descriptor. Raises LookupError or TypeError for something else."""
+        """Read a descriptor. Raises LookupError or TypeError if it is not a descriptor."""
         return cls(
             media_type=document["mediaType"],
             digest=document["digest"],
@@ -92,7 +93,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Hold a manifest or an index, byte for byte."""
+    """The bytes of a manifest or an index."""
 
     content: bytes
     media_type: str
@@ -103,7 +104,7 @@ class Manifest:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return the parsed content. Raises ValueError if it is not JSON."""
+        """The parsed content. Raises ValueError if it is not JSON."""
         return dict(json.loads(self.content))
 
     @property
@@ -112,7 +113,7 @@ class Manifest:
 
     @property
     def as_referrer(self) -> Descriptor:
-        """Return what names it, as the manifest of an attachment, in an index of referrers."""
+        """The descriptor of this manifest in a referrers index, if it is the manifest of an attachment."""
         document = self.document
         artifact_type = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
         annotations = document.get("annotations") or {}
@@ -121,16 +122,16 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Attachment:
-    """Hold a file that is stored in a manifest of its own, which refers to an image."""
+    """A file that is stored with its own manifest, which refers to an image."""
 
     name: str
     media_type: str
-    """Type of the file, and so of the attachment."""
+    """Media type of the file, and artifact type of the attachment."""
     content: bytes
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def manifest(self, subject: Descriptor) -> Manifest:
-        """Return its manifest, which refers to another. It holds no time but those in annotations."""
+        """Return the manifest of the attachment, which refers to `subject`. Only annotations may contain times."""
         layer = Descriptor(self.media_type, digest_of(self.content), len(self.content), annotations={TITLE: self.name})
         document = {
             "schemaVersion": 2,
@@ -145,42 +146,46 @@ class Attachment:
 
 
 def digest_of(content: bytes) -> str:
+    """Return the digest of a content: `sha256:…`."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def encode_json(document: Mapping[str, Any]) -> bytes:
-    """Return the canonical form of a document: the same document gives the same bytes."""
+    """Return a document as canonical JSON: equal documents give equal bytes."""
     return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
 
 def platform_of(document: Mapping[str, Any]) -> str:
-    """Return `linux/amd64`, of a configuration or a descriptor. A variant is left out: that of arm64 is always v8."""
+    """Return the platform in a configuration or a descriptor, such as `linux/amd64`.
+
+    The variant is left out, because the variant of arm64 is always v8.
+    """
     return f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
 
 
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
-    """Return the configuration and the layers that a manifest names, each once; an index names none."""
+    """Return the configuration and the layers of a manifest, each once. () for an index."""
     items = [*([document["config"]] if document.get("config") else []), *document.get("layers", ())]
     return tuple({item["digest"]: Descriptor.from_json(item) for item in items}.values())
 
 
 def manifests_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
-    """Return the manifests that an index names; a manifest names none."""
+    """Return the manifests in an index. () for a manifest."""
     return tuple(Descriptor.from_json(item) for item in document.get("manifests", ()))
 
 
 def index_document(manifests: Iterable[Descriptor]) -> bytes:
-    """Return the canonical form of an index of these manifests, in this order."""
+    """Return an index of these manifests, in this order, as canonical JSON."""
     items = [item.to_json() for item in manifests]
     return encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": items})
 
 
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
-"""Tags that name no image: lists of what refers to a digest, and what cosign 2 attaches to one."""
+"""Matches tags that are not images: lists of the attachments of a digest, and attachments by cosign 2."""
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the tag that lists what refers to a manifest, where the registry has no API for it."""
+    """Return the tag that lists the attachments of a manifest, for registries without the referrers API."""
     return digest.replace(":", "-", 1)
 
 
@@ -189,7 +194,7 @@ def referrers_tag(digest: str) -> str:
 
 @dataclass(frozen=True)
 class BlobStream:
-    """Describe a blob that is read while it is sent."""
+    """A blob that is read while it is sent."""
 
     size: int
     chunks: Callable[[], Iterator[bytes]]
@@ -203,16 +208,16 @@ class BlobStream:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Locate a layer in a file, where it is or where it can be fetched to."""
+    """A layer in a file, which may have to be fetched first."""
 
     file: Path
     size: int
     digest: str | None = None
-    """`sha256:…` of the bytes as stored; `open` compares them."""
+    """Digest of the stored bytes: `sha256:…`. `open` checks it."""
 
     @contextmanager
     def open(self) -> Iterator[BufferedReader]:
-        """Open the bytes for reading. Raises ResultError if they cannot be read, or are not what the digest says."""
+        """Open the file for reading. Raises ResultError if it cannot be read or has another digest."""
         try:
             if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
                 raise ResultError(f"{self.file}: {self.digest}: is damaged: its digest is {digest}")
@@ -223,22 +228,22 @@ class Blob:
             raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {why}") from None
 
     def read(self) -> bytes:
-        """Return all of a small blob. Raises what `open` raises."""
+        """Return the content of a small blob. Raises ResultError as `open` does."""
         with self.open() as file:
             return file.read()
 
     @property
     def compression(self) -> Compression:
-        """Return how the bytes are compressed as a whole; nothing if they are not."""
+        """The compression of the file. Empty if it is not compressed."""
         with self.file.open("rb") as file:
             start = file.read(len(ZSTD))
         return "gzip" if start.startswith(GZIP) else "zstd" if start == ZSTD else ""
 
 
 def decompressed(file: BufferedReader) -> Any:
-    """Return what is in a file that may be compressed as a whole.
+    """Return a stream of the decompressed content of a file. The file may be uncompressed.
 
-    Reading raises errors of zlib and zstandard, OSError or EOFError. Truncated zstd data end without an error.
+    Reading raises errors of zlib and zstandard, OSError or EOFError. Truncated zstd data do not cause an error.
     """
     head = file.peek(len(ZSTD))
     if head.startswith(GZIP):
@@ -249,11 +254,11 @@ def decompressed(file: BufferedReader) -> Any:
 
 
 UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
-"""Errors of content that is damaged or cut off."""
+"""Errors caused by damaged or truncated content."""
 
 
 def member_path(name: str) -> str | None:
-    """Return the path of a member below the root, or None for the root itself. Raises TarError if it leads outside."""
+    """Return the path of a member below the root. None for the root itself. Raises TarError if it leads outside."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise tarfile.TarError(f"{name!r} leads out of the image")
@@ -262,16 +267,17 @@ def member_path(name: str) -> str | None:
 
 @contextmanager
 def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]]:
-    """Open a layer to read its members once, in order: the archive with the content, the member, its path in the image.
+    """Open a layer, and yield an iterator over its members.
 
-    Raises ResultError, also while content is read, if the layer cannot be read or has another digest.
+    The iterator yields the archive (to read the content), the member and its path in the image, in the order of the
+    archive. Raises ResultError, also during the iteration, if the layer cannot be read or has another digest.
     """
 
     def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
         for member in archive:
             if (path := member_path(member.name)) is not None:
                 yield archive, member, path
-                archive.members = []  # type: ignore[attr-defined]  # or it keeps all of them
+                archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members
 
     with blob.open() as file, tarfile.open(fileobj=decompressed(file), mode="r|", bufsize=CHUNK) as archive:
         yield members(archive)
@@ -282,31 +288,31 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfil
 INDEX_FILE, MARK_FILE = "index.json", "oci-layout"
 BLOBS = "blobs/sha256"
 MEMBER = re.compile(rf"(?:\./)?({INDEX_FILE}|{MARK_FILE}|{BLOBS}/[0-9a-f]{{64}})")
-"""Names of members of an archive that are of an image."""
-NO_IMAGE = "neither an OCI image layout nor an archive of one, as `docker save` writes it since Docker 25"
+"""Matches the members of an archive that belong to a layout."""
+NO_IMAGE = "neither an OCI image layout nor an archive with one, as `docker save` writes it since Docker 25"
 
 
 class BlobSource(Protocol):
-    """Have blobs: a repository of a registry, or another layout."""
+    """A place with blobs: a repository in a registry, or a layout."""
 
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob to a file, if it is not there yet; it appears under its name when it is whole."""
+        """Write a blob to a file, unless the file exists. The file appears only when it is complete."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Read and write the images of an OCI layout in a folder."""
+    """An OCI layout in a folder."""
 
     folder: Path
 
     def path(self, digest: str) -> Path:
-        """Return where a blob is. Raises ResultError for what is no digest, and may lead out of the folder."""
+        """Return the path of a blob. Raises ResultError if the digest is invalid: it could lead outside the folder."""
         if not re.fullmatch("[a-z0-9]+:[0-9a-f]+", digest):
-            raise ResultError(f"{self.folder}: {digest!r} is no digest")
+            raise ResultError(f"{self.folder}: {digest!r} is not a digest")
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
-        """Yield digest and size of a manifest or an index and of everything below it, as far as it is here."""
+        """Yield digest and size of a manifest or an index, and of its parts unless it is missing here."""
         yield digest, size
         if not self._is_whole(digest, size):
             return
@@ -316,7 +322,7 @@ class Layout:
         yield from ((item.digest, item.size) for item in blobs_of(document))
 
     def has(self, digest: str, size: int | None = None) -> bool:
-        """Return whether an image, or an index with all its images, is here in full length."""
+        """Return whether an image, or an index with all its images, is here. Only sizes are checked, not digests."""
         return (self.folder / MARK_FILE).is_file() and all(self._is_whole(*part) for part in self.named(digest, size))
 
     def _is_whole(self, digest: str, size: int | None) -> bool:
@@ -327,21 +333,21 @@ class Layout:
         """Return a manifest or an index. Raises ResultError if it is missing or damaged."""
         content = self.blob(digest)
         document = json.loads(content)
-        # It need not name its type.
+        # A manifest may lack its type.
         return Manifest(content, str(document.get("mediaType") or (INDEX if "manifests" in document else MANIFEST)))
 
     def blob(self, digest: str) -> bytes:
-        """Return a document. Raises ResultError if it is missing or damaged."""
+        """Return the content of a small blob. Raises ResultError if it is missing or damaged."""
         return Blob(self.path(digest), 0, digest).read()
 
     def content(self, blob: Descriptor) -> BlobStream:
-        """Return a blob, to be read when it is needed. Raises ResultError if not all of it is here."""
+        """Return a stream of a blob. Raises ResultError if the blob is missing or truncated."""
         path = self.path(blob.digest)
         if not self._is_whole(blob.digest, blob.size):
-            raise ResultError(f"{self.folder}: does not have all of blob {blob.digest}; build it again")
+            raise ResultError(f"{self.folder}: blob {blob.digest} is missing or truncated; build the image again")
 
         def chunks() -> Iterator[bytes]:
-            # An OSError that ends an upload would be taken for one of the connection.
+            # During an upload, an OSError would look like an error of the connection.
             with os_errors_as_command_errors(), path.open("rb") as file:
                 while chunk := file.read(CHUNK):
                     yield chunk
@@ -349,53 +355,54 @@ class Layout:
         return BlobStream(blob.size, chunks)
 
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Copy a blob to a file, if that is not there yet; it appears under its name when it is whole."""
+        """Copy a blob to a file, unless the file exists. The file appears only when it is complete."""
         if not path.exists():
             with temporary_file(path.parent) as temporary:
                 shutil.copyfile(self.path(blob.digest), temporary)
                 temporary.rename(path)
 
     def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
-        """Get a blob from another place, if it is not here yet. Return how many `blobs` and `bytes` that are."""
+        """Copy a blob from another place, unless it is here. Return the number of `blobs` and `bytes` copied."""
         if self.path(blob.digest).is_file():
             return Counter()
         source.fetch(blob, self.path(blob.digest))
         return Counter(blobs=1, bytes=blob.size)
 
     def put_manifest(self, manifest: Manifest) -> str:
-        """Store a manifest whose parts are here, and return its digest."""
+        """Store a manifest, and return its digest."""
         write_bytes(self.path(manifest.digest), manifest.content)
         return manifest.digest
 
     # Writing
 
     def start(self) -> None:
-        """Make an empty layout, if there is none. Its index stays empty: BuildKit is given digests."""
+        """Create an empty layout, unless it exists. Its index stays empty, because BuildKit gets digests."""
         if not (self.folder / MARK_FILE).exists():
             self.write_list([])
 
     def write_list(self, manifests: Iterable[Descriptor]) -> None:
+        """Write the index of the layout (index.json)."""
         (self.folder / BLOBS).mkdir(parents=True, exist_ok=True)
         write_bytes(self.folder / INDEX_FILE, index_document(manifests))
         write_bytes(self.folder / MARK_FILE, b'{"imageLayoutVersion": "1.0.0"}')
 
     def write_index(self, manifests: Iterable[Descriptor]) -> str:
-        """Make one image of manifests, one for each platform. Return its digest, for `oci-layout://…@digest`."""
+        """Combine manifests of different platforms into one image. Return its digest."""
         index = Manifest(index_document(sorted(manifests, key=lambda item: item.platform or "")), INDEX)
         self.write_list([index.descriptor])
         return self.put_manifest(index)
 
     def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
-        """Add an image of one layer, whose digest the configuration gets. Return its descriptor, for `write_index`."""
+        """Add an image with one layer, whose digest is added to `config`. Return a descriptor for `write_index`."""
         with temporary_file(self.folder / BLOBS) as path:
-            # Without a name and a time, the digest depends on content alone.
+            # No name and no time in the gzip header: the digest depends only on the content.
             with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
                 shutil.copyfileobj(source, packed, CHUNK)
             layer = Descriptor(LAYER, f"sha256:{file_sha256(path)}", path.stat().st_size)
             path.replace(self.path(layer.digest))
         root = {"type": "layers", "diff_ids": [f"sha256:{file_sha256(tar)}"]}
         parts = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [layer.to_json()]}
-        # The configuration is stored as a manifest is: byte for byte, under its digest.
+        # The configuration is stored in the same way as a manifest: unchanged, under its digest.
         stored = Manifest(encode_json({**config, "rootfs": root}), CONFIG)
         manifest = Manifest(encode_json({**parts, "config": stored.descriptor.to_json()}), MANIFEST)
         for document in (stored, manifest):
@@ -405,7 +412,7 @@ class Layout:
 
 @contextmanager
 def _opened(archive: Path | Iterable[bytes]) -> Iterator[Any]:
-    """Open an archive, as far as tarfile needs a file that is a stream."""
+    """Open an archive as an object that tarfile can read as a stream."""
     if isinstance(archive, Path):
         with archive.open("rb") as file:
             yield decompressed(file)
@@ -415,9 +422,9 @@ def _opened(archive: Path | Iterable[bytes]) -> Iterator[Any]:
 
 
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
-    """Unpack an archive of a layout, or a stream of one that an engine saves: what is of images, and nothing else.
+    """Unpack an archive with a layout, or a stream that an engine saves. Other files in it are ignored.
 
-    Raises ConfigError if it is no archive of a layout, ResultError if it cannot be read or stored.
+    Raises ConfigError if it does not contain a layout, and ResultError if it cannot be read or stored.
     """
     try:
         with _opened(archive) as file, tarfile.open(fileobj=file, mode="r|", bufsize=CHUNK) as members:
@@ -431,5 +438,6 @@ def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     except tarfile.TarError as error:
         raise ConfigError(f"{archive}: {NO_IMAGE}: {error}") from None
     except UNREADABLE as error:
-        raise ResultError(f"{archive}: cannot be read: {error}; TMPDIR may name another folder") from None
+        remedy = "if the disk is full, set TMPDIR to a larger folder"
+        raise ResultError(f"{archive}: cannot be read: {error}; {remedy}") from None
     return Layout(folder)

@@ -1,4 +1,4 @@
-"""Parse names of images: `registry/repository:tag@digest`. Pure."""
+"""References of images: `registry/repository:tag@digest`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True)
 class ImageReference:
-    """Identify an image, or a repository of images. The host has its port, the repository is without the host."""
+    """A reference of an image or a repository. `host` contains the port; `repository` does not contain the host."""
 
     host: str
     repository: str
@@ -32,10 +32,11 @@ class ImageReference:
 
     @property
     def wanted(self) -> str:
-        """Return what to ask the registry for: the digest, else the tag, else `latest`."""
+        """The digest or tag to request from the registry. Default: `latest`."""
         return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> ImageReference:
+        """Return the reference of a digest in the same repository."""
         return replace(self, tag=None, digest=digest)
 
     def __str__(self) -> str:
@@ -44,7 +45,7 @@ class ImageReference:
 
 
 def parse_reference(text: str) -> ImageReference:
-    """Read a reference; `debian:13` is `docker.io/library/debian:13`. Raises ConfigError if it names no image."""
+    """Parse a reference. `debian:13` stands for `docker.io/library/debian:13`. Raises ConfigError if it is invalid."""
     match = _REFERENCE.fullmatch(full_reference(text))
     if not match:
         raise ConfigError(
@@ -54,10 +55,11 @@ def parse_reference(text: str) -> ImageReference:
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether a host, with or without a port, is this machine."""
     return bool(re.fullmatch(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?", host))
 
 
 def api_address(host: str, insecure: tuple[str, ...] = ()) -> str:
-    """Return the address of a registry: with TLS, except for those on this machine and those in `insecure`."""
+    """Return the URL of a registry's API: http for registries on this machine or in `insecure`, https for others."""
     scheme = "http" if is_loopback(host) or host in insecure else "https"
     return f"{scheme}://{'registry-1.docker.io' if host == DEFAULT_REGISTRY else host}/v2/"

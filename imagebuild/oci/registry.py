@@ -1,4 +1,4 @@
-"""Talk to registries by the OCI distribution specification: log in, read, push, copy, attach."""
+"""Registries of the OCI distribution specification: log in, read, push, copy, attach."""
 
 from __future__ import annotations
 
@@ -53,26 +53,30 @@ P = ParamSpec("P")
 ACCEPT = {"Accept": ", ".join(MANIFEST_TYPES)}
 TAGS_PER_REQUEST = 1000
 JOBS = 4
-"""Blobs that are copied at a time: more are not faster, and registries limit requests."""
+"""Number of blobs that are copied in parallel. More are not faster, and registries limit requests."""
 STORE_TIMEOUT_S = 600
-"""How long to wait for the answer to a whole blob, which some registries copy before they answer."""
+"""How long to wait for the answer to an uploaded blob. Some registries copy the blob before they answer."""
 SETTLED_S, MOST_LISTINGS = 0.5, 30
-"""How long after writing the index of referrers we read it again, or twice the time between reading and writing it if
-that is more: a publisher who read it before our write has written by then, unless its requests are far slower than
-ours. And how often we write it while others overwrite it."""
+"""Delay before the referrers index is read again, to detect concurrent writers, and maximum number of writes.
+
+The delay is at least twice the time from reading to writing the index. Another publisher that read the index before our
+write has then written too, unless its requests are much slower than ours."""
 UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
-"""Answers that mean that the registry does not know the upload any more, or another part of it than we sent."""
+"""HTTP statuses of a registry that has lost an upload or a part of it."""
 NO_SUCH_API = frozenset({400, 404, 405, 501})
+"""HTTP statuses of a registry without the referrers API."""
 GARBLED = frozenset({"DIGEST_INVALID", "BLOB_UPLOAD_INVALID", "SIZE_INVALID"})
+"""Error codes for an upload that arrived damaged."""
 BLOB_UNKNOWN = frozenset({"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN", "MANIFEST_UNKNOWN"})
+"""Error codes for a manifest with parts that the registry does not have."""
 
 
 class DeletionDisabled(CommandError):
-    """Report that the registry does not allow deletions."""
+    """The registry does not allow deletions."""
 
 
 def _error_codes(answer: requests.Response) -> set[str]:
-    """Return the codes of the errors that a registry lists, such as `BLOB_UNKNOWN`."""
+    """Return the error codes in an answer, such as `BLOB_UNKNOWN`."""
     return {str(item.get("code", "")) for item in errors_in(answer)}
 
 
@@ -80,10 +84,10 @@ def _error_codes(answer: requests.Response) -> set[str]:
 
 
 def stored_credentials(host: str) -> Mapping[str, str]:
-    """Return what `docker login` has stored for a registry: `username` and `password`, or `identitytoken`.
+    """Return the credentials that `docker login` has stored for a registry.
 
-    It is in docker's configuration or its credential helper; empty if there is nothing. Raises CommandError if these do
-    not work.
+    They are `username` and `password`, or `identitytoken`, from docker's configuration or its credential helper. {} if
+    there are none. Raises CommandError if the credential helper fails.
     """
     from docker import auth  # noqa: PLC0415 - slow to import
     from docker.errors import DockerException  # noqa: PLC0415
@@ -91,7 +95,7 @@ def stored_credentials(host: str) -> Mapping[str, str]:
     try:
         entry = auth.load_config().resolve_authconfig(host) or {}
     except DockerException as error:
-        # The message may quote what the helper printed.
+        # The text of the error may quote the output of the credential helper.
         raise CommandError(
             f"{host}: the credentials of `docker login` cannot be read ({type(error).__name__}); log in again"
         ) from None
@@ -104,11 +108,11 @@ def stored_credentials(host: str) -> Mapping[str, str]:
 
 @dataclass(eq=False, repr=False)
 class Registry:
-    """Reach one registry, from several threads."""
+    """A connection to a registry that several threads may use."""
 
     host: str
     base: str
-    """Address that the paths of requests are relative to."""
+    """URL of the API, such as `https://registry.example/v2/`."""
     ca: Path | None = None
     patience: Patience = PATIENCE
     lacks_referrers: bool = False
@@ -116,33 +120,36 @@ class Registry:
 
     def __post_init__(self) -> None:
         self.client = Client(self.ca, self.patience)
-        # A session's cookies would be changed by several threads.
+        # No cookies, because the cookie jar of a session is not safe for several threads.
         self.client.session.cookies = RequestsCookieJar(DefaultCookiePolicy(allowed_domains=[]))
-        # Docker does not look for registries of this machine behind a proxy either.
+        # As in docker, registries on this machine are reached without a proxy.
         self.client.session.trust_env = not is_loopback(self.host)
-        self.client.session.auth = lambda request: request  # or the password of a netrc file replaces what we send
+        self.client.session.auth = lambda request: request  # prevents a netrc file from replacing our header
         self._logins: dict[tuple[str, ...], str] = {}
-        """Scopes → `Authorization` header, which is sent until the registry refuses it."""
+        """Maps scopes to the `Authorization` header, which is sent until the registry refuses it."""
         self._lock = threading.Lock()
 
     def at(self, repository: str) -> Repository:
-        """Return one of its repositories: `gpu/open`."""
+        """Return a repository of this registry, such as `gpu/open`."""
         return Repository(self, repository)
 
     def stop(self) -> None:
-        """End what other threads are doing with it, each with CommandError, for Ctrl-C."""
+        """End the requests of other threads with CommandError, after Ctrl-C."""
         self.client.stopped.set()
 
     def request(self, method: str, url: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
-        """Send one request and return its answer, which may be a refusal. Raises TryAgain or CommandError."""
+        """Send a request, and log in if needed. Return the answer, which may be an error such as 404.
+
+        Raises TryAgain for a temporary error and CommandError for a permanent one.
+        """
         there, here = urlsplit(url), urlsplit(self.base)
         if there.netloc != here.netloc:
-            # Uploads may go to another server, which authenticates them in its own way.
+            # Uploads may go to another server, with its own authentication.
             return self._send(method, url, **options)
         if there.scheme != here.scheme:
             raise CommandError(
-                f"{self.host}: says that uploads go to {there.scheme}://{there.netloc}; if a proxy is in front of the "
-                "registry, it has to set X-Forwarded-Proto"
+                f"{self.host}: sends uploads to {there.scheme}://{there.netloc}; if the registry is behind a proxy, "
+                "make the proxy set X-Forwarded-Proto"
             )
         shown = self._logins.get(scopes, "")
         answer = self._send(method, url, authorization=shown, **options)
@@ -159,11 +166,14 @@ class Registry:
 
     @cached_property
     def credentials(self) -> Mapping[str, str]:
-        """Return what `docker login` has stored; it is looked up when the registry first wants it."""
+        """The credentials of `docker login`, read when the registry first asks for a login."""
         return stored_credentials(self.host)
 
     def _log_in(self, refusal: requests.Response, scopes: tuple[str, ...]) -> str:
-        """Return the `Authorization` header that a refusal asks for; "" if we have none. Raises CommandError."""
+        """Return the `Authorization` header for a refused request. Empty if there is no login for it.
+
+        Raises CommandError if the registry gives no token, or asks for the password over an insecure connection.
+        """
         own = self.credentials
         pair = f"{own.get('username', '')}:{own.get('password', '')}"
         basic = f"Basic {base64.b64encode(pair.encode()).decode()}" if own else ""
@@ -175,9 +185,9 @@ class Registry:
         if not (challenge := challenges.get("bearer")):
             return basic if "basic" in challenges else ""
         realm, service = challenge.get("realm", ""), challenge.get("service", "")
-        server, is_plain = urlsplit(realm), self.base.startswith("http:")  # as the user wants it
+        server, is_plain = urlsplit(realm), self.base.startswith("http:")  # the user configured a registry without TLS
         if own and server.scheme != "https" and not is_plain and not is_loopback(server.netloc):
-            raise CommandError(f"{self.host}: wants the password sent to {realm} without TLS; not done")
+            raise CommandError(f"{self.host}: asks for the password at {realm} without TLS; use a registry with TLS")
         wanted = tuple(dict.fromkeys((*scopes, *challenge.get("scope", "").split())))
         if own.get("identitytoken"):
             form = {
@@ -197,19 +207,19 @@ class Registry:
 
     def _send(self, method: str, url: str, authorization: str = "", **options: Any) -> requests.Response:
         headers = {**options.pop("headers", {}), **({"Authorization": authorization} if authorization else {})}
-        # The query is not shown: registries put secrets into it.
+        # Messages leave out the query, because registries put secrets into it.
         what = f"{self.host}: {method} {urlsplit(url).path.removeprefix('/v2/')}"
         return self.client.send(method, url, what, headers=headers, **options)
 
 
 def connect_registry(host: str, *, patience: Patience = PATIENCE, environ: Mapping[str, str] = os.environ) -> Registry:
-    """Return the registry of a host, which is not asked anything yet. Raises ConfigError for unusable settings."""
+    """Return the registry of a host. No request is sent yet. Raises ConfigError if the settings are wrong."""
     address = api_address(host, settings.load_settings(environ).insecure_registries)
     return Registry(host, address, settings.ca_bundle(None, environ), patience)
 
 
 def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concatenate[Repository, P], T]:
-    """Repeat a method of a repository as `Client.retried` does."""
+    """Decorate a method of `Repository`, so that it is repeated after temporary errors as in `Client.retried`."""
 
     @functools.wraps(method)
     def repeated(self: Repository, /, *args: P.args, **options: P.kwargs) -> T:
@@ -223,7 +233,10 @@ def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concate
 
 @dataclass(frozen=True)
 class Repository:
-    """Read and write one repository. All methods raise CommandError; Unreachable, if our patience ends."""
+    """A repository in a registry.
+
+    All methods raise CommandError if the registry refuses, and Unreachable if temporary errors last too long.
+    """
 
     registry: Registry
     name: str
@@ -232,18 +245,21 @@ class Repository:
         return f"{self.registry.host}/{self.name}"
 
     def _request(self, method: str, path: str, source: str = "", **options: Any) -> requests.Response:
-        """Send a request. `path` is below the repository, or a whole address. Repository `source` is readable, too."""
+        """Send a request. `path` is relative to the repository, or a URL.
+
+        The login also allows to read the repository `source`.
+        """
         actions = {"GET": "pull", "HEAD": "pull", "DELETE": "delete,pull,push"}.get(method, "pull,push")
         scopes = (f"repository:{self.name}:{actions}", *([f"repository:{source}:pull"] if source else []))
         return self.registry.request(method, urljoin(f"{self.registry.base}{self.name}/", path), scopes, **options)
 
     def _expect(self, answer: requests.Response, what: str, *statuses: int) -> None:
         if answer.status_code not in statuses:
-            hint = "; log in with `docker login` as someone who may do this" if answer.status_code in (401, 403) else ""
+            hint = "; run `docker login` as a user with this permission" if answer.status_code in (401, 403) else ""
             raise CommandError(f"{self}: {what}: the server answered {describe_answer(answer)}{hint}")
 
     def _pages(self, path: str, **options: Any) -> Iterator[requests.Response]:
-        """Yield the answers of a list that comes in pages."""
+        """Yield the answers to a request for a list that is split into pages."""
         while path:
             answer = self._request("GET", path, **options)
             yield answer
@@ -251,14 +267,14 @@ class Repository:
             path = urljoin(answer.url, link["url"]) if link else ""
 
     def check_writable(self) -> None:
-        """Raise CommandError if not even a blob of two bytes can be written here."""
+        """Raise CommandError if we cannot write to this repository. Uploads a blob of two bytes."""
         self.put_blob(EMPTY, digest_of(EMPTY))
 
     # Manifests
 
     @retried
     def digest(self, reference: str) -> str | None:
-        """Return the digest of what a tag names now, or None if there is nothing."""
+        """Return the digest of a tag. None if the tag does not exist."""
         answer = self._request("HEAD", f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
@@ -269,12 +285,12 @@ class Repository:
         return manifest.digest if manifest else None
 
     def has(self, digest: str) -> bool:
-        """Return whether there is a manifest, and so all that it names."""
+        """Return whether a manifest, and so all its parts, exist."""
         return self.digest(digest) is not None
 
     @retried
     def find(self, reference: str) -> Manifest | None:
-        """Return a manifest by tag or digest, or None if there is none."""
+        """Return the manifest of a tag or digest. None if it does not exist."""
         answer = self._request("GET", f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
@@ -282,21 +298,20 @@ class Repository:
         manifest = Manifest(answer.content, answer.headers.get("Content-Type", "").partition(";")[0])
         expected = reference if ":" in reference else answer.headers.get("Docker-Content-Digest", manifest.digest)
         if expected != manifest.digest:
-            raise TryAgain(f"{self}: the registry sent a manifest of digest {manifest.digest} as {expected}")
+            raise TryAgain(f"{self}: the registry sent a manifest with the digest {manifest.digest}, not {expected}")
         return manifest
 
     def manifest(self, digest: str) -> Manifest:
-        """Return a manifest by its digest. Raises CommandError if it is not there."""
+        """Return the manifest of a digest. Raises CommandError if it does not exist."""
         if manifest := self.find(digest):
             return manifest
-        raise CommandError(f"{self}@{digest}: is not there; build and verify it first, or say which registry has it")
+        raise CommandError(f"{self}@{digest}: does not exist; build and verify it first, or name another registry")
 
     @retried
     def put_manifest(self, manifest: Manifest, tag: str = "") -> str:
-        """Store a manifest by its digest or by a tag, read back what the registry has, and return its digest.
+        """Store a manifest by its digest or by a tag, unless it is stored already. Return the digest that is stored.
 
-        Another digest than the manifest's means that somebody else moved the tag since. What is there already is not
-        sent.
+        A digest other than the manifest's means that somebody else has moved the tag in the meantime.
         """
         reference = tag or manifest.digest
         what, before = f"manifest {reference}", self.digest(reference)
@@ -305,16 +320,16 @@ class Repository:
         headers = {"Content-Type": manifest.media_type}
         answer = self._request("PUT", f"manifests/{reference}", data=manifest.content, headers=headers)
         if BLOB_UNKNOWN & _error_codes(answer):
-            raise TryAgain(f"{self}: {what}: the registry lacks what it names: {describe_answer(answer)}")
+            raise TryAgain(f"{self}: {what}: the registry lacks a part of it: {describe_answer(answer)}")
         self._expect(answer, what, HTTPStatus.CREATED, HTTPStatus.ACCEPTED, HTTPStatus.OK)
         after = self.digest(reference)
         if after is None or after == before:
-            raise TryAgain(f"{self}: {what}: the registry took it, but does not have it")
+            raise TryAgain(f"{self}: {what}: the registry accepted it, but does not have it")
         return after
 
     @retried
     def tags(self) -> tuple[str, ...]:
-        """Return all tags; none if there is no such repository."""
+        """Return all tags. () if the repository does not exist."""
         tags: list[str] = []
         for answer in self._pages(f"tags/list?n={TAGS_PER_REQUEST}"):
             if answer.status_code == HTTPStatus.NOT_FOUND:
@@ -322,18 +337,18 @@ class Repository:
             self._expect(answer, "tags", HTTPStatus.OK)
             document = json_of(answer)
             if not document:
-                raise CommandError(f"{self}: tags: not the answer of a registry; is {self.registry.host} one?")
+                raise CommandError(f"{self}: tags: {self.registry.host} does not answer as a registry; check its name")
             tags += document.get("tags") or ()
         return tuple(dict.fromkeys(tags))
 
     @retried
     def delete(self, digest: str) -> None:
-        """Delete a manifest, with the tags that name it, if it is there. Raises DeletionDisabled."""
+        """Delete a manifest and its tags, if it exists. Raises DeletionDisabled if the registry forbids deletions."""
         answer = self._request("DELETE", f"manifests/{digest}")
         if answer.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             raise DeletionDisabled(
-                f"{self.registry.host}: does not let images be deleted (405); the distribution's registry does with "
-                "`storage: {delete: {enabled: true}}` in its configuration, or REGISTRY_STORAGE_DELETE_ENABLED=true"
+                f"{self.registry.host}: does not allow deletions (405); in the distribution project's registry, set "
+                "`storage.delete.enabled` in its configuration, or REGISTRY_STORAGE_DELETE_ENABLED=true"
             )
         deleted = (HTTPStatus.ACCEPTED, HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)
         self._expect(answer, f"deletion of {digest}", *deleted)
@@ -348,7 +363,7 @@ class Repository:
         return answer.status_code == HTTPStatus.OK
 
     def chunks(self, digest: str) -> Iterator[bytes]:
-        """Yield a blob in pieces, compared with its digest at its end. Raises TryAgain for what may pass."""
+        """Yield the content of a blob in pieces. Raises TryAgain after a temporary error, or if its digest is wrong."""
         answer = self._request("GET", f"blobs/{digest}", stream=True)
         self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         content = hashlib.sha256()
@@ -356,49 +371,52 @@ class Repository:
             content.update(chunk)
             yield chunk
         if f"sha256:{content.hexdigest()}" != digest:
-            raise TryAgain(f"{self}: the registry sent something else as blob {digest}")
+            raise TryAgain(f"{self}: the registry sent wrong content for blob {digest}")
 
     def content(self, blob: Descriptor) -> BlobStream:
-        """Return a blob, to be read when it is needed."""
+        """Return a stream of a blob."""
         return BlobStream(blob.size, lambda: self.chunks(blob.digest))
 
     @retried
     def blob(self, digest: str) -> bytes:
-        """Return a blob that is a document. Raises CommandError for one that is too large."""
+        """Return the content of a small blob. Raises CommandError if it is larger than MOST_BYTES."""
         content = bytearray()
         for chunk in self.chunks(digest):
             content += chunk
             if len(content) > MOST_BYTES:
-                raise CommandError(f"{self}: blob {digest}: has more than the {MOST_BYTES} bytes that are read")
+                raise CommandError(f"{self}: blob {digest}: is larger than the maximum of {MOST_BYTES} bytes")
         return bytes(content)
 
     @retried
     def fetch(self, blob: Descriptor, path: Path) -> None:
-        """Write a blob to a file, if it is not there; it appears when it is whole. Raises ResultError if it cannot."""
+        """Write a blob to a file, unless the file exists. The file appears only when it is complete.
+
+        Raises ResultError if the file cannot be written.
+        """
         if path.exists():
             return
         try:
             with temporary_file(path.parent) as temporary:
                 if shutil.disk_usage(path.parent).free < blob.size:
                     size = f"{blob.size / 1e9:.1f} GB"
-                    raise ResultError(f"{size} do not fit in {path.parent}; TMPDIR may name another folder")
+                    raise ResultError(f"{size} do not fit in {path.parent}; set TMPDIR to a larger folder")
                 with temporary.open("wb") as file:
                     file.writelines(self.chunks(blob.digest))
                 temporary.rename(path)
         except OSError as error:
-            raise ResultError(f"{path}: cannot be written: {error.strerror}; TMPDIR may name another folder") from None
+            raise ResultError(f"{path}: cannot be written: {error.strerror}; set TMPDIR to another folder") from None
 
     def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
-        """Get a blob from another place: mounted if it is of the same registry. Return what `put_blob` returns."""
+        """Copy a blob from another place. Within a registry, it is mounted. Return the same as `put_blob`."""
         is_near = isinstance(source, Repository) and source.registry.host == self.registry.host
         near = source.name if isinstance(source, Repository) and is_near else ""
         return self.put_blob(source.content(blob), blob.digest, near)
 
     @retried
     def put_blob(self, content: bytes | BlobStream, digest: str, source: str = "") -> Counter[str]:
-        """Store a blob: mount it from repository `source` of the same registry, or upload it.
+        """Store a blob, unless it is stored already: mount it from the repository `source`, or upload it.
 
-        Return `Counter(mounted=1)`, or how many `blobs` and `bytes` were sent: none if it was there.
+        `source` is in the same registry. Return `Counter(mounted=1)`, or the number of `blobs` and `bytes` uploaded.
         """
         what, uploads = f"upload of {digest}", "blobs/uploads/"
         if self.has_blob(digest):
@@ -407,39 +425,39 @@ class Repository:
         opened = self._request("POST", uploads + mount, source)
         if opened.status_code == HTTPStatus.CREATED and self.has_blob(digest):
             return Counter(mounted=1)
-        # A registry that would rather have the bytes has opened an upload for them.
+        # A registry that does not mount the blob has opened an upload instead.
         if source and opened.status_code != HTTPStatus.ACCEPTED:
             opened = self._request("POST", uploads)
         self._expect(opened, what, HTTPStatus.ACCEPTED)
         if not (location := opened.headers.get("Location")):
-            raise CommandError(f"{self}: the server does not say where uploads go; it is no registry of images")
+            raise CommandError(f"{self}: the server does not say where to upload; is it a registry of images?")
         answer = self._request(
             "PUT", urljoin(opened.url, location), source, params={"digest": digest},
             data=content if len(content) else b"", timeout_s=STORE_TIMEOUT_S,
             headers={"Content-Type": "application/octet-stream"},
         )  # fmt: skip
         if answer.status_code in UPLOAD_LOST or GARBLED & _error_codes(answer):
-            raise TryAgain(f"{self}: {what}: the registry lost it: {describe_answer(answer)}")
+            raise TryAgain(f"{self}: {what}: the registry lost the upload: {describe_answer(answer)}")
         self._expect(answer, what, HTTPStatus.CREATED)
         if not self.has_blob(digest):
-            raise TryAgain(f"{self}: {what}: the registry took it, but does not have it")
+            raise TryAgain(f"{self}: {what}: the registry accepted it, but does not have it")
         return Counter(blobs=1, bytes=len(content))
 
     # Attachments
 
     @retried
     def referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return what refers to a manifest, from the referrers API or, where there is none, the tag schema."""
+        """Return the attachments of a manifest, from the referrers API or, without it, from the referrers tag."""
         items = None if self.registry.lacks_referrers else self._referrers_by_api(digest)
         return self._referrers_by_tag(digest) if items is None else items
 
     def _referrers_by_api(self, digest: str) -> tuple[Descriptor, ...] | None:
-        """Return None if the registry has no such API, and remember that it is not to be asked again."""
+        """Return the attachments of a manifest. If the registry lacks the API, remember this, and return None."""
         items: list[Descriptor] = []
         for answer in self._pages(f"referrers/{digest}", headers={"Accept": INDEX}):
-            self._expect(answer, f"what refers to {digest}", HTTPStatus.OK, *NO_SUCH_API)
+            self._expect(answer, f"attachments of {digest}", HTTPStatus.OK, *NO_SUCH_API)
             if answer.status_code in NO_SUCH_API or not answer.headers.get("Content-Type", "").startswith(INDEX):
-                # A registry with the API lists errors of its own, such as a repository that it does not know.
+                # A registry with the API answers with an OCI error, for example for an unknown repository.
                 self.registry.lacks_referrers = not errors_in(answer)
                 return None
             items += manifests_of(answer.json())
@@ -450,7 +468,7 @@ class Repository:
         return manifests_of(index.document) if index else ()
 
     def attach(self, subject: Descriptor, attachment: Attachment) -> str:
-        """Store a file that refers to a manifest, unless it is there already. Return the digest of its own manifest."""
+        """Store an attachment of a manifest, unless it is stored already. Return the digest of the attachment."""
         manifest = attachment.manifest(subject)
         own = manifest.as_referrer
         for data in (EMPTY, attachment.content):
@@ -462,23 +480,23 @@ class Repository:
             by_tag = self._referrers_by_tag(subject.digest)
             if own.digest in {item.digest for item in (*by_registry, *by_tag)}:
                 return own.digest
-            # Sorted, so that it does not depend on who came first. Another publisher may overwrite it at the same time.
+            # Sorted, so that concurrent publishers write the same index. Another publisher may overwrite ours.
             index = index_document(sorted((*by_tag, own), key=lambda item: item.digest))
             self.put_manifest(Manifest(index, INDEX), referrers_tag(subject.digest))
             pause = max(SETTLED_S, 2 * (time.monotonic() - start)) * (1 + random.random())  # noqa: S311
             self.registry.client.stopped.wait(pause)
-        raise CommandError(f"{self}: other publishers write the list of attachments all the time")
+        raise CommandError(f"{self}: other publishers keep changing the list of attachments; try again later")
 
 
 # Copies
 
 
 def copy_image(digest: str, source: Repository | Layout, target: Repository | Layout) -> Counter[str]:
-    """Make a manifest, or an index with all that it names, available in another place by the same digest.
+    """Copy an image or an index with all its images to another place, with the same digest.
 
-    What is there is left alone; blobs are mounted where that can be, else they stream through this machine. Return the
-    number of `manifests` and `blobs` that were sent, their `bytes`, and how many blobs were `mounted`. Raises
-    CommandError if the source does not have it or a registry fails, and ResultError if a layout is not whole.
+    Existing blobs are not copied. Blobs are mounted if possible, and otherwise streamed through this machine. Return
+    the number of `manifests` and `blobs` that were sent, their `bytes`, and the number of `mounted` blobs. Raises
+    CommandError if the source does not have the image or a registry fails, and ResultError if a layout is incomplete.
     """
     if target.has(digest):
         return Counter()
@@ -492,9 +510,9 @@ def copy_image(digest: str, source: Repository | Layout, target: Repository | La
 
 
 def push_image(layout: Layout, digest: str, target: Repository, tag: str = "") -> Counter[str]:
-    """Push a manifest, or an index with all that it names, from a layout; what is there already is not sent.
+    """Push an image, or an index with all its images, from a layout. Existing blobs are not sent.
 
-    A tag is given last. Raises ResultError if the layout does not have it all, CommandError if the registry fails.
+    The tag is set last. Raises ResultError if the layout is incomplete, and CommandError if the registry fails.
     """
     moved = copy_image(digest, layout, target)
     if tag:
@@ -503,7 +521,7 @@ def push_image(layout: Layout, digest: str, target: Repository, tag: str = "") -
 
 
 def pull_image(reference: str, layout: Layout) -> str:
-    """Copy `image:tag@digest`, all its platforms, from its registry into a layout. Return the digest."""
+    """Pull `image:tag@digest` with all its platforms into a layout. Return the digest."""
     name = parse_reference(reference)
     layout.start()
     copy_image(name.wanted, connect_registry(name.host).at(name.repository), layout)

@@ -150,7 +150,7 @@ def test_published_and_verified(
     assert services.storage.exec_run(find) == (0, b"")
     (finding,) = wrong(imagebuild, published, status=1)
     assert (finding.kind, finding.outcome) == ("provenance", "broken")
-    assert "sent something else" in finding.detail
+    assert "sent wrong content" in finding.detail
 
 
 def verify_attestation(cosign: Cosign, name: str, kind: str, key: Path) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ def test_an_engine_that_stops(tiny: Tiny, second_engine: SecondEngine) -> None:
     second_engine.stop()
     done = finish(building)
     assert (done.status, "Traceback" in done.err) == (4, False), done.err
-    assert f"error: the engine at {second_engine.host} stopped during the build (no socket there)" in done.err
+    assert f"error: the engine at {second_engine.host} stopped during the build (its socket does not exist)" in done.err
     nothing_left(tiny)
 
 

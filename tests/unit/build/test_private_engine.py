@@ -122,7 +122,7 @@ def test_what_fails_on_the_way_leaves_nothing(
     with pytest.raises(CommandError, match=r"daemon\.json: Is a directory"):
         start_engine({}, installed(paths))
     process(machine, 12, "dockerd", "--config-file", str(paths.config))
-    with pytest.raises(CommandError, match="the private engine runs, but no socket there; end it with"):
+    with pytest.raises(CommandError, match="the private engine runs, but its socket does not exist; end it with"):
         start_engine({}, installed(paths))
 
 

@@ -65,7 +65,7 @@ def test_find_ends_at_the_private_engine(private: EnginePaths) -> None:
     first, *tried = str(caught.value).splitlines()
     assert "`imagebuild engine up`" in first
     assert "25.0.3 is too old" in tried[0]
-    assert "no socket there" in tried[1]
+    assert "its socket does not exist" in tried[1]
     private.run.mkdir()
     private.socket.touch()
     assert find_engine({}, run) == Endpoint(private.host, "private")
@@ -151,5 +151,5 @@ def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None
     assert len(still) == left
     if not left:
         still += [APIError("403", explanation="network imagebuild-1 has active endpoints")]
-        with pytest.raises(CommandError, match="does not remove what was started: network imagebuild-1 has active"):
+        with pytest.raises(CommandError, match="does not remove what we started: network imagebuild-1 has active"):
             remove_patiently(remove, within_s=-1)

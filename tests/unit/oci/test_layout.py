@@ -70,7 +70,7 @@ def test_a_missing_or_cut_off_blob_is_noticed(
 
 
 def test_a_digest_does_not_lead_out_of_a_layout(tmp_path: Path) -> None:
-    with pytest.raises(ResultError, match=r"'sha256:\.\./\.\./x' is no digest"):
+    with pytest.raises(ResultError, match=r"'sha256:\.\./\.\./x' is not a digest"):
         Layout(tmp_path).take(Descriptor(MANIFEST, "sha256:../../x", 1), Layout(tmp_path))
 
 

@@ -80,7 +80,7 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
             assert image.digest == images[1].digest
             assert image.fetch(image.layers[0]).read()
             assert image.repository
-            with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose with --platform"):
+            with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose one with --platform"):
                 found.image(None)
 
 
@@ -109,10 +109,10 @@ def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
     with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
         image = found.image(None)
         registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
-        with pytest.raises(CommandError, match="the registry sent something else as blob"):
+        with pytest.raises(CommandError, match="the registry sent wrong content for blob"):
             image.fetch(image.layers[0])
         monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-        with pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; TMPDIR may name another folder"):
+        with pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; set TMPDIR to a larger folder"):
             image.fetch(image.layers[0])
 
 
@@ -123,8 +123,8 @@ def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
         ("engine:x", ConfigError, "not in the engine's store; build or pull it"),
         ("oci:absent", ConfigError, "does not exist"),
         ("No Name", ConfigError, "not the name of an image"),
-        ("registry.test/gpu/open:1", ResultError, "is not an image"),
-        ("registry.test/gpu/open:2", ResultError, "is not an image"),
+        ("registry.test/gpu/open:1", ResultError, "cannot be read as an image"),
+        ("registry.test/gpu/open:2", ResultError, "cannot be read as an image"),
     ],
 )
 def test_what_is_not_there(registry: FakeRegistry, name: str, error: type[Exception], message: str) -> None:

@@ -86,7 +86,7 @@ def test_reading_without_a_login(folder: Path, server: FakeRegistry) -> None:
     described = put_image(server, "a")
     registry = connect(server)
     assert registry.at("a").digest(described.digest) == described.digest
-    with pytest.raises(CommandError, match=r"a: upload of sha256.*401 \(UNAUTHORIZED\); log in with `docker login`"):
+    with pytest.raises(CommandError, match=r"a: upload of sha256.*401 \(UNAUTHORIZED\); run `docker login`"):
         registry.at("a").put_blob(b"x", digest_of(b"x"))
 
 
@@ -152,7 +152,7 @@ def test_a_password_is_not_sent_to_a_token_server_without_tls() -> None:
     registry.credentials = {"username": "someone", "password": "secret"}
     for scheme in ("http://", "https://"):
         registry.client.session.mount(scheme, Evil())
-    with pytest.raises(CommandError, match="wants the password sent to http://evil.example/token without TLS"):
+    with pytest.raises(CommandError, match="asks for the password at http://evil.example/token without TLS"):
         registry.at("a").tags()
 
 

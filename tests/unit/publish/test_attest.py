@@ -257,7 +257,7 @@ def test_add_results_that_were_measured_later(published: Published, signers: Sig
     assert add(published, "verification", content, signer=signers.signer()) == ()
     found = [f for f in published.verify(trust=signers.trust()).findings if f.attachment]
     assert [(f.subject, f.outcome) for f in found] == [("index", "passed"), (AMD64, "passed")]
-    with pytest.raises(ConfigError, match="choose with --platform"):
+    with pytest.raises(ConfigError, match="choose one with --platform"):
         add(published, "benchmark", json.loads(BENCHMARK.model_dump_json()))
 
 

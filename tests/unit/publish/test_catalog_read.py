@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(published: Published, ou
         "should be an object",
         "was it written by another version",
         "is about another image: sha256:999",
-        f"{other.digest}: is not there",
+        f"{other.digest}: does not exist",
     ):
         assert word in problems, word
 
