@@ -241,7 +241,7 @@ def images_table(project: Project, plan: Plan) -> str:
     table = markdown_table(["image", "what it is", *axes, "has", "platforms", "targets", "compressed"], rows)
     note = "; sizes are the limits in it" if any(image.size_limit_mb for image in images.values()) else ""
     total = len(plan.targets)
-    return f"{table}\n\n{total} targets, by `imagebuild catalog --readme` from [matrix.yaml](matrix.yaml){note}.\n"
+    return f"{table}\n\n{total} targets, by `imagebuild catalog --readme` from `matrix.yaml`{note}.\n"
 
 
 def _listed(values: Sequence[str]) -> str:

@@ -291,7 +291,7 @@ def test_newer_versions_become_one_pull_request(machine: Machine, origin: Tiny, 
     origin.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=STAGE)
     origin.replace("matrix.yaml", f'tool: "2.{origin.nonce}"', 'tool: "1.0"')
     origin.lock({**LOCK, "git": {f"{address} 1.0": commits["1.0"]}})
-    origin.write("README.md", "<!-- images:begin -->\n<!-- images:end -->\n")
+    origin.write("docs/images.md", "<!-- images:begin -->\n<!-- images:end -->\n")
     commit(origin, "a tool of git")
 
     machine.job("update.yml", "bump")

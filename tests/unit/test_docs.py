@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,48 @@ from imagebuild.cli.app import COMMANDS, load_command
 from imagebuild.project.plan import Project
 from imagebuild.verify.checks import select_checks
 from imagebuild.verify.rules import IMAGE_CHECKS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / ".github").rglob("*.md")), *PAGES]
+
+
+WIDTH = 100
+"""Characters of a code block that fit beside the navigation at 1280 pixels; tests/browser/test_docs.py measures it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of code."""
+
+    language: str
+    lines: list[str]
+    needs: str
+    """What running it takes, from the comment `<!-- needs: engine -->` before it. Default: nothing."""
+    number: int
+    """The line of the fence."""
+
+    def commands(self) -> list[str]:
+        """Return the lines that a shell runs; a console has output, too."""
+        if self.language == "console":
+            return [line[2:] for line in self.lines if line.startswith("$ ")]
+        return self.lines if self.language == "sh" else []
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    needs, inside = "", None
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        if inside is not None and line.startswith("```"):
+            yield inside
+            needs, inside = "", None
+        elif inside is not None:
+            inside.lines.append(line)
+        elif line.startswith("```"):
+            inside = Block(line[3:].strip(), [], needs, number)
+        elif comment := re.fullmatch("<!-- needs: (.+) -->", line):
+            needs = comment[1]
+        elif line:
+            needs = ""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +77,7 @@ def site() -> Any:
 
 def test_the_docs_stay_short() -> None:
     assert len(PAGES) <= 16
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 # Links and names
@@ -97,3 +138,69 @@ def test_the_page_of_keys_has_every_key(site: Any) -> None:
 def test_the_page_of_checks_has_every_check(site: Any, project: Project) -> None:
     listed = re.findall(r"^\| (\S+/\S+) \|", site.checks_page(), re.MULTILINE)
     assert sorted(listed) == sorted(str(check) for check in select_checks(project, IMAGE_CHECKS))
+
+
+# Blocks of code
+
+UNFINISHED = {page.name for page in PAGES}
+RUN = [document for document in DOCUMENTS if document.name not in UNFINISHED]
+NEEDS = {"cluster", "engine", "git", "gpu", "network", "registry", "root"}
+FILES = {"all_reduce.log": ROOT / "tests/data/nccl-logs/001.txt"}
+"""Maps files that the commands read and the reader has to the tests' data."""
+
+
+@pytest.mark.parametrize("document", RUN, ids=lambda path: path.name)
+def test_a_block_of_code_fits_on_a_laptop(document: Path) -> None:
+    assert [(b.number, line) for b in blocks(document) for line in b.lines if len(line) > WIDTH] == []
+
+
+@pytest.mark.parametrize("document", RUN, ids=lambda path: path.name)
+def test_blocks_say_what_they_are_and_what_they_need(document: Path) -> None:
+    targets = re.findall(r"^([\w -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    known = {target for line in targets for target in line.split()}
+    for block in blocks(document):
+        assert block.language, (document.name, block.number)
+        assert {*block.needs.split(", ")} - {""} <= NEEDS, block
+        for line in block.commands():
+            made = re.match(r"make ((?:[a-z-]+ ?)+)", line)
+            assert not made or {*made[1].split()} <= known, line
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("document", RUN, ids=lambda path: path.name)
+def test_commands_run_and_print_what_the_page_shows(document: Path, tmp_path: Path) -> None:
+    """The blocks of a page share a folder. A block that begins with `# NAME.yaml` is that file; `…` is any output."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    for name, file in FILES.items():
+        (folder / name).symlink_to(file)
+    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {
+        "PATH": paths,
+        "HOME": str(tmp_path),
+        "DOCKER_HOST": "tcp://127.0.0.1:1",
+        "COLUMNS": str(WIDTH),
+        "LANG": "C.UTF-8",
+    }
+    for block in blocks(document):
+        if block.lines and (named := re.fullmatch(r"# ([\w/-]+\.\w+)", block.lines[0])):
+            (folder / named[1]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / named[1]).write_text("\n".join([*block.lines[1:], ""]))
+        if block.needs:
+            continue
+        parts = [block.lines] if block.language == "sh" else []
+        if block.language == "console":
+            starts = [i for i, line in enumerate(block.lines) if line.startswith("$ ")]
+            parts = [block.lines[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        for part in parts:
+            script = part[0][2:] if block.language == "console" else "\n".join(part)
+            done = ran("bash", "-euo", "pipefail", "-c", f"{script}\npwd > {tmp_path}/pwd", cwd=folder, env=env)
+            if block.language == "sh":
+                assert done.returncode == 0, (block.number, script, done.stdout, done.stderr)
+                folder = Path((tmp_path / "pwd").read_text().strip())
+            else:
+                printed = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
+                wanted = "\n".join(
+                    ".*" if line == "…" else re.escape(line.rstrip()).replace("…", ".*") for line in part[1:]
+                )
+                assert re.fullmatch(wanted, "\n".join(printed), re.DOTALL), (block.number, script, "\n".join(printed))

@@ -140,10 +140,10 @@ def test_the_newest_comes_first(ours: Project) -> None:
 TEXT = f"# Title\n\nbefore\n\n{BEGIN}\nold\n{END}\n\nafter\n"
 
 
-def test_the_readme_of_this_project_is_fresh(project: Project, full_plan: Plan) -> None:
-    text = (ROOT / "README.md").read_text()
-    assert text == replace_table("README.md", text, images_table(project, full_plan)), (
-        "`imagebuild catalog --readme README.md`"
+def test_the_table_of_this_project_is_fresh(project: Project, full_plan: Plan) -> None:
+    text = (ROOT / "docs/images.md").read_text()
+    assert text == replace_table("docs/images.md", text, images_table(project, full_plan)), (
+        "`imagebuild catalog --readme docs/images.md`"
     )
 
 
