@@ -438,6 +438,6 @@ def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     except tarfile.TarError as error:
         raise ConfigError(f"{archive}: {NO_IMAGE}: {error}") from None
     except UNREADABLE as error:
-        remedy = "if the disk is full, set TMPDIR to a larger folder"
+        remedy = "if the disk is full, set TMPDIR to a folder with more space"
         raise ResultError(f"{archive}: cannot be read: {error}; {remedy}") from None
     return Layout(folder)

@@ -399,7 +399,7 @@ class Repository:
             with temporary_file(path.parent) as temporary:
                 if shutil.disk_usage(path.parent).free < blob.size:
                     size = f"{blob.size / 1e9:.1f} GB"
-                    raise ResultError(f"{size} do not fit in {path.parent}; set TMPDIR to a larger folder")
+                    raise ResultError(f"{size} do not fit in {path.parent}; set TMPDIR to a folder with more space")
                 with temporary.open("wb") as file:
                     file.writelines(self.chunks(blob.digest))
                 temporary.rename(path)

@@ -83,7 +83,7 @@ def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imageb
 
 
 def test_verify_of_images_that_are_not_the_targets(tiny: Tiny) -> None:
-    """One that was built from other versions: tests/unit/oci/test_locating.py."""
+    """One that was built from other versions: tests/unit/verify/test_subject.py."""
     tag = f"{REPOSITORY}/foreign:1"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     assert "has no labels imagebuild.component" in tiny.imagebuild("verify", tag, expect=2).err

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,10 +15,11 @@ import pytest
 
 from imagebuild import __main__
 from imagebuild.build import private as build_private
-from imagebuild.core import run
+from imagebuild.core import debian, run
 from imagebuild.core.errors import CommandError
 from imagebuild.oci.engine import EnginePaths
 from tests import registry_fake
+from tests.conftest import ROOT
 from tests.faulty import Answer, Handler, Server, answering
 from tests.registry_fake import FakeRegistry
 from tests.upstream.keys import Keys
@@ -156,3 +158,35 @@ def serve() -> Iterator[Serve]:
             return site
 
         yield start
+
+
+APT_KEY = "/usr/share/keyrings/debian-archive-keyring.gpg"
+DEB822, ONE_LINE = ((ROOT / f"tests/data/apt/{name}").read_text() for name in ("debian.sources", "sources.list"))
+
+
+@dataclass
+class AptMachine:
+    """A machine with an /etc/apt of its own: Debian 12 with its archive."""
+
+    etc: Path
+    release: dict[str, str] = field(default_factory=dict)
+
+    def become(self, name: str, version: str, codename: str) -> None:
+        self.release |= {"ID": name, "VERSION_ID": version, "VERSION_CODENAME": codename}
+
+    def listing(self, name: str) -> Path:
+        return self.etc / "sources.list.d" / name
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AptMachine:
+    made = AptMachine(tmp_path)
+    for folder in ("sources.list.d", "preferences.d"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(debian, "ETC", tmp_path)
+    monkeypatch.setattr("platform.freedesktop_os_release", lambda: made.release)
+    monkeypatch.setattr(build_private, "POLICY", tmp_path / "policy-rc.d")
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
+    made.become("debian", "12", "bookworm")
+    made.listing("debian.sources").write_text(DEB822)
+    return made

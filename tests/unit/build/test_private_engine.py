@@ -1,6 +1,7 @@
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,16 +15,18 @@ from imagebuild.build.private import (
     engine_processes,
     ensure_emulation,
     firewall_rules,
+    install,
     missing_packages,
     mtu,
     start_engine,
     stop_engine,
 )
 from imagebuild.core import debian
+from imagebuild.core.debian import parse_oneline
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram
 from imagebuild.oci.engine import EnginePaths
-from tests.unit.conftest import BUILDX, Runner
+from tests.unit.conftest import APT_KEY, BUILDX, AptMachine, Runner
 
 POOL = IPv4Network("172.30.0.0/19")
 ROUTES = [
@@ -212,3 +215,56 @@ def test_emulation_needs_root_unless_it_is_there(binfmt: Path, monkeypatch: pyte
         ensure_emulation("arm64", Runner({}))
     (binfmt / "qemu-aarch64").touch()
     ensure_emulation("arm64", Runner({}))
+
+
+@pytest.mark.parametrize("configured", [False, True])
+def test_debian_12_takes_the_engine_from_the_next_release_and_nothing_else(here: AptMachine, configured: bool) -> None:
+    if configured:
+        here.listing("next.list").write_text(
+            f"deb [signed-by={APT_KEY}] http://archive.example.org/debian trixie main\n"
+        )
+    run = Runner({"apt-get": ""})
+    install(["docker.io", "iptables"], run)
+    (installed,) = run.of("apt-get install")
+    assert installed.endswith(" --no-remove --no-install-recommends docker.io/trixie iptables")
+    own = here.listing("imagebuild-trixie.list")
+    assert own.exists() is not configured, "a second entry"
+    if not configured:
+        suites = [source.suite for source in parse_oneline(own.read_text())]
+        assert suites == ["trixie", "trixie-updates", "trixie-security"]
+        assert "Pin-Priority: 50" in (here.etc / "preferences.d" / "imagebuild-trixie").read_text()
+
+
+@pytest.mark.parametrize(
+    ("distribution", "message"),
+    [(("fedora", "41", ""), r"install by hand: docker\.io"), (("debian", "12", "bookworm"), "no archive of bookworm")],
+)
+def test_what_cannot_be_installed(here: AptMachine, distribution: tuple[str, str, str], message: str) -> None:
+    here.become(*distribution)
+    here.listing("debian.sources").unlink()
+    run = Runner({"apt-get": ""})
+    with pytest.raises(CommandError, match=message):
+        install(["docker.io"], run)
+    assert not run.calls
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_services_are_held_during_the_installation_by_us_or_the_machines_own_policy(
+    here: AptMachine, own: bool, fails: bool
+) -> None:
+    here.become("debian", "13", "trixie")
+    if own:
+        private.POLICY.write_text("exit 104\n")
+    held: list[str] = []
+
+    def work() -> str:
+        held.append(private.POLICY.read_text())
+        if fails:
+            raise CommandError("broken")
+        return ""
+
+    with suppress(CommandError):
+        install(["iproute2"], Runner({"apt-get": work}))
+    assert held[-1].endswith("exit 104\n" if own else "exit 101\n")
+    assert private.POLICY.exists() == own

@@ -6,14 +6,17 @@ import gzip
 import hashlib
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import zstandard
 
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.oci.image import images_in
-from imagebuild.oci.layout import MANIFEST, Descriptor, Layout
+from imagebuild.oci.layout import MANIFEST, Blob, Descriptor, Layout, layer_members
 from imagebuild.oci.registry import copy_image
 from tests.unit.image_files import layer
 
@@ -84,3 +87,13 @@ def test_a_blob_that_cannot_be_read_is_no_fault_of_the_connection(tmp_path: Path
     layout.path(digest).unlink()
     with pytest.raises(CommandError, match="No such file"):
         list(stream)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
+def test_a_megabyte_of_zeros_does_not_come_at_once(tmp_path: Path, pack: Any) -> None:
+    (tmp_path / "layer").write_bytes(data := pack(layer({"zeros": bytes(100 << 20)})))
+    tracemalloc.start()
+    with layer_members(Blob(tmp_path / "layer", len(data))) as members:
+        assert [path for _, _, path in members] == ["zeros"]
+    assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    tracemalloc.stop()

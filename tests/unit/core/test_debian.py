@@ -1,4 +1,4 @@
-"""Releases, indexes and versions of Debian repositories."""
+"""Debian's formats: releases, package indexes, versions, and the sources of apt."""
 
 import gzip
 import hashlib
@@ -9,17 +9,28 @@ import pytest
 from debian.deb822 import Release
 
 from imagebuild.core.debian import (
+    AptSource,
     Package,
+    apt_sources,
+    as_oneline,
+    debian_sources,
     expired_since,
     flat_repository_folder,
     installed_packages,
     package_indexes,
     package_versions,
+    parse_deb822,
+    parse_oneline,
+    sources_for_release,
     verified_index,
     version_key,
     versions_in_index,
 )
 from imagebuild.core.errors import CommandError, ResultError
+from tests.unit.conftest import APT_KEY, DEB822, ONE_LINE, AptMachine
+
+MAIN = "http://archive.example.org/debian"
+SECURITY = "http://archive.example.org/debian-security"
 
 
 def test_versions_sort_as_dpkg_sorts_them() -> None:
@@ -97,3 +108,58 @@ def test_installed_packages() -> None:
     found = installed_packages(status)
     assert found == (Package("libc6", "2.41-12", "amd64", "glibc (2.41)"), Package("libfoo", "1.0", "i386"))
     assert package_versions(found, "amd64") == {"libc6": "2.41-12", "libfoo:i386": "1.0"}
+
+
+def test_both_formats_of_sources() -> None:
+    found = parse_deb822(DEB822)
+    assert [(s.uri, s.suite) for s in found] == [
+        (MAIN, "bookworm"), (MAIN, "bookworm-updates"), (MAIN, "bookworm-backports"),
+        (f"{SECURITY}/", "bookworm-security"),
+    ]  # fmt: skip
+    assert (found[0].components, found[0].signed_by) == (("main", "contrib"), APT_KEY)
+    assert "abc" in (found[3].signed_by or "")
+    plain = (
+        AptSource(MAIN, "bookworm", ("main", "contrib"), APT_KEY),
+        AptSource(SECURITY, "bookworm-security", ("main",)),
+    )
+    assert parse_oneline(ONE_LINE) == plain == parse_oneline(as_oneline(plain))
+    assert "PGP" not in as_oneline(found)
+
+
+def test_sources_are_read_from_every_file_and_of_mirrors_the_first(here: AptMachine) -> None:
+    (here.etc / "sources.list").write_text(ONE_LINE)
+    here.listing("same.list").write_text(ONE_LINE)
+    here.listing("off.list.disabled").write_text("deb http://disabled.example.org bookworm main\n")
+    (here.etc / "mirrors").write_text("# ours\nhttp://first.example.org\tpriority:1\nhttp://second.example.org\n")
+    here.listing("cloud.list").write_text(f"deb mirror+file://{here.etc}/mirrors bookworm main\n")
+    found = apt_sources()
+    assert len(found) == 6  # bookworm main is in both files
+    assert AptSource("http://first.example.org", "bookworm", ("main",)) in found
+    assert not any("disabled" in s.uri for s in found)
+
+
+def test_for_release_translates_the_archive_and_ignores_third_parties() -> None:
+    others = (
+        AptSource("http://vendor.example.org", "bookworm", ("stable",)),
+        AptSource("http://vendor2.example.org", "bookworm", ("main",), "/etc/apt/keyrings/vendor2.gpg"),
+        AptSource("http://vendor3.example.org", "bookworm-pgdg", ("main",)),
+    )
+    assert sources_for_release((*others, *parse_oneline(ONE_LINE)), "bookworm", "trixie") == (
+        AptSource(MAIN, "trixie", ("main", "contrib"), APT_KEY),
+        AptSource(SECURITY, "trixie-security", ("main",)),
+    )
+    # A key of the site that signs the updates, too, is that of the distribution's mirror.
+    mirror = [AptSource(MAIN, s, ("main",), "/etc/inhouse.gpg") for s in ("bookworm", "bookworm-updates")]
+    assert [s.suite for s in sources_for_release(mirror, "bookworm", "trixie")] == ["trixie", "trixie-updates"]
+
+
+def test_debian_lines(here: AptMachine) -> None:
+    assert as_oneline(debian_sources()).splitlines() == [
+        f"deb [signed-by={APT_KEY}] {MAIN} trixie main",
+        f"deb [signed-by={APT_KEY}] {MAIN} trixie-updates main",
+        f"deb {SECURITY}/ trixie-security main",
+    ]
+    here.become("ubuntu", "24.04", "noble")
+    assert debian_sources() == ()
+    here.release.clear()
+    assert debian_sources() == ()

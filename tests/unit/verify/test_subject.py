@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from imagebuild.core.errors import CommandError, ConfigError, NothingSelected, ResultError
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
 from imagebuild.oci import image
 from imagebuild.oci.image import FoundImage, images_in
 from imagebuild.oci.layout import INDEX, MANIFEST, Descriptor, Manifest
@@ -84,38 +84,6 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
                 found.image(None)
 
 
-def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: Path) -> None:
-    about = put_image(registry, "gpu/open", {"x": b"1"}, FILES, {"y": b"1"})
-
-    def fetched() -> int:
-        return registry.asked_for("GET", "/blobs/") - 1  # the configuration, which a layout asks for again
-
-    with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
-        image = found.image(None)
-        assert fetched() == 0
-        image.fetch(image.layers[1])
-        assert fetched() == 1
-        copied = image.as_layout(tmp_path / "layout")
-        assert fetched() == 4
-        (same,) = images_in(copied.folder, tmp_path)
-        assert same.digest == about.digest
-        assert [len(blob.read()) for blob in same.layers]
-
-
-def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
-    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    about = put_image(registry, "gpu/open", FILES)
-    with found_at(f"registry.test/gpu/open@{about.digest}", at(registry)) as found:
-        image = found.image(None)
-        registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
-        with pytest.raises(CommandError, match="the registry sent wrong content for blob"):
-            image.fetch(image.layers[0])
-        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
-        with pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; set TMPDIR to a larger folder"):
-            image.fetch(image.layers[0])
-
-
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
@@ -183,4 +151,16 @@ def test_a_target_that_was_pushed(plan: Plan, tmp_path: Path, registry: FakeRegi
         pass
     path.write_text("{}")
     with pytest.raises(ResultError, match=r"result.json: .*another version of imagebuild"), found_at(target.id, places):
+        pass
+
+
+def test_no_room_for_an_archive_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(image, "images_in", full)
+    with (
+        pytest.raises(ResultError, match=r"No space left on device; if the disk is full, set TMPDIR"),
+        ImageFinder().find("./image.tar"),
+    ):
         pass

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
-import hashlib
 import json
-import random
-import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zstandard
 
-from imagebuild.core.errors import ConfigError, ResultError
-from imagebuild.oci import image
-from imagebuild.oci.image import PlatformImage, images_in
-from imagebuild.oci.layout import Blob, layer_members
+from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.oci.image import PlatformImage, image_in_registry, images_in
+from imagebuild.oci.reference import parse_reference
 from imagebuild.project.matrix import Plan
 from imagebuild.render.renderer import Renderer
-from imagebuild.verify import layers
-from imagebuild.verify.layers import scan, scan_all
+from imagebuild.verify.layers import scan_all
 from imagebuild.verify.rules import judge_images, read_images
 from imagebuild.verify.subject import ImageFinder
+from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer, saved
 
@@ -31,8 +27,8 @@ FILES = {"etc/hostname": b"tiny\n"}
 INDEX = "application/vnd.oci.image.index.v1+json"
 
 
-def paths(image: PlatformImage, workers: int = 1) -> list[str]:
-    return [entry.path for found in scan_all(image.layers, workers) for entry in found.entries]
+def paths(image: PlatformImage) -> list[str]:
+    return [entry.path for found in scan_all(image.layers, 1) for entry in found.entries]
 
 
 def read(source: Any, folder: Path) -> list[list[str]]:
@@ -102,48 +98,8 @@ def test_what_is_no_image_or_several(tmp_path: Path) -> None:
         images_in(tmp_path / "absent", tmp_path)
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress], ids=["gzip", "zstd"])
-def test_a_megabyte_of_zeros_does_not_come_at_once(tmp_path: Path, pack: Any) -> None:
-    (tmp_path / "layer").write_bytes(data := pack(layer({"zeros": bytes(100 << 20)})))
-    tracemalloc.start()
-    with layer_members(Blob(tmp_path / "layer", len(data))) as members:
-        assert [path for _, _, path in members] == ["zeros"]
-    assert tracemalloc.get_traced_memory()[1] < 30 << 20
-    tracemalloc.stop()
-
-
 def damaged(made: Layout, name: str, data: bytes) -> None:
     (made.root / "blobs" / "sha256" / name.removeprefix("sha256:")).write_bytes(data)
-
-
-@pytest.mark.parametrize("size", [0, 5, 100, 10_000])
-def test_a_layer_that_is_cut_is_an_error(tmp_path: Path, size: int) -> None:
-    whole = layer({"file": random.Random(1).randbytes(100_000)})
-    for data in (whole, gzip.compress(whole, 0), zstandard.compress(whole, 1)):
-        (tmp_path / "layer").write_bytes(data[:size])
-        blob = Blob(tmp_path / "layer", size, f"sha256:{hashlib.sha256(data).hexdigest()}")
-        with pytest.raises(ResultError, match=r"cannot be read|is damaged"):
-            scan(blob, 0)
-
-
-def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) -> None:
-    files: image_files.Files = {
-        "a": b"x" * 2000,
-        "b" * 200: image_files.Node(b"y", pax={"SCHILY.xattr.security.capability": "x"}),
-    }
-    whole = layer({**files, "c": image_files.symlink("d" * 150), "e": image_files.folder()})
-    chance = random.Random(1)
-    refused = 0
-    for _ in range(300):
-        data = bytearray(whole)
-        for _ in range(chance.randrange(1, 20)):
-            data[chance.randrange(6000)] = chance.randrange(256)
-        (tmp_path / "layer").write_bytes(data)
-        try:
-            scan(Blob(tmp_path / "layer", len(data)), 0)
-        except ResultError:
-            refused += 1
-    assert refused > 50
 
 
 def test_a_layer_with_other_content_is_an_error(tmp_path: Path) -> None:
@@ -177,23 +133,41 @@ def test_a_path_that_leads_out_of_the_image(tmp_path: Path) -> None:
         read(made.root, tmp_path)
 
 
-def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "WORTH_A_PROCESS", 0)
-    made = Layout(tmp_path / "x")
-    made.image([layer({f"file{i}": bytes(i)}) for i in range(5)])
-    (image,) = images_in(made.root, tmp_path)
-    assert paths(image, 2) == [f"file{i}" for i in range(5)]
-    digest = image.layers[3].digest
-    assert digest
-    damaged(made, digest, layer({"other": b""}))
-    with pytest.raises(ResultError, match="is damaged"):
-        scan_all(image.layers, 2)
+@pytest.fixture
+def registry() -> FakeRegistry:
+    return FakeRegistry()
 
 
-def test_no_room_for_an_archive_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def in_registry(registry: FakeRegistry, digest: str, folder: Path) -> PlatformImage:
+    name = f"registry.test/gpu/open@{digest}"
+    return image_in_registry(name, parse_reference(name), registry, folder / "layers").image(None)
 
-    monkeypatch.setattr(image, "images_in", full)
-    with pytest.raises(ResultError, match=r"No space left on device; TMPDIR"), ImageFinder().find("./image.tar"):
-        pass
+
+def test_layers_are_fetched_only_if_asked_for(registry: FakeRegistry, tmp_path: Path) -> None:
+    about = put_image(registry, "gpu/open", {"x": b"1"}, FILES, {"y": b"1"})
+
+    def fetched() -> int:
+        return registry.asked_for("GET", "/blobs/") - 1  # the configuration, which a layout asks for again
+
+    image = in_registry(registry, about.digest, tmp_path)
+    assert fetched() == 0
+    image.fetch(image.layers[1])
+    assert fetched() == 1
+    copied = image.as_layout(tmp_path / "layout")
+    assert fetched() == 4
+    (same,) = images_in(copied.folder, tmp_path)
+    assert same.digest == about.digest
+    assert [len(blob.read()) for blob in same.layers]
+
+
+def test_a_layer_that_does_not_fit_or_was_damaged_on_its_way_is_not_used(
+    registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = put_image(registry, "gpu/open", FILES)
+    image = in_registry(registry, about.digest, tmp_path)
+    registry.repositories["gpu/open"].blobs[str(image.layers[0].digest)] = b"something else"
+    with pytest.raises(CommandError, match="the registry sent wrong content for blob"):
+        image.fetch(image.layers[0])
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    with pytest.raises(ResultError, match=r"0.0 GB do not fit in .*; set TMPDIR to a folder with more space"):
+        image.fetch(image.layers[0])
