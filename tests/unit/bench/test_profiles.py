@@ -35,11 +35,9 @@ def test_every_shipped_reference_is_possible() -> None:
     assert lint(ROOT / "profiles") == ""
 
 
-def test_every_reference_has_an_address_and_every_profile_a_row_of_what_is_covered() -> None:
+def test_every_reference_has_an_address() -> None:
     for profile in SHIPPED.values():
         assert [r for r in profile.model.references if not re.search(r"\w/\w|\w\.md @", r.source)] == []
-    table = (ROOT / "docs/report.md").read_text().partition("## What is covered")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == sorted(SHIPPED)
 
 
 @pytest.mark.parametrize(
