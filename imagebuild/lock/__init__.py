@@ -1,1 +1,1 @@
-"""Pin every source by content, and propose newer versions."""
+"""The lock: pins every source by its content, and finds newer versions."""

@@ -1,4 +1,4 @@
-"""Read what archives and images say about themselves: the facts of the lock."""
+"""Facts about archives and images, which are stored in the lock: environment, versions, licences, libraries."""
 
 from __future__ import annotations
 
@@ -23,33 +23,39 @@ from imagebuild.project.lockfile import ImageFacts, TreeFacts, Unpacked
 
 SCRIPT_TIMEOUT_S = 30
 LIMITS = "ulimit -c 0 -f 1024 -t 20 -v 4194304"
-"""For a downloaded script: no core dumps, files of 1 MiB, seconds of CPU, 4 GiB of memory."""
+"""Limits for a downloaded script: no core dumps, files of 1 MiB, 20 seconds of CPU time, 4 GiB of memory."""
 PRINT = 'while read -r name; do printf \'%s=%s\\0\' "$name" "${!name}"; done < <(compgen -e)'
-"""Prints all exported variables with bash alone: by now PATH may lead to programs for another CPU."""
+"""Prints all exported variables without calling a program: PATH may now contain programs for another architecture."""
 SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
+"""Environment variables that bash sets itself."""
 PATH = "/usr/bin:/bin"
 PLUGIN = "libnccl-net.so"
+"""The library that NCCL loads as its network plug-in."""
 VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.]*)(?:\s|$)", re.MULTILINE)
+"""Matches a line of the file VERSION: a name, sometimes with a commit, and a version."""
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
-"""Folders of the building machine; URLs are matched without a group, because their paths look alike."""
-MEND = "take another version, or say in component.yaml under `unpacked` what this one has"
+"""Matches folders of the machine that built HPC-X. URLs, whose paths look similar, are matched without a group."""
+MEND = "choose another version, or adapt `unpacked` in component.yaml to this one"
+"""Remedy for an archive that differs from the component's `unpacked`."""
 LARGEST_TEXT = 1 << 20
+"""Maximum size of a text file that is searched, in bytes."""
 UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
-"""Suffixes of files that are not read."""
+"""Suffixes of files that are unpacked empty, because they are never read."""
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tar archive for reading, and return its top folder. Raises ResultError if it is not one.
+    """Unpack a tar archive, and return its top folder. Raises ResultError if it is not a tar archive.
 
-    Static libraries and packed sources are left empty; members that lie or lead outside the folder are left out.
+    Static libraries and compressed files become empty files. Members outside the folder, and links that lead outside,
+    are left out.
     """
     root = folder.resolve()
     try:
         folder.mkdir(exist_ok=True)
         with tarfile.open(archive) as packed:
-            # We filter below: Python 3.11.2 of Debian 12 has no filters, and those of later versions would interfere.
+            # We filter members ourselves: Python 3.11.2 in Debian 12 has no filters, and newer filters would interfere.
             packed.extraction_filter = lambda member, _: member
             for member in packed:
                 place = root / member.name
@@ -66,25 +72,26 @@ def unpack(archive: Path, folder: Path) -> Path:
     tops = sorted(folder.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
         names = ", ".join(path.name for path in tops[:5]) or "nothing"
-        raise ResultError(f"expected one folder in the archive, found {names}; {MEND}")
+        raise ResultError(f"expected one top-level folder in the archive, found {names}; {MEND}")
     return tops[0]
 
 
 def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
-    """Return what an unpacked archive says about itself.
+    """Return the facts about an unpacked archive.
 
-    Its script runs with an empty environment and a deadline, without a network where this machine allows that. Raises
-    CommandError if the script fails, ResultError if it sets no environment or the archive lacks what the image needs.
+    Its script runs with an empty environment and a time limit, and without a network if this machine allows that.
+    Raises CommandError if the script fails, and ResultError if the script sets no environment or the archive lacks a
+    required file.
     """
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
         raise ResultError(
-            f"expected {', '.join(missing)} in the archive, which the image needs, found {', '.join(folders)}; {MEND}"
+            f"the archive lacks {', '.join(missing)}, which the image needs, and has {', '.join(folders)}; {MEND}"
         )
     environment = script_environment(run, top, wanted)
 
     def inside(value: str) -> list[str]:
-        """Return which paths of a list are below the prefix, without it."""
+        """Return the paths in a list that are below the prefix, relative to the prefix."""
         return [p.removeprefix(f"{wanted.prefix}/") for p in value.split(":") if p.startswith(f"{wanted.prefix}/")]
 
     named = sorted({path for value in environment.values() for path in inside(value)})
@@ -122,7 +129,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
 
 
 def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str, str]:
-    """Return the variables that the archive's script sets, for a tree that lies where images have it."""
+    """Return the environment variables that the archive's script sets, with paths as in the image."""
     place = top.resolve()
     command = f"{LIMITS}; cd {quote(str(place))} && {{ {wanted.script}; }} > /dev/null && {PRINT}"
     try:
@@ -132,9 +139,7 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str
         reason, _, message = str(error).rpartition("` ")[2].partition(": ")
         lines = [line for line in message.splitlines() if line.strip()]
         why = ": ".join(dict.fromkeys([reason, *lines[:1], *lines[-1:]]))
-        raise CommandError(
-            f"expected a script that sets its environment (`{wanted.script}`), but it {why}; {MEND}"
-        ) from None
+        raise CommandError(f"the script that sets the environment (`{wanted.script}`) {why}; {MEND}") from None
     pairs = (text.split("=", 1) for text in printed.split("\0") if "=" in text)
     environment = {
         name: ":".join(p for p in value.replace(str(place), wanted.prefix).split(":") if p and p not in PATH.split(":"))
@@ -142,12 +147,15 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str
         if name not in SHELL_OWN
     }
     if not environment.get("PATH") and not environment.get("LD_LIBRARY_PATH"):
-        raise ResultError(f"expected PATH and LD_LIBRARY_PATH from `{wanted.script}`, but it sets neither; {MEND}")
+        raise ResultError(f"`{wanted.script}` sets neither PATH nor LD_LIBRARY_PATH; {MEND}")
     return dict(sorted(environment.items()))
 
 
 def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
-    """Return the prefix that takes network and privileges from a command that reads the folder, if possible here."""
+    """Return a command prefix that removes network access and privileges, as far as this machine allows it.
+
+    A command with this prefix can still read the folder.
+    """
     root = os.geteuid() == 0
     user = () if root else ("--user", "--map-current-user")
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if root else ()
@@ -160,7 +168,7 @@ def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
 
 
 def image_facts(config: Mapping[str, Any]) -> ImageFacts:
-    """Return what an image's configuration says. Raises ResultError if it cannot be read."""
+    """Return the facts in the configuration of an image. Raises ResultError if it cannot be read."""
     try:
         environment = dict(entry.split("=", 1) for entry in (config.get("config") or {}).get("Env") or ())
         held: list[str] = []
@@ -168,7 +176,7 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
             for words in re.findall(r"apt-mark hold ([^&;|#]+)", str(step.get("created_by", ""))):
                 held += Template(words).safe_substitute(environment).split()
     except (AttributeError, TypeError, ValueError) as error:
-        raise ResultError(f"the configuration of the image cannot be read: {error!r}; take another tag") from None
+        raise ResultError(f"the configuration of the image cannot be read: {error!r}; choose another tag") from None
     package = environment.get("NV_LIBNCCL_PACKAGE", "").partition("=")[2]
     return ImageFacts(
         environment=environment,
@@ -178,13 +186,13 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
 
 
 def _plugin_name(folder: Path) -> str:
-    """Return what NCCL_NET_PLUGIN calls the plug-in in a folder, or the plug-in's folder if it has no such name."""
+    """Return the value of NCCL_NET_PLUGIN for the plug-in in a folder, or the name of the folder if it has none."""
     names = sorted(path.stem.removeprefix("libnccl-net-") for path in folder.glob("libnccl-net-*.so"))
     return names[0] if names else folder.parent.name
 
 
 def _dynamic(file: IO[bytes]) -> tuple[list[str], str]:
-    """Return the libraries that an ELF file needs, and its own name; nothing of a file that is damaged."""
+    """Return the libraries that an ELF file needs, and its SONAME. Both are empty if the file is damaged."""
     try:
         section: Any = ELFFile(file).get_section_by_name(".dynamic")
         needed = [tag.needed for tag in section.iter_tags("DT_NEEDED")] if section else []

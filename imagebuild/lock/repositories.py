@@ -1,4 +1,4 @@
-"""Read signed repositories of packages: which key signs one, and which versions it has."""
+"""Signed package repositories: the key that signs a repository, and the versions of its packages."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ SIGNED = re.compile(
 )
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 SHOWN_VERSIONS = 5
-MEND = "give the component's repository the address of its key"
-AGAIN = "ask again, or another mirror"
+"""Maximum number of versions in a message."""
+MEND = "set `key` of the component's `repository` to the URL of its key"
+AGAIN = "try again, or use another mirror"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
 NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
-"""gpg's status words of a signature that is not good: it is of another text, it or the key has expired, or so."""
+"""Status words of gpg for an invalid signature, for example of another text or by an expired key."""
 
 
 def signed_release(
     run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None
 ) -> tuple[Release, tuple[str, ...]]:
-    """Return a release, and the fingerprints of the primary keys whose signatures of it are good.
+    """Verify a release, and return it with the fingerprints of the primary keys that signed it.
 
-    It is `content` without its signature, or all of it if the signature is separate. `key` holds one or more public
-    keys, armoured or not. Raises CommandError if none of them made a good signature, if one is of another text, or if
-    the release is not valid any more.
+    `content` contains the release and its signature, or only the release if `signature` is separate. `key` contains one
+    or more public keys, armoured or binary. Raises CommandError if no key has signed the release, if a signature
+    belongs to another text, or if the release has expired.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-gpg-") as name:
         folder = Path(name)
@@ -59,14 +60,14 @@ def signed_release(
             try:
                 run(*GPG, name, "--status-file", str(status), *words, timeout=TIMEOUT_S)
             except CommandError as error:
-                # Its exit status says less than these lines: a second signature by an unknown key counts as a failure.
+                # The status lines count, not the exit status: gpg fails if a second signature is by an unknown key.
                 if not status.exists():
-                    raise CommandError(f"signatures want gpg (package gnupg): {error}") from None
+                    raise CommandError(f"signatures cannot be checked: {error}; install gpg (package gnupg)") from None
         good, others = _signatures(status.read_text(errors="replace"))
         if not good or any(words.startswith("BADSIG") for words in others):
-            found = f"gpg says {', '.join(others)}" if others else "there is none"
-            raise CommandError(f"expected a good signature by the repository's key, but {found}; {AGAIN}, or {MEND}")
-        # What gpg wrote: text around the signed part does not count.
+            found = f"gpg says {', '.join(others)}" if others else "there is no signature"
+            raise CommandError(f"the release is not signed by the repository's key: {found}; {AGAIN}, or {MEND}")
+        # Read the output of gpg, which leaves out text around the signed part.
         release = Release(text.read_bytes().decode(errors="replace"))
     if until := debian.expired_since(release, datetime.now(UTC)):
         raise CommandError(f"the release was valid until {until}, so this is an old copy; {AGAIN}")
@@ -74,7 +75,7 @@ def signed_release(
 
 
 def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
-    """Return the fingerprints of the primary keys with good signatures, and word and key of the other signatures."""
+    """Return the fingerprints of the primary keys with valid signatures, and texts about the invalid signatures."""
     good, others = [], []
     for part in re.split(r"^\[GNUPG:\] NEWSIG", status, flags=re.MULTILINE)[1:]:
         lines = {words[1]: words[2:] for line in part.splitlines() if len(words := line.split()) > 1}
@@ -86,33 +87,33 @@ def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
 
 
 class PackageIndex(NamedTuple):
-    """Hold the versions of some packages that a signed repository has."""
+    """The versions of some packages in a signed repository."""
 
     fingerprints: tuple[str, ...]
-    """Of the keys that signed it."""
+    """Fingerprints of the keys that signed the repository."""
     versions: Mapping[str, list[str]]
-    """Package → versions, oldest first."""
+    """Maps each package to its versions, oldest first."""
 
 
 class SignedSuite(NamedTuple):
-    """Identify a suite of a distribution's archive, with the keys that may sign it."""
+    """A suite of a distribution's archive, and the keys that may sign it."""
 
     url: str
     name: str
-    """Such as `trixie-security`."""
+    """Name of the suite, such as `trixie-security`."""
     key: bytes
 
 
 def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> PackageIndex:
-    """Return all versions of the source's packages in a repository's signed index.
+    """Return the versions of a source's packages in the signed index of its repository.
 
-    Raises Unreachable or Absent if a part of it cannot be fetched, CommandError if a signature or a hash is wrong or
-    the release has expired, ConfigError for a suite that is not flat, ResultError for an index that cannot be read.
+    Raises Unreachable or Absent if a file cannot be fetched, CommandError if a signature or a hash is wrong or the
+    release has expired, ConfigError if the suite is not flat, and ResultError if the index cannot be read.
     """
     base = debian.flat_repository_folder(source.url, source.suite)
     if base is None:
         raise ConfigError(
-            f"{source.url}: the suite {source.suite!r} is not flat; take one that ends in /, only those can be locked"
+            f"{source.url}: the suite {source.suite!r} is not flat, so it cannot be locked; use a suite that ends in /"
         )
     try:
         try:
@@ -122,8 +123,8 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Packag
         kind, _, package = source.key.partition(":")
         if kind == "package":
             if signature is None and not SIGNED.match(content):
-                raise CommandError("expected a signed InRelease, found no signature; ask without a proxy")
-            # Nothing is trusted yet: this finds the key with which all of it is verified below.
+                raise CommandError("InRelease has no signature; try again without a proxy")
+            # This release is not trusted yet. It only leads to the key that verifies everything below.
             unsigned = SIGNED.sub(rb"\g<text>", content).decode(errors="replace")
             key = _key_in_package(web, base, _index(web, base, Release(unsigned)), package)
         else:
@@ -137,7 +138,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Packag
 
 
 def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, packages: Iterable[str]) -> PackageIndex:
-    """Return the versions of packages in `main` of a distribution's signed suite. Raises as `read_index` does."""
+    """Return the versions of packages in `main` of a distribution's suite. Raises the same errors as `read_index`."""
     base = f"{suite.url.rstrip('/')}/dists/{suite.name}/"
     try:
         release, fingerprints = signed_release(run, suite.key, web.read(f"{base}InRelease"))
@@ -148,27 +149,25 @@ def read_suite(run: RunProgram, web: Downloads, suite: SignedSuite, arch: str, p
 
 
 def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str:
-    """Return the index of packages that a release lists."""
+    """Return the text of a package index that a release lists."""
     for path, digest in debian.package_indexes(release, folder).items():
         try:
             content = web.read(base + path)
         except Absent:
-            continue  # a release may list forms that the server does not keep
+            continue  # a release may list indexes that the server does not have
         return debian.verified_index(path, digest, content)
-    raise ResultError(f"expected in the signed release an index with a SHA256 that the server has, found none; {AGAIN}")
+    raise ResultError(f"the server has no package index that the signed release lists with a SHA256; {AGAIN}")
 
 
 def _key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes:
-    """Return the keys in the newest version of a package of a repository."""
+    """Return the keys in the newest version of a package in a repository."""
     paragraphs = [p for p in Deb822.iter_paragraphs(index, use_apt_pkg=False) if p.get("Package") == package]
     if not paragraphs:
-        raise ConfigError(
-            f"expected the package {package}, which holds the repository's key, but it has none of that name; {MEND}"
-        )
+        raise ConfigError(f"the repository has no package {package}, which should contain its key; {MEND}")
     newest = max(paragraphs, key=lambda paragraph: debian.version_key(paragraph["Version"]))
     content = web.read(base + newest["Filename"].removeprefix("./"))
     if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
-        raise CommandError(f"{newest['Filename']} has another sha256 than the index of packages says; {AGAIN}")
+        raise CommandError(f"{newest['Filename']} does not have the sha256 in the package index; {AGAIN}")
     try:
         with DebFile(fileobj=io.BytesIO(content)) as deb:
             names = [name for name in deb.data.tgz().getnames() if KEYRING.search(name)]
@@ -176,14 +175,15 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
     except (ArError, tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
         raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}; {MEND}") from None
     if not keys:
-        raise ResultError(f"expected a keyring in /usr/share/keyrings of the package {package}, found none; {MEND}")
+        raise ResultError(f"the package {package} has no keyring in /usr/share/keyrings; {MEND}")
     return b"".join(keys)
 
 
 def locked_repository(source: PackageSource, index: PackageIndex, known: LockedRepository | None) -> LockedRepository:
-    """Return the lock's entry of a repository: its key, and the versions of wanted packages; known versions stay.
+    """Return the lock entry of a repository: its key, and the versions of the requested packages.
 
-    A package that it lacks has none. Raises ConfigError if another key than the known one signs the repository.
+    Versions in the `known` entry stay. A package that is not in the repository has no version. Raises ConfigError if
+    the repository is not signed by the key in the `known` entry.
     """
     fingerprint = check_key(source.url, index, known)
     packages, candidates = (known.packages, known.candidates) if known else ({}, {})
@@ -194,17 +194,21 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
 
 
 def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> str:
-    """Return the fingerprint of the key that signed a repository. Raises ConfigError if it is not the known one."""
+    """Return the fingerprint of the key that signed a repository. Raises ConfigError if the lock has another key."""
     if known is None or known.fingerprint in index.fingerprints:
         return known.fingerprint if known else index.fingerprints[0]
     raise ConfigError(
         f"{url}: is signed by the key {', '.join(index.fingerprints)}, but imagebuild.lock trusts "
-        f"{known.fingerprint}; if its owner announced the change, `imagebuild lock --update {url}` takes the new key"
+        f"{known.fingerprint}; if the owner of the repository announced the new key, run "
+        f"`imagebuild lock --update {url}`"
     )
 
 
 def choose(versions: Mapping[str, Sequence[str]], packages: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return package → version, the one of `name=version` or else the newest, and why others are not there."""
+    """Return the version of each available package, and messages about the others.
+
+    The version is the one in `name=version`, or else the newest.
+    """
     chosen, reasons = {}, []
     for package in packages:
         name, _, wanted = package.partition("=")
@@ -220,5 +224,5 @@ def choose(versions: Mapping[str, Sequence[str]], packages: Iterable[str]) -> tu
 
 
 def name_of(package: str) -> str:
-    """Return the name of a package that may come as `name=version`."""
+    """Return the name of a package without the version, for `name` or `name=version`."""
     return package.partition("=")[0]

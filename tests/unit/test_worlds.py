@@ -45,7 +45,7 @@ from tests.upstream.server import Server
 pytestmark = pytest.mark.programs
 HPCX = "/opt/hpcx"
 PAGE = "tests/golden/hpcx-worlds.md"
-REMEDY = re.compile("[;,] (so )?((ask|try) again|ask without|give|if its owner|pin|take)|\\(404\\)")
+REMEDY = re.compile("[;,] (so )?(try again|set|give|if the owner|pin|choose)|\\(404\\)")
 """What to do, with which every stop ends, unless the server does not have a file: `lock` says above that what to do."""
 Row = dict[str, Any]
 
