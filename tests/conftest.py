@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from imagebuild.project.load import load_project
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 
 ROOT = Path(__file__).parent.parent

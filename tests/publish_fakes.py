@@ -11,8 +11,8 @@ from typing import Any
 
 from imagebuild.bench.verification import CheckResult, Outcome, Surroundings, VerifyResult
 from imagebuild.oci.registry import Registry
-from imagebuild.project.matrix import Plan, Target
-from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.plan import Plan, Target, make_plan
+from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult
 from imagebuild.publish.decide import rules_of
 from imagebuild.publish.publish import PublishRequest, publish_targets

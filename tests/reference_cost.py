@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from imagebuild.build.change import ProjectState, compare_states, read_state
 from imagebuild.core.console import markdown_table
-from imagebuild.project.plan import parse_changes
+from imagebuild.project.changes import parse_changes
 from tests.conftest import ROOT
 
 CUDA = "13.2.1,13.1.1,13.0.2,12.9.1,12.8.1,12.6.3"

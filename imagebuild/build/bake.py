@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
 from imagebuild.oci.layout import EPOCH
-from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Target
 
 if TYPE_CHECKING:
     from imagebuild.oci.engine import Endpoint
-    from imagebuild.project.plan import Project
+    from imagebuild.project.project import Project
     from imagebuild.render.renderer import Dockerfile
 
 FETCHED = "fetched-"

@@ -23,7 +23,7 @@ from imagebuild.core.run import native_platform
 from imagebuild.oci import engine
 from imagebuild.project import revision
 from imagebuild.project.lockfile import check_pinned, digest_of
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 from imagebuild.render.renderer import Dockerfile, Renderer
 
 if TYPE_CHECKING:

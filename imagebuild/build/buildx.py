@@ -29,8 +29,8 @@ from imagebuild.oci.layout import Layout
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Repository, connect_registry, push_image
 from imagebuild.project import plan
-from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Project
+from imagebuild.project.plan import Target
+from imagebuild.project.project import Project
 
 if TYPE_CHECKING:
     from imagebuild.project.records import BuildResult, Step

@@ -20,12 +20,13 @@ from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Model, Platform
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import connect_registry
-from imagebuild.project import load, plan
+from imagebuild.project import load
+from imagebuild.project.changes import Changes
 from imagebuild.project.lockfile import digest_of
-from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Changes
+from imagebuild.project.plan import Target, make_plan
 from imagebuild.project.records import BuildResult
 from imagebuild.project.revision import files_at_revision
+from imagebuild.project.select import select_targets
 from imagebuild.render.renderer import Renderer
 from imagebuild.render.stages import Stage, needed_stages, stages_of
 
@@ -60,7 +61,7 @@ def read_state(
 ) -> ProjectState:
     """Read a project and select targets. Raises ConfigError with every mistake in it, NothingSelected if none fits."""
     project = load.load_project(folder).changed(changes)
-    targets = plan.select_targets(plan.make_plan(project), select)
+    targets = select_targets(make_plan(project), select)
     return ProjectState(Renderer(project), targets, platforms, base)
 
 

@@ -64,7 +64,8 @@ def build(
     """Build targets with BuildKit."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
-    from imagebuild.project.plan import check_repository, select_targets
+    from imagebuild.project.changes import check_repository
+    from imagebuild.project.select import select_targets
 
     check_repository("--cache", cache)
     given = {
@@ -131,7 +132,7 @@ def create_bundle(
     """Build targets without a cache, and keep everything that this downloads."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
-    from imagebuild.project.plan import select_targets
+    from imagebuild.project.select import select_targets
 
     changes = edits.parse()
     workspace = project.open(changes)
@@ -238,7 +239,7 @@ def doctor(
 
     if upstream:
         from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
-        from imagebuild.project.plan import select_targets
+        from imagebuild.project.select import select_targets
 
         workspace = project.open(edits.parse())
         targets = select_targets(workspace.plan, select or ())

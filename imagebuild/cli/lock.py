@@ -37,7 +37,7 @@ def lock(
     """Pin every source by content: add what the lock lacks, remove what nothing uses."""
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
-    from imagebuild.project.plan import select_targets
+    from imagebuild.project.select import select_targets
 
     given = {"--check": check, "--update": update, "--date": date, "--show": show, "--offline": offline,
              "--json": json_file is not None}  # fmt: skip

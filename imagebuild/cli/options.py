@@ -18,8 +18,9 @@ from imagebuild.core.errors import ConfigError, ImagebuildError
 
 if TYPE_CHECKING:
     from imagebuild.core.fields import Platform
-    from imagebuild.project.matrix import Plan, Target
-    from imagebuild.project.plan import Changes, Project
+    from imagebuild.project.changes import Changes
+    from imagebuild.project.plan import Plan, Target
+    from imagebuild.project.project import Project
     from imagebuild.publish.signatures import Signer
     from imagebuild.render.renderer import Renderer
 
@@ -238,8 +239,9 @@ class ProjectFiles:
 
     def open(self, changes: Changes | None = None) -> Workspace:
         """Read the project and make its plan. Raises ConfigError with every mistake."""
+        from imagebuild.project.changes import Changes
         from imagebuild.project.load import load_project
-        from imagebuild.project.plan import Changes, make_plan
+        from imagebuild.project.plan import make_plan
 
         project = load_project(self.folder).changed(changes or Changes())
         return Workspace(project, make_plan(project))
@@ -266,7 +268,7 @@ class PlanChanges:
 
     def parse(self, registry: str | None = None) -> Changes:
         """Return what these options and --registry change. Raises ConfigError for a wrong value."""
-        from imagebuild.project.plan import parse_changes
+        from imagebuild.project.changes import parse_changes
 
         return parse_changes(self.settings or (), self.with_ or (), self.without or (), repository=registry)
 
@@ -302,7 +304,7 @@ class ImageChanges(PlanChanges):
 
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
         """Raise ConfigError if the other base, by its name, is of another release, or needs a digest."""
-        from imagebuild.project.plan import base_mismatch
+        from imagebuild.project.contradictions import base_mismatch
 
         if self.base_image is None:
             return

@@ -86,8 +86,8 @@ def plan(
         )
         options.print_result(json_file, cost, lambda: change.show_cost(cost, markdown=markdown))
         return
-    from imagebuild.project.matrix import Plan
-    from imagebuild.project.plan import restricted_components, select_excluded, select_targets
+    from imagebuild.project.plan import Plan
+    from imagebuild.project.select import restricted_components, select_excluded, select_targets
 
     workspace = project.open(changes)
     targets = select_targets(workspace.plan, select or ())
@@ -126,7 +126,7 @@ def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
     """Return the targets that are not published as they are now, and print how many."""
     from imagebuild.core.console import err
     from imagebuild.oci.registry import connect_registry
-    from imagebuild.project.plan import select_targets
+    from imagebuild.project.select import select_targets
     from imagebuild.publish.publish import unpublished_targets
 
     targets = select_targets(workspace.plan, select)
@@ -151,7 +151,7 @@ def render(
 ) -> None:
     """Print the self-contained Dockerfile of a target."""
     from imagebuild.project.lockfile import check_pinned
-    from imagebuild.project.plan import select_one
+    from imagebuild.project.select import select_one
 
     workspace = project.open(edits.parse())
     chosen = select_one(workspace.plan, target)
@@ -189,7 +189,7 @@ def init(
 
     from imagebuild.core.console import out
     from imagebuild.core.files import write_text
-    from imagebuild.project.plan import check_repository
+    from imagebuild.project.changes import check_repository
 
     check_repository("--repository", repository)
     if not re.fullmatch("[a-z0-9][a-z0-9-]*", image):

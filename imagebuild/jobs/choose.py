@@ -13,7 +13,8 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, nearest
 from imagebuild.core.fields import ARCHS, CPUS, DIGEST, Arch, Platform, YamlFile, full_reference, major, satisfies
 from imagebuild.jobs.facts import Stack
-from imagebuild.project.matrix import GpuArchitecture, Target
+from imagebuild.project.matrix import GpuArchitecture
+from imagebuild.project.plan import Target
 from imagebuild.project.records import Catalog
 
 DRIVERS = {"12": "525", "13": "580"}

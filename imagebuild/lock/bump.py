@@ -20,7 +20,8 @@ from imagebuild.lock.resolve import LockFile, ask_each, merged_sources
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import GitRef, Key, PackageSource, Source, WheelSet, key_of, source_title
 from imagebuild.project.matrix import Matrix
-from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.plan import make_plan
+from imagebuild.project.project import Project
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 

@@ -48,8 +48,8 @@ from imagebuild.project.lockfile import (
     lacks,
     source_title,
 )
-from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Project
+from imagebuild.project.plan import Target
+from imagebuild.project.project import Project
 from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 

@@ -17,7 +17,7 @@ from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
 from imagebuild.project.lockfile import KINDS, Lock
 from imagebuild.project.matrix import GitProject, Matrix
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 
 MATRIX, LOCK = "matrix.yaml", "imagebuild.lock"
 SHIPPED = "imagebuild"

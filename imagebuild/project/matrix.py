@@ -1,9 +1,8 @@
-"""Define the types of `matrix.yaml` and of the plan."""
+"""The types of `matrix.yaml`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -28,6 +27,8 @@ from imagebuild.core.fields import (
 REPOSITORY = Form(
     r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*", "lower case as ghcr.io/acme, without a tag"
 )
+FIELD = re.compile(r"{([^{}]*)}")
+"""A name in a template."""
 IMAGE = Form("[A-Za-z0-9][A-Za-z0-9._:/{}@-]*", "an image such as debian:13-slim")
 PlainPackage = Annotated[
     str,
@@ -231,67 +232,3 @@ class Matrix(Model):
     """Conditions for giving an image a tag."""
     github_runners: dict[Platform, OneOrMore] = Field(default_factory=dict)
     """Platform → label, or labels, of the GitHub Actions runners whose own architecture it is."""
-
-
-def combination_id(image: str, axes: Mapping[str, str]) -> str:
-    """Return `<image>-cuda<V>-<os>-<variant>`; only numbers, those of `cuda` and `gpu`, need their axis named."""
-    values = [f"{axis}{value}" if axis in ("cuda", "gpu") else value for axis, value in axes.items()]
-    return "-".join([image, *values])
-
-
-class Target(Model):
-    """Describe one point of an image's axes: what one tag names."""
-
-    id: str
-    image: Name
-    axes: dict[Name, str]
-    platforms: tuple[Platform, ...]
-    components: dict[Name, str]
-    """Component → version, requirements first."""
-    name: str
-    """What a build calls it in the engine's store: the repository, and the id as a tag."""
-    tags: tuple[str, ...]
-    """Tags that publishing gives and never moves; `{revision}` is filled in then."""
-    aliases: tuple[str, ...] = ()
-    """Tags that publishing moves to it."""
-    stages: dict[str, str] = Field(default_factory=dict)
-    """Build stage → key: a digest of everything its result depends on. Equal keys are built once."""
-
-    @property
-    def bake_name(self) -> str:
-        """Return the id as the name of a bake target, which may have no dots."""
-        return self.id.replace(".", "_")
-
-
-def components_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return component → version by the labels of an image."""
-    prefix = "imagebuild.component."
-    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
-
-
-def axes_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return axis → value of an image's target by its labels."""
-    prefix = "imagebuild.axis."
-    return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
-
-
-class Excluded(Model):
-    """Describe a combination that is not built."""
-
-    image: Name
-    axes: dict[Name, str]
-    rule: str
-    reason: str
-
-    @property
-    def id(self) -> str:
-        return combination_id(self.image, self.axes)
-
-
-class Plan(Model):
-    """Hold what `imagebuild plan --json` prints."""
-
-    targets: tuple[Target, ...]
-    excluded: tuple[Excluded, ...]
-    restricted: dict[Name, str] = Field(default_factory=dict)
-    """Component → what whoever publishes an image with it must accept."""

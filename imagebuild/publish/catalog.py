@@ -22,8 +22,8 @@ from imagebuild.oci.image import PlatformImage, image_of, is_image
 from imagebuild.oci.layout import REFERRERS_TAG, manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry, Repository, connect_registry
-from imagebuild.project.matrix import Plan, axes_of, components_of
-from imagebuild.project.plan import REVISION_DIGITS, Project
+from imagebuild.project.plan import REVISION_DIGITS, Plan, axes_of, components_of
+from imagebuild.project.project import Project
 from imagebuild.project.records import (
     AttachedFile,
     Catalog,

@@ -12,8 +12,9 @@ from imagebuild.core.fields import Platform, axis_facts, matches
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import parse_need
 from imagebuild.project.load import hash_of_check, script_of
-from imagebuild.project.matrix import Publish, Target, axes_of, components_of
-from imagebuild.project.plan import REVISION, REVISION_DIGITS, Project
+from imagebuild.project.matrix import Publish
+from imagebuild.project.plan import REVISION, REVISION_DIGITS, Target, axes_of, components_of
+from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, ScanResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile
 from imagebuild.render.renderer import Renderer

@@ -13,7 +13,7 @@ from imagebuild.core.debian import installed_packages, package_versions
 from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
 from imagebuild.oci.image import PlatformImage
-from imagebuild.project.matrix import components_of
+from imagebuild.project.plan import components_of
 from imagebuild.publish.evidence import attached_packages
 from imagebuild.report.document import NONE
 from imagebuild.verify.files import Tree

@@ -15,7 +15,7 @@ from imagebuild.core.run import for_each
 from imagebuild.oci.layout import manifests_of
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import Registry
-from imagebuild.project.matrix import Target
+from imagebuild.project.plan import Target
 from imagebuild.project.records import ScanResult
 from imagebuild.publish.evidence import attached_packages
 

@@ -20,9 +20,9 @@ from imagebuild.oci.image import PlatformImage, image_of
 from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_json, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
-from imagebuild.project.matrix import Plan, Target
-from imagebuild.project.plan import REVISION, restricted_components, select_targets
+from imagebuild.project.plan import REVISION, Plan, Target
 from imagebuild.project.records import BuildResult, Published, PublishResult
+from imagebuild.project.select import restricted_components, select_targets
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
 from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, key_of_target, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence

@@ -23,7 +23,7 @@ from imagebuild.core.run import INSTALL_SYFT, RunProgram, run_program, syft_prog
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.component import Component
-from imagebuild.project.matrix import components_of
+from imagebuild.project.plan import components_of
 
 Document = dict[str, Any]
 """An SPDX document."""

@@ -16,7 +16,7 @@ from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError, plural
 from imagebuild.core.fields import Form, Model, YamlFile
 from imagebuild.oci.image import PlatformImage
-from imagebuild.project.matrix import axes_of
+from imagebuild.project.plan import axes_of
 from imagebuild.project.records import ScanResult, Vulnerability
 from imagebuild.publish.scan_reports import DEBSECAN, SEVERITIES, ScanReport
 

@@ -21,8 +21,9 @@ from imagebuild.project.lockfile import (
     WheelSet,
     common_environment,
 )
-from imagebuild.project.matrix import Base, Pin, Target
-from imagebuild.project.plan import FIELD, Project
+from imagebuild.project.matrix import FIELD, Base, Pin
+from imagebuild.project.plan import Target
+from imagebuild.project.project import Project
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))

@@ -32,8 +32,8 @@ from imagebuild.project.lockfile import (
     pinned_text,
     wheels_of,
 )
-from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Project
+from imagebuild.project.plan import Target
+from imagebuild.project.project import Project
 from imagebuild.render.recipe import SYSTEM_PATH, Recipe
 from imagebuild.render.stages import check_appended, digest, first_mistake, stages_of
 

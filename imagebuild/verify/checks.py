@@ -23,7 +23,7 @@ from imagebuild.core.errors import ConfigError, NothingSelected, suggestion
 from imagebuild.core.fields import axis_facts, matches
 from imagebuild.project.component import Check, nodes_needed, parse_need
 from imagebuild.project.load import hash_of_check, script_of
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 from imagebuild.verify.files import FileEntry, Tree
 from imagebuild.verify.runner import Command, Execution, Session
 

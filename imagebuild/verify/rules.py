@@ -20,8 +20,9 @@ from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
 from imagebuild.project.component import Component
-from imagebuild.project.matrix import CheckWaiver, Plan, Target, axes_of, components_of
-from imagebuild.project.plan import Project
+from imagebuild.project.matrix import CheckWaiver
+from imagebuild.project.plan import Plan, Target, axes_of, components_of
+from imagebuild.project.project import Project
 from imagebuild.render import renderer
 from imagebuild.render.recipe import SYSTEM_PATH
 from imagebuild.render.renderer import Renderer

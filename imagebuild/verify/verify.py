@@ -18,8 +18,8 @@ from imagebuild.core import console, files
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS
 from imagebuild.oci import engine
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Project
+from imagebuild.project.plan import Plan
+from imagebuild.project.project import Project
 from imagebuild.project.revision import current_revision
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify import checks, subject

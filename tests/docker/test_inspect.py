@@ -11,7 +11,7 @@ from docker import DockerClient
 
 from imagebuild.bench.verification import VerifyResult
 from imagebuild.oci.image import images_in
-from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Plan
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.layers import scan_all
 from imagebuild.verify.rules import Inspection

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from imagebuild.cli.app import COMMANDS, load_command
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 from imagebuild.verify.checks import select_checks
 from imagebuild.verify.rules import IMAGE_CHECKS
 from tests.conftest import ROOT, ran

@@ -33,7 +33,7 @@ from imagebuild.lock.facts import image_facts, tree_facts, unpack
 from imagebuild.lock.repositories import choose
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import ImageFacts, LockedRepository, PackageSource, TreeFacts, Unpacked, key_of, lacks
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 from tests.conftest import data, ran
 from tests.unit.image_files import elf
 from tests.unit.lock.lock_fakes import lock_of

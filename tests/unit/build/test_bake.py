@@ -24,8 +24,8 @@ from imagebuild.build.build import check_request
 from imagebuild.core.errors import ConfigError
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import EPOCH
-from imagebuild.project.matrix import Plan, Target
-from imagebuild.project.plan import Project
+from imagebuild.project.plan import Plan, Target
+from imagebuild.project.project import Project
 
 PACKED = "compression=zstd,force-compression=true,rewrite-timestamp=true,source-date-epoch=1763683200"
 CA = BuildInputs(secrets={"ca": Path("/etc/ca.crt")})

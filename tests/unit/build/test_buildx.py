@@ -28,8 +28,9 @@ from imagebuild.core.settings import ca_bundle
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Layout
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Changes, Project
+from imagebuild.project.changes import Changes
+from imagebuild.project.plan import Plan
+from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Renderer
 from tests import layouts

@@ -18,7 +18,7 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError, Unrea
 from imagebuild.core.files import file_sha256
 from imagebuild.core.http import Downloads, Patience
 from imagebuild.core.settings import Mirrors, Settings, pip_conf_text
-from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Plan
 from imagebuild.render.renderer import Renderer
 from tests.conftest import git
 from tests.unit.conftest import Call

@@ -11,8 +11,9 @@ import pytest
 from imagebuild.build.change import Cost, ProjectState, cache_entries, compare_states, job_matrix, read_state
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import parse_changes, select_targets
+from imagebuild.project.changes import parse_changes
+from imagebuild.project.plan import Plan
+from imagebuild.project.select import select_targets
 from imagebuild.render.renderer import Renderer
 from tests import reference_cost
 from tests.conftest import LIBRARY, ROOT, Files, git

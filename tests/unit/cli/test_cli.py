@@ -12,7 +12,7 @@ import pytest
 from imagebuild import __version__
 from imagebuild.build import build
 from imagebuild.build.bake import BuildRequest
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, LOCK, Files, data

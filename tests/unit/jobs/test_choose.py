@@ -10,7 +10,8 @@ import pytest
 from imagebuild.core.errors import ConfigError
 from imagebuild.jobs.choose import Offer, published_offer
 from imagebuild.jobs.job import Job, resolve_job
-from imagebuild.project.matrix import GpuArchitecture, Plan
+from imagebuild.project.matrix import GpuArchitecture
+from imagebuild.project.plan import Plan
 from imagebuild.project.records import Catalog
 from tests import catalog_samples
 from tests.unit.jobs.job_fakes import facts, profiles, request

@@ -9,8 +9,8 @@ from imagebuild.lock.bump import BumpResult, bump_pins, edited, inquiries, newer
 from imagebuild.lock.repositories import PackageIndex
 from imagebuild.lock.resolve import LockFile
 from imagebuild.project.lockfile import GitRef, PackageSource, WheelSet
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files
 from tests.unit.lock.lock_fakes import KEY, Fake

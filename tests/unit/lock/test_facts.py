@@ -31,8 +31,9 @@ from imagebuild.project.lockfile import (
     check_pinned,
     key_of,
 )
-from imagebuild.project.matrix import Target
-from imagebuild.project.plan import Project, make_plan, select_one
+from imagebuild.project.plan import Target, make_plan
+from imagebuild.project.project import Project
+from imagebuild.project.select import select_one
 from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT
 from tests.unit.lock.lock_fakes import A, B, lock_of

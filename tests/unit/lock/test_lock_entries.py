@@ -26,8 +26,8 @@ from imagebuild.project.lockfile import (
     key_of,
     lacks,
 )
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Project
+from imagebuild.project.plan import Plan
+from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 from tests.unit.lock.lock_fakes import KEY, A, B, lock_of
 

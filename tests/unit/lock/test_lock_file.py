@@ -15,6 +15,7 @@ from imagebuild.core.errors import Absent, CommandError, Unreachable
 from imagebuild.lock.repositories import PackageIndex
 from imagebuild.lock.resolve import LockFile, check_lock, complaint
 from imagebuild.lock.upstream import Upstream
+from imagebuild.project.changes import Changes
 from imagebuild.project.lockfile import (
     Archive,
     BaseImage,
@@ -30,7 +31,7 @@ from imagebuild.project.lockfile import (
     WheelSet,
     key_of,
 )
-from imagebuild.project.plan import Changes, make_plan
+from imagebuild.project.plan import make_plan
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files
 from tests.unit.lock.lock_fakes import KEY, OTHER, A, B, C, Fake, lock_of

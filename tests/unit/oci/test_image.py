@@ -14,7 +14,7 @@ import zstandard
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 from imagebuild.oci.image import PlatformImage, image_in_registry, images_in
 from imagebuild.oci.reference import parse_reference
-from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Plan
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.layers import scan_all
 from imagebuild.verify.rules import judge_images, read_images

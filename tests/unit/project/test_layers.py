@@ -10,7 +10,8 @@ from imagebuild.cli.options import data_folders
 from imagebuild.core.errors import CommandError
 from imagebuild.core.run import run_program
 from imagebuild.project.load import load_project
-from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.plan import make_plan
+from imagebuild.project.project import Project
 from imagebuild.project.revision import files_at_revision
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LOCK, ROOT, Files, git

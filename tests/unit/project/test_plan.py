@@ -7,8 +7,9 @@ from unittest.mock import Mock
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import make_plan, parse_changes, select_targets
+from imagebuild.project.changes import parse_changes
+from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.select import select_targets
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, TOOL, Files
 

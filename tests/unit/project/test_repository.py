@@ -9,8 +9,9 @@ import pytest
 
 from imagebuild.project.component import Component
 from imagebuild.project.lockfile import Lock
-from imagebuild.project.matrix import Matrix, Plan
-from imagebuild.project.plan import Project
+from imagebuild.project.matrix import Matrix
+from imagebuild.project.plan import Plan
+from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT, ran
 

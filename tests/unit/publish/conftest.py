@@ -11,7 +11,7 @@ import pytest
 from imagebuild.oci.layout import INDEX, Descriptor, Manifest, encode_json
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Repository
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 from imagebuild.publish.attest import DEFAULT_KINDS, AttestFinding, AttestResult, verify_attachments
 from imagebuild.publish.signatures import Signer
 from tests import attached

@@ -14,8 +14,8 @@ from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.oci.attestation import BUNDLE_MEDIA
 from imagebuild.oci.layout import Attachment, digest_of
 from imagebuild.oci.registry import Repository
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Project, make_plan
+from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.project import Project
 from imagebuild.project.records import Catalog, PublishedImage
 from imagebuild.publish.catalog import BEGIN, END, CatalogReader, images_table, replace_table
 from imagebuild.publish.freshness import Freshness

@@ -18,8 +18,9 @@ from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.oci.attestation import encode_predicate
 from imagebuild.oci.image import PlatformImage
 from imagebuild.oci.layout import Layout, Manifest
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Project, select_one
+from imagebuild.project.plan import Plan
+from imagebuild.project.project import Project
+from imagebuild.project.select import select_one
 from imagebuild.publish import sbom
 from imagebuild.publish.sbom import SpdxDocument, complete_document, run_syft
 from tests.attached import spdx

@@ -4,8 +4,10 @@ from collections.abc import Callable
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.project.matrix import Plan
-from imagebuild.project.plan import Changes, Project, make_plan, select_one, select_targets
+from imagebuild.project.changes import Changes
+from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.project import Project
+from imagebuild.project.select import select_one, select_targets
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LOCK, ROOT, Files, data
 

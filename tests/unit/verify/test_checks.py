@@ -9,7 +9,7 @@ from imagebuild.bench.models import PerftestTable, Results, Run
 from imagebuild.bench.verification import CheckResult, Surroundings
 from imagebuild.core.errors import ConfigError, NothingSelected
 from imagebuild.project.component import Check
-from imagebuild.project.plan import Project
+from imagebuild.project.project import Project
 from imagebuild.verify.checks import (
     UNCOMPARED,
     ImageCheck,

@@ -15,8 +15,7 @@ from imagebuild.oci import image
 from imagebuild.oci.image import FoundImage, images_in
 from imagebuild.oci.layout import INDEX, MANIFEST, Descriptor, Manifest
 from imagebuild.oci.registry import Registry
-from imagebuild.project.matrix import Plan, Target
-from imagebuild.project.plan import make_plan
+from imagebuild.project.plan import Plan, Target, make_plan
 from imagebuild.project.records import BuildResult
 from imagebuild.verify.subject import ImageFinder
 from tests import registry_fake

@@ -1,0 +1,71 @@
+"""The changes that options such as `--set` and `--with` make to a project. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from imagebuild.core.errors import ConfigError
+from imagebuild.project.matrix import REPOSITORY
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Hold changes of the project by the command line."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
+    with_: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    repository: str | None = None
+    """Where images are named and pushed, instead of the matrix's `repository`."""
+    base_image: str | None = None
+    """Image to start from instead of the base of each target, with a digest unless the Dockerfile is only printed."""
+    append: str | None = None
+    """File with instructions for the end of every image."""
+    appended: str = ""
+    """Those instructions."""
+
+    @property
+    def options_of_plan(self) -> tuple[str, ...]:
+        """Return the options that change the plan, and so what is to be locked, as words of a command line."""
+        pairs = [("--set", f"{name}={value}") for name, value in self.values.items()]
+        pairs += [("--with", name) for name in self.with_] + [("--without", name) for name in self.without]
+        return tuple(word for pair in pairs for word in pair)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the options that make these changes, as words of a command line."""
+        base = ("--base-image", self.base_image) if self.base_image else ()
+        return (*self.options_of_plan, *base, *(("--append", self.append) if self.append else ()))
+
+    def lock_command(self, *words: str) -> str:
+        """Return the command that pins the sources of a plan with these changes; `words` are its other arguments."""
+        return shlex.join(["imagebuild", "lock", *words, *self.options_of_plan])
+
+
+def check_repository(option: str, name: str | None) -> None:
+    """Raise ConfigError if an option has a text that cannot be a repository."""
+    if name is not None and not REPOSITORY.fits(name):
+        raise ConfigError(f"{option} {name}: must be {REPOSITORY.words}")
+
+
+def parse_changes(
+    settings: Iterable[str],
+    with_: Iterable[str] = (),
+    without: Iterable[str] = (),
+    *,
+    repository: str | None = None,
+) -> Changes:
+    """Return the changes of options such as `--set cuda=13.1`. Raises ConfigError for text that is not `name=value`."""
+    check_repository("--registry", repository)
+    values = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"--set {setting}: write it as name=value, for example --set cuda=13.1")
+        if name in values:
+            raise ConfigError(f"--set {setting}: {name} is set twice; give an axis several values as {name}=A,B")
+        values[name] = value
+    return Changes(values, tuple(with_), tuple(without), repository)

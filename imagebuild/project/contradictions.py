@@ -1,0 +1,158 @@
+"""Contradictions between the files of a project: names in one file that another file does not define. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from imagebuild.core.errors import Mistakes, suggestion
+from imagebuild.core.fields import OPERATORS, Arch, Condition, Loc, YamlFile, major
+from imagebuild.project.component import Variant
+from imagebuild.project.matrix import FIELD
+from imagebuild.project.project import Project
+
+Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
+"""File, place in it, what an unknown name is there, the name, and the names that there are."""
+
+
+def check_names(project: Project, mistakes: Mistakes) -> None:
+    """Note names in one file, or of an option, that another file does not know."""
+    matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
+    in_images: set[str] = set()
+    for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
+        in_images |= {name} if place[0] == "images" else set()
+        if name not in known and not (place[0] == "versions" and name in in_images):
+            words = ".".join(str(word) for word in place if not isinstance(word, int) and word != name)
+            remedy = suggestion(name, set(known)) or "; remove it"
+            if problem == "unknown component" and "did you mean" not in remedy:
+                remedy = f"; write {project.roots[0] / 'components' / name / 'component.yaml'}"
+            mistakes.add(file.at(*place), f"{words}: {problem} {name!r}{remedy}")
+    tools = {name for name, document in project.components.items() if document.model.build_only}
+    listed = {component for image in matrix.images.values() for component in image.components}
+    for option, names, choices in (
+        ("--with", changes.with_, project.components.keys() - tools),
+        ("--without", changes.without, listed),
+    ):
+        for name in names:
+            if name not in choices:
+                problem = "cannot be in an image" if name in project.components else "unknown component"
+                mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
+            elif name in changes.with_ and name in changes.without:
+                mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
+    for name, image in matrix.images.items():
+        axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
+        for i, component in enumerate(image.components):
+            if component in tools:
+                where = at("images", name, "components", i)
+                mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
+            elif component in project.components and (axis := project.components[component].model.version_axis):
+                axes.setdefault(axis, f"VERSION of {component}")
+        for axis in axes.keys() - image.axes:
+            problem = f"the axis {axis!r} is missing; add `{axis}: [{axes[axis]}]`"
+            mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
+        # Another base is for the targets that were asked for, and compared with those alone.
+        for release in image.axes.get("os", ()) if not changes.base_image else ():
+            if image.base and (problem := base_mismatch(image.base, release)):
+                mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
+    for name, document in project.components.items():
+        pin = document.model.pin or name
+        if document.model.version_axis or pin in matrix.versions:
+            continue
+        if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
+            problem = f"no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            mistakes.add(at("versions"), f"versions: {problem}")
+        elif name in changes.with_:
+            mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
+
+
+def base_mismatch(image: str, release: str) -> str:
+    """Return why an image, by its name, cannot be the base of a release; empty if it may be."""
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
+    return "" if fits else f"packages and pins are for {release}; use a base image of that release"
+
+
+def _references(project: Project) -> Iterator[Reference]:
+    """Yield the places where files name something that another file defines, but for conditions."""
+    matrix, file, components = project.matrix.model, project.matrix, project.components
+    roles = {wanted for document in components.values() for wanted in document.model.build_requires}
+    fulfilled = {*components, *(name for document in components.values() for name in document.model.provides)}
+    pins = {*components, *(document.model.pin for document in components.values() if document.model.pin)}
+    for name, image in matrix.images.items():
+        place = ("images", name)
+        for i, component in enumerate(image.components):
+            yield file, (*place, "components", i), "unknown component", component, components
+        for wanted, component in image.build_with.items():
+            yield file, (*place, "build-with"), "no component builds with", wanted, roles
+            if wanted in roles:
+                offers = {c for c, document in components.items() if wanted in (c, *document.model.provides)}
+                where = (*place, "build-with", wanted)
+                yield file, where, "not a component that provides it:", component, offers
+        if image.build_on:
+            yield file, (*place, "build-on"), "no base", image.build_on, matrix.bases
+        for axis in FIELD.findall(image.base or ""):
+            yield file, (*place, "base"), "unknown axis", axis, image.axes
+    for pin in matrix.versions:
+        yield file, ("versions", pin), "unknown component", pin, pins
+    for name, base in matrix.bases.items():
+        if base.build_on:
+            yield file, ("bases", name, "build-on"), "no base", base.build_on, matrix.bases
+    for document in components.values():
+        for key, names in ("requires", document.model.requires), ("build-requires", document.model.build_requires):
+            for i, wanted in enumerate(names):
+                yield document, (key, i), "unknown component", wanted, fulfilled
+
+
+MORE_NAMES: Mapping[str, Sequence[str]] = {
+    "rules": ("image",),
+    "aliases": ("image",),
+    "require": ("image", "arch"),
+    "waivers": ("image", "arch"),
+    "supports": ("version",),
+    "excludes": ("version",),
+    "env": ("version",),
+}
+"""Key of rows with conditions → what these may name besides axes. Those of `facts` may name all, and what components
+build with; a condition on what is not known there would never hold."""
+
+
+def _references_of_conditions(project: Project) -> Iterator[Reference]:
+    """Yield the axes and values that conditions name. What is extended need not fit."""
+    matrix, components = project.matrix.model, project.components
+    values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
+    for image in matrix.images.values():
+        for axis, listed in image.axes.items():
+            values.setdefault(axis, set()).update(listed)
+    axes: dict[str, Collection[str]] = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
+    axes |= values
+    # Of a version, no values are known yet.
+    others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
+    for role in {wanted for document in components.values() for wanted in document.model.build_requires}:
+        others[role] = {*values.get(role, ()), *components}
+    documents: list[YamlFile[Any]] = [project.matrix, *components.values()]
+    for document in documents:
+        for place, condition in _conditions(document.model.model_dump(by_alias=True)):
+            is_matrix = document is project.matrix
+            if not (project.is_own(*place[:2]) if is_matrix else document.path.is_relative_to(project.roots[0])):
+                continue
+            kind = [part for part in place[:-1] if isinstance(part, str)][-1]
+            more = others if kind == "facts" else {name: others[name] for name in MORE_NAMES.get(kind, ())}
+            names = {**axes, **more}
+            for axis, alternatives in condition.items():
+                yield document, (*place, axis), "unknown axis", axis, names
+                for value in alternatives:
+                    if names.get(axis) and not value.startswith(OPERATORS):
+                        is_major = value in names.get(f"{axis}-major", ())
+                        problem = f"only {axis}-major is" if is_major else "no target has"
+                        yield document, (*place, axis), problem, value, names[axis]
+
+
+def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition]]:
+    """Yield the conditions in what a file says, each with its place."""
+    if not isinstance(value, dict | tuple):
+        return
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if key == "when" and place and isinstance(place[-1], int):  # only rows have conditions, and names may be `when`
+            yield (*place, key), inner
+        else:
+            yield from _conditions(inner, (*place, key))

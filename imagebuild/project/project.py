@@ -1,0 +1,113 @@
+"""A project: its matrix, components and lock, with the changes of the command line. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from imagebuild.core.errors import ConfigError, Mistakes, suggestion
+from imagebuild.core.fields import YamlFile, matches
+from imagebuild.project.changes import Changes
+from imagebuild.project.component import Component
+from imagebuild.project.lockfile import Lock, LockedImage
+from imagebuild.project.matrix import Base, Matrix, Pin
+
+
+@dataclass(frozen=True)
+class Project:
+    """Hold the files of a project: the matrix, the components and the lock, with those of what it extends."""
+
+    matrix: YamlFile[Matrix]
+    components: Mapping[str, YamlFile[Component]]
+    lock: Lock
+    roots: tuple[Path, ...]
+    """Folders of templates and components: its own, then those of what it extends."""
+    own_lock: Lock
+    """What the project's own file has."""
+    changes: Changes = field(default_factory=Changes)
+    """What the command line changes; pins, repository, base and appended instructions are in `matrix` already."""
+
+    @property
+    def root(self) -> Path:
+        return self.matrix.path.parent
+
+    def is_own(self, *place: str | int) -> bool:
+        """Return whether the project's own matrix has a value, not one that it extends. Of a JSON file, it has all."""
+        return not self.matrix.lines or place in self.matrix.lines
+
+    def changed(self, changes: Changes) -> Project:
+        """Return the project with these changes. Raises ConfigError for what `--set` cannot set."""
+        matrix, bases, pins = self.matrix.model, self.matrix.model.bases, self.lock.images
+        name, _, digest = (changes.base_image or "").partition("@")
+        if name:
+            bases = dict.fromkeys(bases, Base(image=name))
+            pins = {**pins, name: LockedImage.model_construct(digest=digest)}
+        images = {}
+        for label, image in matrix.images.items():
+            appended = "\n".join(filter(None, (image.append.strip(), changes.appended.strip())))
+            images[label] = image.model_copy(update={"append": appended, "base": image.base and (name or image.base)})
+        model = matrix.model_copy(
+            update={
+                "repository": changes.repository or matrix.repository,
+                "bases": bases,
+                "images": images,
+                "versions": {**matrix.versions, **self._pins_set(changes.values)},
+            }
+        )
+        lock = self.lock.model_copy(update={"images": pins})
+        return replace(self, matrix=replace(self.matrix, model=model), lock=lock, changes=changes)
+
+    def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:
+        """Return the pins among the values of `--set`; the others are of axes."""
+        mistakes, versions = Mistakes(), self.matrix.model.versions
+        pins: dict[str, tuple[Pin, ...]] = {}
+        axes = {axis for image in self.matrix.model.images.values() for axis in image.axes}
+        for name, value in values.items():
+            version, at, commit = value.partition("@")
+            if name in axes:
+                continue
+            if name not in {*versions, *self.components}:
+                problem = f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
+                mistakes.add(f"--set {name}={value}", problem)
+                continue
+            try:
+                pins[name] = (Pin(version=version, commit=commit if at else None),)
+            except ValidationError as error:
+                mistakes.add(f"--set {name}={value}", error.errors()[0]["msg"].removeprefix("Value error, "))
+        mistakes.stop_if_any()
+        return pins
+
+    def folder(self, component: str) -> Path:
+        """Return the folder of a component. Raises ConfigError if there is no such component."""
+        if component not in self.components:
+            raise ConfigError(f"{self.roots[0]}: no component {component!r}{suggestion(component, self.components)}")
+        return self.components[component].path.parent
+
+    def template(self, name: str) -> Path:
+        """Return the file of a template: `components/NAME/FILE`, or a file that all share, the project's own first."""
+        if name.startswith("components/"):
+            _, component, file = name.split("/", 2)
+            return self.folder(component) / file
+        return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
+
+    def pin(self, component: str, facts: Mapping[str, str]) -> Pin | None:
+        """Return the first pin of a component whose condition holds; `facts` are of the target's axes."""
+        rows = self.matrix.model.versions.get(self.components[component].model.pin or component, ())
+        return next((pin for pin in rows if matches(pin.when, facts)), None)
+
+    def version(self, component: str, facts: Mapping[str, str]) -> str | None:
+        """Return the version of a component in a target with these facts; None if no pin is for it."""
+        if axis := self.components[component].model.version_axis:
+            return facts[axis]
+        pin = self.pin(component, facts)
+        return pin.version if pin else None
+
+    def provider(self, wanted: str, present: Collection[str]) -> str | None:
+        """Return what fulfils a requirement: a component that is present, else the one of that name, if any."""
+        if wanted in present:
+            return wanted
+        provider = next((name for name in present if wanted in self.components[name].model.provides), None)
+        return provider or (wanted if wanted in self.components else None)
