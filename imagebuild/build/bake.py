@@ -16,7 +16,7 @@ from imagebuild.project.plan import Target
 if TYPE_CHECKING:
     from imagebuild.oci.engine import Endpoint
     from imagebuild.project.project import Project
-    from imagebuild.render.renderer import Dockerfile
+    from imagebuild.render.dockerfile import Dockerfile
 
 FETCHED = "fetched-"
 """Beginning of the names of targets that hold what imagebuild fetched instead of BuildKit."""

@@ -24,7 +24,9 @@ from imagebuild.oci import engine
 from imagebuild.project import revision
 from imagebuild.project.lockfile import check_pinned, digest_of
 from imagebuild.project.project import Project
-from imagebuild.render.renderer import Dockerfile, Renderer
+from imagebuild.render.dockerfile import Dockerfile
+from imagebuild.render.image import adaptations
+from imagebuild.render.renderer import Renderer
 
 if TYPE_CHECKING:
     from imagebuild.build.inputs import Provide
@@ -35,15 +37,14 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     """Build the targets, and show progress. Raises ConfigError, CommandError or ResultError; what ran stays cached."""
     request = replace(request, folder=request.folder.resolve())
     bake.check_platforms(request.targets, request.platforms)
-    parts = [(target, p) for target in request.targets for p in bake.platforms_of(target, request.platforms)]
-    needed = (source for target, p in parts for source in renderer.recipe(target).for_platform(p).sources())
+    recipes = [renderer.recipe(target) for target in request.targets]
+    needed = (owned.source for recipe in recipes for owned in recipe.sources_for(request.platforms))
     names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # people copy the command
     platforms = (word for platform in request.platforms for word in ("--platform", platform))
     check_pinned(project.lock, needed, project.changes.lock_command(*names, *platforms))
     # The text is for all platforms; of those that are not built, the lock may have nothing.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
-    adaptations = (line for target in request.targets for line in renderer.recipe(target).adaptations())
-    for line in dict.fromkeys(adaptations):
+    for line in dict.fromkeys(line for recipe in recipes for line in adaptations(recipe)):
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
     stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
     check_request(request, stages, project.lock.date)
@@ -55,7 +56,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     sources = buildx.replaced_sources(project, stages, request.sources)
     endpoint = engine.find_engine(os.environ)
     if not request.builder and endpoint.host.startswith("unix://"):
-        for name in sorted({platform for _, platform in parts} - {native_platform()}):
+        wanted = {p for target in request.targets for p in bake.platforms_of(target, request.platforms)}
+        for name in sorted(wanted - {native_platform()}):
             private.ensure_emulation(name.removeprefix("linux/"))
     caches: Mapping[str, Sequence[CacheEntry]] = {}
     if request.cache:

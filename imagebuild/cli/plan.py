@@ -105,7 +105,7 @@ def plan(
         # For JSON, everything was rendered already.
         if not whole:
             workspace.renderer.check(targets)
-            sources = {(t.image, source) for t in targets for source in workspace.renderer.recipe(t).sources()}
+            sources = {(t.image, owned.source) for t in targets for owned in workspace.renderer.recipe(t).sources}
             unpinned = [(image, source) for image, source in sources if lacks(workspace.project.lock, source)]
             if number := len({key_of(source) for _, source in unpinned}):
                 names = sorted({image for image, _ in unpinned})
@@ -157,7 +157,7 @@ def render(
     chosen = select_one(workspace.plan, target)
     edits.check_base([chosen], pinned=False)
     words = (*project.words, *(("--for", purpose) if purpose else ()))
-    warning, sources = "", tuple(workspace.renderer.recipe(chosen).sources())
+    warning, sources = "", [owned.source for owned in workspace.renderer.recipe(chosen).sources]
     try:
         check_pinned(workspace.project.lock, sources, workspace.project.changes.lock_command(chosen.id))
     except ConfigError as error:

@@ -77,7 +77,7 @@ def verify(
     request = VerifyRequest(
         image, runner, only or (), nodes, pull, folder, output, variables, hardware,
     )  # fmt: skip
-    result = verify_image(workspace.renderer, workspace.plan, request)
+    result = verify_image(workspace.project, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
         raise typer.Exit(1)

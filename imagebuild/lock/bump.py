@@ -22,7 +22,7 @@ from imagebuild.project.lockfile import GitRef, Key, PackageSource, Source, Whee
 from imagebuild.project.matrix import Matrix
 from imagebuild.project.plan import make_plan
 from imagebuild.project.project import Project
-from imagebuild.render.recipe import Recipe
+from imagebuild.render.recipe import Part, Recipe
 from imagebuild.render.renderer import Renderer
 
 VERSION = "{version}"
@@ -45,34 +45,28 @@ class BumpResult:
     """Pin, version, and why it stays."""
 
 
-def inquiries(recipes: Iterable[Recipe]) -> dict[Row, set[Question]]:
+def inquiries(project: Project, recipes: Iterable[Recipe]) -> dict[Row, set[Question]]:
     """Return what to ask about every row of a pin that a target uses."""
     result: defaultdict[Row, set[Question]] = defaultdict(set)
     for recipe in recipes:
-        for name in dict.fromkeys((*recipe.target.components, *recipe.stages)):
-            component, pin = recipe.component(name), recipe.pin(name)
-            if pin and not component.version_axis:
+        for part in recipe.parts.values():
+            if part.pin and not part.component.version_axis:
                 # The command line can change pins; here they are those of the file.
-                rows = recipe.project.matrix.model.versions[component.pin or name]
-                result[component.pin or name, rows.index(pin)].update(() if pin.commit else _questions(recipe, name))
+                name = part.component.pin or part.name
+                row = project.matrix.model.versions[name].index(part.pin)
+                result[name, row].update(() if part.pin.commit else _questions(project, part))
     return result
 
 
-def _questions(recipe: Recipe, name: str) -> Iterator[Question]:
+def _questions(project: Project, part: Part) -> Iterator[Question]:
     """Yield the places that list versions of a component."""
-    component = recipe.component(name)
+    component = part.component
     if component.git:
         yield GitRef(component.git, component.tag), component.tag
-    for text in recipe.component(component.wheels_from or name).wheels:
+    for text in project.components[component.wheels_from or part.name].model.wheels:
         if match := EXACT.match(text):
             yield WheelSet(match[1], "", ()), VERSION
-    wanted = [p for p in (*component.packages.runtime, *component.packages.devel) if VERSION in p and "=" in p]
-    for arch in recipe.archs if name in recipe.target.components else ():
-        if repository := recipe.repository(name, arch):
-            for text in wanted:
-                filled = recipe.fill(name, text, {**recipe.values(name, arch), "version": VERSION}, "packages")
-                package, _, template = filled.partition("=")
-                yield PackageSource(repository.url, repository.suite, repository.key, (package,)), template
+    yield from part.versioned
 
 
 def newer(current: str, versions: Iterable[str]) -> list[str]:
@@ -126,7 +120,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
         if name not in pins:
             where = project.matrix.at("versions")
             raise ConfigError(f"{where}: versions: no pin {name!r} here{suggestion(name, dict(pins))}")
-    known = inquiries(lock.recipes)
+    known = inquiries(project, lock.recipes)
     result = BumpResult()
     asked: dict[Row, set[Question]] = {}
     for name, rows in pins.items():
@@ -202,4 +196,4 @@ def check_versions(project: Project, changes: Changes) -> None:
     document = replace(project.matrix, model=matrix.model_copy(update={"versions": versions}))
     changed = replace(project, matrix=document)
     renderer = Renderer(changed)
-    merged_sources(source for target in make_plan(changed).targets for source in renderer.recipe(target).sources())
+    merged_sources(owned.source for t in make_plan(changed).targets for owned in renderer.recipe(t).sources)

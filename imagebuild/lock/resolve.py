@@ -50,7 +50,7 @@ from imagebuild.project.lockfile import (
 )
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
-from imagebuild.render.recipe import Recipe
+from imagebuild.render.recipe import OwnedSource, Recipe
 from imagebuild.render.renderer import Renderer
 
 R = TypeVar("R")
@@ -103,23 +103,21 @@ def address_of(key: Key) -> str:
     return key[1].partition(" ")[0]
 
 
-def keys_of(names: Iterable[str], recipes: Iterable[Recipe]) -> frozenset[Key]:
+def keys_of(project: Project, names: Iterable[str], sources: Iterable[OwnedSource]) -> frozenset[Key]:
     """Return the keys of entries by names of components, pins, bases, images and addresses, or shell patterns of these.
 
     An image's name means the image that it starts from, unless a component has the same name. Raises ConfigError for a
     name that means nothing.
     """
     known: defaultdict[str, set[Key]] = defaultdict(set)
-    for recipe in recipes:
-        components = recipe.project.components
-        for owner, source in recipe.owned_sources():
-            key = key_of(source)
-            known[address_of(key)].add(key)
-            if owner not in components:
-                known[owner].add(key)
-            elif not isinstance(source, BaseImage):
-                for name in (owner, components[owner].model.pin or owner):
-                    known[name].add(key)
+    for owner, source in dict.fromkeys((owned.owner, owned.source) for owned in sources):
+        key = key_of(source)
+        known[address_of(key)].add(key)
+        if owner not in project.components:
+            known[owner].add(key)
+        elif not isinstance(source, BaseImage):
+            for name in (owner, project.components[owner].model.pin or owner):
+                known[name].add(key)
     found = {name: [key for other in known if fnmatchcase(other, name) for key in known[other]] for name in names}
     for name, keys in found.items():
         if not keys:
@@ -221,16 +219,18 @@ class LockFile:
 
     @property
     def recipes(self) -> Iterator[Recipe]:
-        """Yield the recipe of each target, or one for each platform that was chosen."""
-        for target in self.targets:
-            recipe = self.renderer.recipe(target)
-            chosen = [platform for platform in self.platforms if platform in target.platforms]
-            yield from map(recipe.for_platform, chosen) if self.platforms else (recipe,)
+        """Yield the recipe of each target."""
+        return map(self.renderer.recipe, self.targets)
+
+    @cached_property
+    def owned_sources(self) -> tuple[OwnedSource, ...]:
+        """Return each source that a target needs for the chosen platforms, with its owner."""
+        return tuple(chain.from_iterable(recipe.sources_for(self.platforms) for recipe in self.recipes))
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """Return what the targets need, one source for each entry of the lock. Raises ConfigError if they disagree."""
-        return merged_sources(source for recipe in self.recipes for source in recipe.sources())
+        return merged_sources(owned.source for owned in self.owned_sources)
 
     @cached_property
     def lock(self) -> Lock:
@@ -258,7 +258,7 @@ class LockFile:
 
     def update(self, upstream: Upstream, names: Collection[str]) -> Failures:
         """Pin again what belongs to the names, and nothing else. Raises ConfigError for an unknown name."""
-        keys = keys_of(names, self.recipes)
+        keys = keys_of(self.project, names, self.owned_sources)
         return self.pin([source for source in self.sources if key_of(source) in keys], upstream, anew=True)
 
     def pin(self, sources: Iterable[Source], upstream: Upstream, *, anew: bool = False) -> Failures:
@@ -307,7 +307,7 @@ class LockFile:
         known = json.loads(lock_text(self.lock))
         entries = {
             describe_key((kind, name)): known[kind].get(name, "not in the lock")
-            for kind, name in sorted(keys_of(names, self.recipes))
+            for kind, name in sorted(keys_of(self.project, names, self.owned_sources))
         }
         return yaml.safe_dump(entries, width=1000, sort_keys=False)
 

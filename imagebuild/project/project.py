@@ -105,8 +105,13 @@ class Project:
         pin = self.pin(component, facts)
         return pin.version if pin else None
 
-    def provider(self, wanted: str, present: Collection[str]) -> str | None:
-        """Return what fulfils a requirement: a component that is present, else the one of that name, if any."""
+    def provider(self, wanted: str, present: Collection[str], preferred: Mapping[str, str] | None = None) -> str | None:
+        """Return the component that fulfils a requirement. Return None if no component can.
+
+        That is the preferred one, else a component that is present, else the component with the required name.
+        """
+        if preferred and wanted in preferred:
+            return preferred[wanted]
         if wanted in present:
             return wanted
         provider = next((name for name in present if wanted in self.components[name].model.provides), None)

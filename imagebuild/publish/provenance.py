@@ -156,9 +156,9 @@ def provenance_of(
     if result.revision:
         uri = f"git+{result.source}@{result.revision}" if result.source else ""
         resources.insert(0, Resource(name=PROJECT, uri=uri, digest={"gitCommit": result.revision}))
-    owned = tuple(recipe.for_platform(platform).owned_sources())
-    check_pinned(lock, (source for _, source in owned))
-    sources = (r for owner, source in owned for r in _resources(lock, owner, source, platform, result.replaced))
+    needed = recipe.sources_for([platform])
+    check_pinned(lock, (owned.source for owned in needed))
+    sources = (r for s in needed for r in _resources(lock, s.owner, s.source, platform, result.replaced))
     resources += {resource.uri: resource for resource in sources}.values()
     return {
         "buildDefinition": {

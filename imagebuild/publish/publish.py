@@ -21,6 +21,7 @@ from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
 from imagebuild.project.plan import REVISION, Plan, Target
+from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult
 from imagebuild.project.select import restricted_components, select_targets
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
@@ -54,6 +55,7 @@ class PublishRequest:
 class Planned(NamedTuple):
     """Hold what this checkout says of a target: what its image must fulfil, and what its provenance is made of."""
 
+    project: Project
     recipe: Recipe
     dockerfile: str
     rules: tuple[PublishRule, ...]
@@ -103,8 +105,8 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         raise NothingSelected(f"--results {folders}: no result.json of a target of the plan; build one first")
     planned = [
         Planned(
-            renderer.recipe(target), renderer.dockerfile(target).text, rules_of(renderer.project, target),
-            key_of_target(renderer, target),
+            renderer.project, renderer.recipe(target), renderer.dockerfile(target).text,
+            rules_of(renderer.project, target), key_of_target(renderer, target),
         )
         for target in targets
     ]  # fmt: skip
@@ -141,7 +143,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
 
     Raises CommandError if a registry fails.
     """
-    target, policy = planned.recipe.target, planned.recipe.project.matrix.model.publish
+    target, policy = planned.recipe.target, planned.project.matrix.model.publish
     choices = tuple(
         _with_image(choose_image(target, platform, evidence), target, connect) for platform in target.platforms
     )
@@ -219,7 +221,7 @@ def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> Ne
                 "publishes what the same run built"
             )
     workflow = str(request.signer.identity) if request.signer and request.origin else ""
-    lock = planned.recipe.project.lock
+    lock = planned.project.lock
     document = provenance_of(build, choice.platform, planned.recipe, lock, planned.dockerfile, workflow=workflow)
     if folders := Provenance.model_validate(document).folders:
         raise ConfigError(f"{', '.join(folders)} came from a folder that nobody can compare; build without --source")

@@ -23,9 +23,8 @@ from imagebuild.project.component import Component
 from imagebuild.project.matrix import CheckWaiver
 from imagebuild.project.plan import Plan, Target, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.render import renderer
-from imagebuild.render.recipe import SYSTEM_PATH
-from imagebuild.render.renderer import Renderer
+from imagebuild.render.image import FOLDER_LISTS, SYSTEM_PATH, image_labels
+from imagebuild.render.resolve import resolve_recipe
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
@@ -40,11 +39,11 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Inspection:
-    """An image whose files were read, with the renderer and plan of the project to which the image should belong."""
+    """An image whose files were read, with the project and the plan to which the image should belong."""
 
     image: PlatformImage
     layers: tuple[Layer, ...]
-    renderer: Renderer
+    project: Project
     plan: Plan
     seconds: float = 0.0
     """How long it took to read the image."""
@@ -110,7 +109,7 @@ class Inspection:
         names = components_of(self.image.labels)
         if not names:
             raise NotApplicable("the image has no label imagebuild.component.*: it was not built by imagebuild")
-        known = self.renderer.project.components
+        known = self.project.components
         return [(name, known[name].model) for name in names if name in known]
 
     @property
@@ -319,9 +318,9 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
     them.
     """
     target = inspection.target
-    if not inspection.renderer.project.matrix.model.gpu_architectures:
+    if not inspection.project.matrix.model.gpu_architectures:
         raise NotApplicable("the matrix lists no GPU architectures")
-    wanted = inspection.renderer.capabilities(target).get(inspection.image.architecture, ())
+    wanted = resolve_recipe(inspection.project, target).gpu.capabilities().get(inspection.image.architecture, ())
     own = [pattern.strip("/") for _, component in inspection.components() for pattern in component.gpu_code]
     seen: set[str] = set()
     for path, elf in inspection.objects.items():
@@ -375,8 +374,7 @@ USUAL = SYSTEM_PATH.split(":")
 
 def plan(inspection: Inspection) -> Iterator[Finding]:
     """The labels agree with the plan: the target, its licences, component versions, axes, base image and lock."""
-    recipe = inspection.renderer.recipe(inspection.target)
-    planned = renderer.image_labels(recipe, inspection.renderer.lock_hash(recipe), "")
+    planned = image_labels(resolve_recipe(inspection.project, inspection.target))
     present = inspection.image.labels
     ours = {label for label in present if label.startswith(("imagebuild.component.", "imagebuild.axis."))}
     for label in sorted({*planned, *ours} - {BASE, BASE_DIGEST}):
@@ -401,7 +399,7 @@ def environment(inspection: Inspection) -> Iterator[Finding]:
     """Folders that environment variables name exist."""
     for name, value in inspection.image.env.items():
         is_folder = re.search(r"_(DIR|HOME|ROOT|PREFIX)$", name) and value.startswith("/")
-        folders = value.split(":") if name in renderer.FOLDER_LISTS else [value] if is_folder else []
+        folders = value.split(":") if name in FOLDER_LISTS else [value] if is_folder else []
         for folder in dict.fromkeys(folders):
             if not folder:
                 yield Finding(name, "has an empty entry, which means the current folder")
@@ -461,7 +459,7 @@ def command(inspection: Inspection) -> Iterator[Finding]:
 def size(inspection: Inspection) -> Iterator[Finding]:
     """The compressed layers do not exceed the image's size limit in the matrix."""
     target = inspection.target
-    limits = inspection.renderer.project.matrix.model.images[target.image].size_limit_mb
+    limits = inspection.project.matrix.model.images[target.image].size_limit_mb
     limit = limits.get(target.axes["variant"]) if isinstance(limits, dict) else limits
     if limit is None:
         raise NotApplicable("the matrix has no size-limit-mb for the image")
@@ -525,7 +523,7 @@ def judge_images(inspections: Sequence[Inspection]) -> Iterator[CheckResult]:
     If there are several platforms, the names of checks end with the platform.
     """
     for read in inspections:
-        project, labels, image = read.renderer.project, read.image.labels, read.image
+        project, labels, image = read.project, read.image.labels, read.image
         name, components = labels.get("org.opencontainers.image.title", ""), components_of(labels)
         conditions = {**axis_facts(axes_of(labels)), "arch": image.architecture, "image": name}
         declared = declared_waivers(project, name, components) if components else ()
@@ -572,7 +570,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
     )  # fmt: skip
 
 
-def read_images(found: FoundImage, renderer: Renderer, plan: Plan) -> list[Inspection]:
+def read_images(found: FoundImage, project: Project, plan: Plan) -> list[Inspection]:
     """Read the files of an image for each of its platforms.
 
     Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read.
@@ -582,5 +580,5 @@ def read_images(found: FoundImage, renderer: Renderer, plan: Plan) -> list[Inspe
         for image in map(found.image, found.platforms):
             began = time.monotonic()
             read = scan_all([image.fetch(layer) for layer in image.layers])
-            inspections.append(Inspection(image, read, renderer, plan, time.monotonic() - began))
+            inspections.append(Inspection(image, read, project, plan, time.monotonic() - began))
     return inspections

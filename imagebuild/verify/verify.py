@@ -21,7 +21,6 @@ from imagebuild.oci import engine
 from imagebuild.project.plan import Plan
 from imagebuild.project.project import Project
 from imagebuild.project.revision import current_revision
-from imagebuild.render.renderer import Renderer
 from imagebuild.verify import checks, subject
 from imagebuild.verify.checks import IMAGE, SAME_FILES, ImageCheck
 from imagebuild.verify.docker import docker_session, pulled
@@ -52,13 +51,12 @@ class VerifyRequest:
     profile: Profile | None
 
 
-def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> VerifyResult:
-    """Run the checks of an image. The renderer's project provides the checks; the image may be from elsewhere.
+def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> VerifyResult:
+    """Run the checks of an image. The project provides the checks; the image may be from elsewhere.
 
     Raises ConfigError if the image cannot be found, CommandError if the runner fails. The evidence folder then contains
     the results so far.
     """
-    project = renderer.project
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
         image, start = find_image(plan, request, folder, stack)
@@ -72,7 +70,7 @@ def verify_image(renderer: Renderer, plan: Plan, request: VerifyRequest) -> Veri
         try:
             # Files are read before the checks start, as other work on the machine would slow down a benchmark.
             are_needed = rules or request.runner != "docker"
-            inspections = read_images(image.found, renderer, plan) if image.found and are_needed else []
+            inspections = read_images(image.found, project, plan) if image.found and are_needed else []
             with console.doing(f"{image.name}: judging its files"):
                 judged = list(judge_images(inspections))
             judged = judged or [checks.skipped_result(check, NO_FILES) for check in rules.values()]

@@ -72,7 +72,7 @@ def test_the_loader_in_the_image_agrees(
     with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save())
     (image,) = images_in(tmp_path / "image.tar", tmp_path)
-    about = Inspection(image, scan_all(image.layers), renderer, full_plan)
+    about = Inspection(image, scan_all(image.layers), renderer.project, full_plan)
     paths = [path for path, found in about.objects.items() if found.machine == about.machine and found.loadable]
     assert len(paths) > 500
     script = 'while read -r file; do echo "@@$file"; ldd "$file" 2>&1; done'

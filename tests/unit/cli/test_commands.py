@@ -65,18 +65,20 @@ def test_the_help_imports_no_command() -> None:
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    ("words", "unneeded"),
+    ("words", "needed", "unneeded"),
     [
-        ("render", {"rich", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
+        ("render", "jinja2", {"rich", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
         # Both end where they look for an engine.
-        ("build --base registry", {f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.change", "build.inputs", "publish", "verify")}),
-        ("verify", {f"imagebuild.{n}" for n in ("build", "publish", "jobs", "report")}),
+        ("build --base registry", "jinja2", {f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.change", "build.inputs", "publish", "verify")}),
+        ("verify", "imagebuild.verify.rules", {"jinja2", *(f"imagebuild.{n}" for n in ("build", "publish", "jobs", "report"))}),
     ],
 )  # fmt: skip
-def test_commands_import_what_they_need(monkeypatch: pytest.MonkeyPatch, words: str, unneeded: set[str]) -> None:
+def test_commands_import_what_they_need(
+    monkeypatch: pytest.MonkeyPatch, words: str, needed: str, unneeded: set[str]
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     found = imported_by(*words.split(), "quickstart-cuda13.5-debian13-runtime")
-    assert "jinja2" in found
+    assert needed in found
     assert not found & unneeded
 
 

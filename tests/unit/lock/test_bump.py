@@ -33,7 +33,7 @@ def test_newer_ones(current: str, versions: list[str], found: list[str]) -> None
 
 
 def test_who_is_asked_about_this_projects_pins(project: Project, full_plan: Plan, renderer: Renderer) -> None:
-    found = inquiries(renderer.recipe(t) for t in full_plan.targets)
+    found = inquiries(renderer.project, (renderer.recipe(t) for t in full_plan.targets))
     kinds: dict[str, set[type]] = {name: set() for name, _ in found}
     for (name, _), questions in found.items():
         kinds[name] |= {type(listing) for listing, _ in questions}

@@ -34,6 +34,7 @@ from imagebuild.project.lockfile import (
 from imagebuild.project.plan import Target, make_plan
 from imagebuild.project.project import Project
 from imagebuild.project.select import select_one
+from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
 from tests.conftest import ROOT
 from tests.unit.lock.lock_fakes import A, B, lock_of
@@ -123,7 +124,7 @@ def locked_hpcx(project: Project, request: pytest.FixtureRequest, tmp_path: Path
     target = select_one(make_plan(project), f"hpcx-cuda13.4.2-ubuntu24.04-{variant}")
     recipe = Renderer(project).recipe(target)
     entries: dict[Key, Entry] = {}
-    for source in merged_sources(recipe.sources()):
+    for source in merged_sources(owned.source for owned in recipe.sources):
         match source:
             case Archive(url=url):
                 which = hpcx.Distribution("ubuntu24.04", 13, url.rpartition("-")[2].removesuffix(".tbz"), hpcx.NEWEST)
@@ -164,7 +165,7 @@ def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Targe
 
 
 def test_what_images_adapt_is_said_once(locked_hpcx: tuple[Project, Target]) -> None:
-    lines = list(with_env(locked_hpcx[0]).recipe(locked_hpcx[1]).adaptations())
+    lines = list(adaptations(with_env(locked_hpcx[0]).recipe(locked_hpcx[1])))
     assert "nvidia/cuda:13.4.2-devel-ubuntu24.04: has NCCL 2.30.7-1+cuda13.3, images 2.32.3" in lines
     assert "hpcx: /opt/hpcx/ompi5 is /opt/hpcx/ompi in images" in lines
     assert len(lines) == len(set(lines)) < 25
@@ -177,7 +178,7 @@ def test_a_build_for_one_platform_needs_no_sources_of_the_other(
     made, target = locked_hpcx
     lock = lock_of({key: entry for key, entry in made.lock.entries() if not re.search(others, key[1])})
     renderer = with_env(replace(made, lock=lock))
-    sources = tuple(renderer.recipe(target).for_platform(platform).sources())
+    sources = tuple(owned.source for owned in renderer.recipe(target).sources_for([platform]))
     assert not [source for source in sources if re.search(others, key_of(source)[1])]
     check_pinned(lock, sources)
     text = renderer.dockerfile(target).text
@@ -196,7 +197,7 @@ def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
     locked_hpcx: tuple[Project, Target], golden: Callable[[str, str], None]
 ) -> None:
     made, target = locked_hpcx
-    check_pinned(made.lock, with_env(made).recipe(target).sources())
+    check_pinned(made.lock, (owned.source for owned in with_env(made).recipe(target).sources))
     text = with_env(made).dockerfile(target).text
     assert "unresolved" not in text
     golden(f"tests/golden/{target.id}.Dockerfile", text)

@@ -61,7 +61,7 @@ def test_a_lock_may_have_a_date_and_is_written_as_it_is(project: Project) -> Non
 
 
 def test_sources_of_all_targets_become_one_for_each_entry(renderer: Renderer, full_plan: Plan) -> None:
-    sources = merged_sources(s for t in full_plan.targets for s in renderer.recipe(t).sources())
+    sources = merged_sources(owned.source for t in full_plan.targets for owned in renderer.recipe(t).sources)
     assert len({key_of(s) for s in sources}) == len(sources)
     cuda = next(s for s in sources if isinstance(s, PackageSource) and "repos/ubuntu2404/x86_64" in s.url)
     assert {"libnccl2=2.32.3-1+cuda12.9", "libnccl2=2.32.3-1+cuda13.4"} <= set(cuda.packages)
@@ -129,7 +129,8 @@ def test_what_nothing_uses_is_removed() -> None:
 def test_names_of_components_pins_bases_and_addresses(
     renderer: Renderer, full_plan: Plan, name: str, kinds: set[str], names: int
 ) -> None:
-    found = keys_of([name], map(renderer.recipe, full_plan.targets))
+    sources = (owned for target in full_plan.targets for owned in renderer.recipe(target).sources)
+    found = keys_of(renderer.project, [name], sources)
     assert ({kind for kind, _ in found}, len(found)) == (kinds, names)
 
 
@@ -137,8 +138,8 @@ def test_the_lock_has_every_source_of_what_can_be_built_without_nvidias_servers(
     project: Project, full_plan: Plan, renderer: Renderer
 ) -> None:
     """And nothing else: no entry is of no use."""
-    sources = merged_sources(s for t in full_plan.targets for s in renderer.recipe(t).sources())
+    sources = merged_sources(owned.source for t in full_plan.targets for owned in renderer.recipe(t).sources)
     assert without_unused(project.lock, sources) == project.lock
     for target in full_plan.targets:
         if target.image != "hpcx":
-            check_pinned(project.lock, renderer.recipe(target).sources())
+            check_pinned(project.lock, (owned.source for owned in renderer.recipe(target).sources))

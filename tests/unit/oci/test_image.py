@@ -76,7 +76,7 @@ def test_several_platforms(renderer: Renderer, full_plan: Plan, tmp_path: Path) 
     made.write()
     assert read(made.root, tmp_path) == [["a"], ["b"]]
     with ImageFinder().find(str(made.root)) as found:
-        names = {result.check for result in judge_images(read_images(found, renderer, full_plan))}
+        names = {result.check for result in judge_images(read_images(found, renderer.project, full_plan))}
     assert {"readable linux/amd64", "readable linux/arm64"} <= names
 
 

@@ -46,7 +46,7 @@ def test_one_gpu_generation(project: Project) -> None:
     changed = project.changed(Changes({"gpu": "90,107"}))
     older, newer = select_targets(make_plan(changed), ["slim"])
     renderer = Renderer(changed)
-    assert renderer.capabilities(older) == {"amd64": ("90",), "arm64": ("90",)}
+    assert renderer.recipe(older).gpu.capabilities() == {"amd64": ("90",), "arm64": ("90",)}
     with pytest.raises(ConfigError, match="gpu-architectures: none for CUDA 13.0, amd64 and arm64 and gpu 107"):
         renderer.dockerfile(newer)
     with pytest.raises(ConfigError, match="no compute capability '91'; known: "):

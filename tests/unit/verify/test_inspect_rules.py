@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import zstandard
 
 from imagebuild.bench.verification import CheckResult
 from imagebuild.project.plan import make_plan
-from imagebuild.render.renderer import Renderer, image_labels
+from imagebuild.render.image import image_labels
+from imagebuild.render.resolve import resolve_recipe
 from imagebuild.verify.rules import IMAGE_CHECKS, judge_images, read_images
 from imagebuild.verify.subject import ImageFinder
 from tests.conftest import ROOT, Files, data
@@ -57,16 +59,16 @@ class Case:
     def results(self, *, planned: bool = True) -> dict[str, CheckResult]:
         project = self.files.load()
         plan = make_plan(project)
-        renderer = Renderer(project)
         labels = self.labels
         if planned:
-            recipe = renderer.recipe(next(target for target in plan.targets if target.id == TARGET))
-            labels = {**image_labels(recipe, renderer.lock_hash(recipe), f"debian@sha256:{'a' * 64}"), **labels}
+            recipe = resolve_recipe(project, next(target for target in plan.targets if target.id == TARGET))
+            recipe = replace(recipe, base=f"debian@sha256:{'a' * 64}", is_bootstrapped=False)
+            labels = {**image_labels(recipe), **labels}
         settings = {**self.settings, "Labels": {k: v for k, v in labels.items() if v is not None}}
         layers = [self.pack(layer(files)) for files in self.layers]
         Layout(self.root).image(layers, {"config": settings, "history": self.history})
         with ImageFinder().find(str(self.root)) as image:
-            found = list(judge_images(read_images(image, renderer, plan)))
+            found = list(judge_images(read_images(image, project, plan)))
         assert [result.check for result in found] == list(IMAGE_CHECKS)
         assert all(result.component == "image" for result in found)
         return {result.check: result for result in found}

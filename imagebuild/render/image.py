@@ -1,0 +1,158 @@
+"""The final stage of a Dockerfile: packages, environment and labels of the image, derived from a recipe. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import YamlFile
+from imagebuild.project.lockfile import UNRESOLVED, common_environment
+from imagebuild.project.matrix import Matrix
+from imagebuild.render.recipe import Part, PinnedPackages, Recipe
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FOLDER_LISTS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PATH", "PKG_CONFIG_PATH")
+"""Variables that are lists of folders. Components prepend to them instead of setting them."""
+
+
+# Packages
+
+
+def package_arguments(recipe: Recipe) -> list[str]:
+    """Return the packages to install, as arguments of apt-get."""
+    exact, others = set[str](), {*recipe.image.packages.apt}
+    for part in recipe.components:
+        if part.repository:
+            exact.update(exact_packages(part.name, part.repository))
+        else:
+            others.update(part.packages)
+    # The distribution's archive keeps one version, whose suffix a stable update or a rebuild may change.
+    own = {f"'{package}*'" if "=" in package else package for package in others}
+    return sorted(exact | own, key=lambda package: package.strip("'"))
+
+
+def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
+    """Return a component's packages of a signed repository, each with a version, from the lock if it states none.
+
+    Architectures without a pin are ignored: nothing is built for them. Raises ConfigError if two others differ, as one
+    Dockerfile is for all of them.
+    """
+    result = []
+    for package in pinned.packages:
+        known = pinned.versions[package]
+        if len(known) > 1 and "=" not in package:
+            raise ConfigError(
+                f"imagebuild.lock: {package} has the versions {', '.join(sorted(known))} in "
+                f"{', '.join(pinned.urls.values())}; `imagebuild lock --update {component}` reads them anew"
+            )
+        result.append(package if "=" in package else f"{package}={next(iter(known), UNRESOLVED)}")
+    return result
+
+
+def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]:
+    """Return what templates use of a component's own repository of packages."""
+    first = next(iter(pinned.repositories.values()))
+    result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": pinned.urls, "stage": component}
+    if not first.configured:
+        result |= {"fingerprint": pinned.fingerprint, "packages": exact_packages(component, pinned)}
+    return result
+
+
+# Environment
+
+
+def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str]:
+    """Return the environment of the image. `matrix` is the file that declares it.
+
+    Raises ConfigError if two components, or a component and the image, contradict each other.
+    """
+    env, needed = {"PATH": SYSTEM_PATH}, dict[str, str]()
+    for part in recipe.components:
+        taken = {**_base_environment(recipe, part), **_archive_environment(recipe, part), **part.env}
+        for variable, value in taken.items():
+            if variable in FOLDER_LISTS:
+                env[variable] = f"{value}:{env[variable]}" if variable in env else value
+            elif env.setdefault(variable, value) != value:
+                where = part.file.at("env", variable)
+                raise ConfigError(f"{where}: env.{variable}: {value!r}, but another component sets {env[variable]!r}")
+            elif part.component.unpacked:
+                needed[variable] = part.name
+    for variable, value in recipe.image.env.items():
+        if variable in needed and env[variable] != value:
+            where = matrix.at("images", recipe.target.image, "env", variable)
+            raise ConfigError(f"{where}: expected {env[variable]!r}, which {needed[variable]} needs, found {value!r}")
+        listed = variable in FOLDER_LISTS and variable in env
+        env[variable] = f"{value}:{env[variable]}" if listed else value
+    return env
+
+
+def library_folders(recipe: Recipe) -> list[tuple[str, str]]:
+    """Return the folders where the loader looks, in this order, each with the component whose folder it is."""
+    result = []
+    for part in recipe.components:
+        unpacked = part.component.unpacked
+        of_archive = unpacked.libraries(_archive_environment(recipe, part)) if unpacked else ()
+        result += [(part.name, folder) for folder in (*part.component.libraries, *of_archive)]
+    return result
+
+
+def adaptations(recipe: Recipe) -> Iterator[str]:
+    """Yield a line for each difference of the image from its archives and its base."""
+    for stage in recipe.stages:
+        yield from (f"{stage.name}: {line}" for line in stage.archive_environment[1])
+    base = recipe.base.partition("@")[0]
+    for nccl, held in dict.fromkeys((facts.nccl, facts.held) for facts in recipe.base_facts.values()):
+        if nccl and "nccl" in recipe.target.components:
+            yield f"{base}: has NCCL {nccl}, images {recipe.target.components['nccl']}"
+        if held:
+            yield f"{base}: holds back {', '.join(held)}"
+
+
+def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
+    """Return the variables of the base that a component takes. Without facts of the base, there are none."""
+    by_platform: dict[str, dict[str, str]] = {}
+    for platform in sorted(recipe.target.platforms) if recipe.base_facts else ():
+        env = recipe.base_facts[platform].environment if platform in recipe.base_facts else {}
+        own = [folder for folder in env.get("PATH", "").split(":") if folder not in SYSTEM_PATH.split(":")]
+        known = {**env, "PATH": ":".join(own)}
+        by_platform[platform] = {v: known[v] for v in part.component.env_of_base if known.get(v)}
+    return common_environment(by_platform)[0]
+
+
+def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
+    """Return the variables that a component's archive sets in this variant of the image."""
+    unpacked = part.component.unpacked
+    if unpacked is None or part.stage is None:
+        return {}
+    devel = recipe.target.axes["variant"] == "devel"
+    return {v: value for v, value in part.stage.archive_environment[0].items() if devel or v not in unpacked.devel}
+
+
+# Labels
+
+
+def image_labels(recipe: Recipe) -> dict[str, str]:
+    """Return the labels of the image.
+
+    A base that builds may bootstrap has no label with a digest: the digest would belong to an image that was not used.
+    """
+    target = recipe.target
+    base_name, _, base_digest = recipe.base.partition("@")
+    result = {
+        "org.opencontainers.image.title": target.image,
+        "org.opencontainers.image.description": recipe.image.description,
+        "org.opencontainers.image.version": target.name.rpartition(":")[2],
+        "org.opencontainers.image.base.name": base_name,
+        "org.opencontainers.image.base.digest": "" if recipe.is_bootstrapped else base_digest,
+        "org.opencontainers.image.licenses": " AND ".join(
+            sorted({f"({part.component.license})" for part in recipe.components})
+        ),
+        "imagebuild.target": target.id,
+        "imagebuild.lock": recipe.lock_hash,
+    }
+    result |= {f"imagebuild.axis.{axis}": value for axis, value in target.axes.items()}
+    result |= {f"imagebuild.component.{name}": version for name, version in target.components.items()}
+    for part in recipe.components:
+        result |= {f"imagebuild.{label}": text for label, text in part.labels.items()}
+    return {label: value for label, value in (result | recipe.image.labels).items() if value}
