@@ -1,1 +1,1 @@
-"""Read what benchmarks print, and compare it with what hardware can do. Knows nothing of images."""
+"""Read the output of benchmarks, and compare it with the capabilities of the hardware."""

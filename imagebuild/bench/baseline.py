@@ -1,14 +1,15 @@
-"""Find what became slower since an earlier measurement: `report --baseline OLD.json`. Pure.
+"""Compare results with an earlier measurement, the baseline (`report --baseline OLD.json`). Pure.
 
-Results are compared where collective, ranks, nodes, type, operation and size are the same; matrices cell by cell and
-tables size by size. Sizes below 1 MiB (perftest: 64 KiB) show latency and are left out. Of several runs, the median at
-each size counts. With the changes new / old - 1 at all sizes, a result is too slow if
+Two results are compared if collective, ranks, nodes, type and operation are the same. Runs and tables are compared size
+by size, matrices cell by cell. Sizes below 1 MiB (perftest: 64 KiB) are left out, because they show latency. If there
+are several runs, the median at each size counts. The change at a size or cell is new / old - 1. A result is too slow if
 
-* the median change of the sizes of 1 GiB and more (of all, if there are none) is below -MEDIAN, or
-* the change at one size or cell is below -POINT.
+* the median change is more than 5 % below the baseline (`MEDIAN`). It is computed over the sizes of 1 GiB and more, or
+  over all sizes without those.
+* or the change at any size or cell is more than 15 % below the baseline (`POINT`).
 
-If whole runs of either document differ by more than SPREAD, what is not too slow by these rules stays open. The numbers
-are choices: a single run of a healthy machine was seen to be off by 2 %, and a size of it by 5 %.
+If the runs of one document differ by more than 20 % (`SPREAD`), a result that is not too slow stays open. The limits
+are choices: on a healthy machine, single runs deviated by 2 %, and single sizes by 5 %.
 """
 
 from __future__ import annotations
@@ -32,39 +33,40 @@ from imagebuild.bench.models import (
 )
 
 MEDIAN, POINT, SPREAD = 0.05, 0.15, 0.20
+"""Limits in the docstring of the module."""
 NO_DATA = Claim(state="not applicable", reason="compared with the baseline")
 
 Point = int | tuple[int, int]
-"""A size in bytes, or row and column of a cell of a matrix."""
+"""A size in bytes, or the row and column of a cell in a matrix."""
 
 
 @dataclass
 class Series:
-    """Hold the measured values of one quantity, from one or more runs."""
+    """The measured values of one quantity, from one or more runs."""
 
     source: str
     problem: str
-    """Why its values cannot be compared; empty if they can."""
+    """Why the values cannot be compared; empty if they can be."""
     devices: set[str]
     runs: list[dict[Point, float]]
-    """Of each run: the value at each point."""
+    """Maps each point to its value, one mapping for each run."""
 
     @property
     def medians(self) -> dict[Point, float]:
-        """Return the median of all runs at each point."""
+        """The median of all runs at each point."""
         points = {point for run in self.runs for point in run}
         return {point: median(run[point] for run in self.runs if point in run) for point in points}
 
     @property
     def spread(self) -> float:
-        """Return by which fraction of the fastest run the slowest one is slower, each as a whole."""
+        """The difference between the fastest and the slowest run, as a fraction of the fastest."""
         medians = self.medians
         speeds = [median(value / medians[point] for point, value in run.items()) for run in self.runs if run]
         return 1 - min(speeds) / max(speeds)
 
 
 def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
-    """Compare new results with the baseline; a measurement that only the baseline has is a failure."""
+    """Return a judgement for each series of both documents. A series that only the baseline has is a failure."""
     new_series, old_series = _series_of(new), _series_of(old)
     judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):
@@ -81,7 +83,7 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
 
 
 def _vanished(new: Series, old: Series) -> str:
-    """Return which cells, or which sizes above the largest that was measured now, only the baseline has."""
+    """Return which cells and larger sizes of the baseline are missing in the new measurement; empty if none."""
     largest = max((point for point in new.medians if isinstance(point, int)), default=0)
     lost = sorted(p for p in old.medians.keys() - new.medians.keys() if not isinstance(p, int) or p > largest)
     if not lost:
@@ -91,7 +93,7 @@ def _vanished(new: Series, old: Series) -> str:
 
 
 def _compare(new: Series, old: Series) -> SpeedClaim:
-    """Judge one series by the rule of the module's docstring."""
+    """Judge one series by the rules in the docstring of the module."""
     now, before = new.medians, old.medians
     changes = {point: now[point] / before[point] - 1 for point in now.keys() & before.keys()}
     problem = new.problem or (old.problem and f"in the baseline, {old.problem}")
@@ -127,7 +129,7 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
 
 
 def _series_of(results: Results) -> dict[str, Series]:
-    """Return everything that was measured, by its name. A run that failed does not spoil the others."""
+    """Return the series in the results by name. Failed runs are used only for a series without a successful run."""
     series: dict[str, Series] = {}
     for result in sorted(results.measured, key=lambda result: result.verdict != "ok"):
         problem = "" if result.verdict == "ok" else f"its verdict is {result.verdict}"
@@ -142,7 +144,7 @@ def _series_of(results: Results) -> dict[str, Series]:
 
 
 def _values_of(result: Measurement) -> dict[str, dict[Point, float]]:
-    """Return the values of a result by the name of their series: types and operations are compared apart."""
+    """Return the values of a result by the name of their series. Each type and operation is a series of its own."""
     values: defaultdict[str, dict[Point, float]] = defaultdict(dict)
     match result:
         case Run():

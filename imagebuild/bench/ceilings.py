@@ -1,13 +1,15 @@
-"""Compute the most bandwidth that hardware can show, by collective, class of algorithms and topology. Pure.
+"""Compute ceilings: the highest bandwidth that the hardware allows for a collective or a test. Pure.
 
-The bus bandwidth of a collective is at most min(a * link, b * W). With
+The bus bandwidth of a collective is at most min(a * link, b * W), where
 
-* n ranks in k nodes, which are NVLink domains: a host, or the hosts of a rack; g = n / k ranks in each;
-* link, the GB/s that one GPU can send to its peers in the node, one way;
-* W, the GB/s that the network cards of one node can send, one way; card, the part of it that one rank can use;
+* n is the number of ranks, k the number of NVLink domains (a host, or the hosts of a rack), and g = n / k the number of
+  ranks in each domain;
+* link is the bandwidth with which one GPU can send to its peers in the domain;
+* W is the bandwidth with which the NICs of one domain can send; `card` is the part of W that one rank can use;
+* a and b are the factors in `ALGORITHMS` for each class of algorithms and collective; docs/report.md derives them.
 
-a and b are what `ALGORITHMS` has for each class and collective; docs/report.md says why. Bus bandwidth is that of a
-ring, so a class that moves less has factors above 1. Within one node, the part with W falls away.
+All bandwidths are in GB/s in one direction. nccl-tests computes bus bandwidth for a ring. A class of algorithms that
+moves fewer bytes than a ring has factors above 1. Within one domain, only a * link counts.
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ from imagebuild.core.fields import YamlFile
 
 
 class NotComparable(Exception):
-    """Say why a measurement cannot be compared with the hardware of a profile."""
+    """A measurement cannot be compared with the hardware of a profile. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Hold the rates that limit ranks, and over how many NVLink domains these are spread."""
+    """How ranks are spread over NVLink domains, and the bandwidths that limit them, in GB/s."""
 
     domains: int
-    """k of the formulas."""
+    """Number of NVLink domains; k in the formulas."""
     link: float
-    """GB/s that one GPU can send to its peers in the node."""
+    """Bandwidth with which one GPU can send to its peers in the domain."""
     network: float | None = None
-    """GB/s that the network cards of one node can send; `None` is unknown."""
+    """Bandwidth with which the NICs of one domain can send; W in the formulas. `None`: unknown."""
     wire: float | None = None
-    """GB/s that one GPU can send to one peer, if that is less: with wires instead of a switch."""
+    """Bandwidth between two GPUs. `None`: the same as `link`, because a switch joins the GPUs."""
     card: float | None = None
-    """GB/s that one rank can send to another node; `None` is all of `network`."""
+    """Bandwidth with which one rank can send to another domain. `None`: the same as `network`."""
     nvls: bool = False
     """Whether the switch between the GPUs can multicast and reduce (NVLink SHARP)."""
     sharp: bool = False
@@ -49,7 +51,7 @@ class RankLayout:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Hold the most that one class of algorithms can reach."""
+    """The highest bus bandwidth that one class of algorithms can reach, in GB/s."""
 
     algorithm: str
     value: float
@@ -60,24 +62,24 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Describe a class of algorithms for some collectives."""
+    """A class of algorithms, for some collectives."""
 
     name: AlgorithmName
     collectives: tuple[Collective, ...]
     link: str
-    """a of the formula, as an expression of n, k and g; it counts where a node has several ranks."""
+    """Factor a, as an expression of n, k and g. It applies if a domain has several ranks."""
     network: str | None
-    """b of the formula; `None` if the class works within a node only."""
+    """Factor b, as an expression of n, k and g. `None`: the class works only within a domain."""
     nvls: bool = False
-    """Whether it needs NVLink SHARP."""
+    """Whether the class needs NVLink SHARP."""
     sharp: bool = False
-    """Whether it needs SHARP in the network."""
+    """Whether the class needs SHARP in the network."""
     within: bool = True
-    """Whether it is a class of its own within one node."""
+    """Whether the class exists within one domain."""
     floor_fraction: float = 0.5
-    """Fraction of its ceiling that every healthy machine reaches."""
+    """Fraction of the ceiling that every healthy machine reaches. Default: 0.5."""
     one_peer: bool = False
-    """Whether a rank sends to one other only, so that one wire and one rank's card limit it."""
+    """Whether each rank sends to only one other rank, so that `wire` and `card` limit it."""
 
 
 REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
@@ -87,7 +89,7 @@ _SPLIT, _SHARP, _PARTS = "k*(n-1)/(n*(k-1))", "2*(n-1)/n", "(n-1)/(g*(n-g))"
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm("ring", (*REDUCING, "broadcast", "reduce"), "1", "1"),
-    # Trees too: they move as much on the average of their GPUs and nodes.
+    # Also trees: on average, each GPU and node moves the same number of bytes.
     Algorithm("hierarchical", REDUCING, _LOCAL, _SPLIT, within=False),
     Algorithm("nvls", ("all_reduce",), "2*(n-1)/(n+1)", None, nvls=True),
     Algorithm("nvls", ("all_gather", "reduce_scatter"), "(n-1)/n", None, nvls=True),
@@ -98,7 +100,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     # 41 % on two H200: docs/evidence.md
     Algorithm("pairwise", ("alltoallv",), _PEERS, _PARTS, floor_fraction=0.25),
     Algorithm("pairwise", ("gather", "scatter"), _PEERS, "(n-1)/(n-g)"),
-    # 15.2 GB/s on ten nodes of H100 with 400 Gb/s cards, where everything else reached 80 to 90 %:
+    # 15.2 GB/s on ten nodes of H100 with 400 Gb/s NICs, on which all other tests reached 80 to 90 % of their ceilings:
     # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
     Algorithm("pairwise", ("sendrecv",), "1", "1", one_peer=True, floor_fraction=0.25),
 )
@@ -115,12 +117,12 @@ _CLASSES: Mapping[str, tuple[AlgorithmName, ...]] = {
     "collnetchain": ("sharp",),
     "collnet": ("sharp",),
 }
-"""Name of an algorithm in NCCL_ALGO or in NCCL's output → classes that it can be. Within a node, a tree is no faster
-than a ring."""
+"""Maps the name of an algorithm in NCCL_ALGO or in NCCL's output to its possible classes. Within a node, a tree is not
+faster than a ring."""
 
 
 def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
-    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE allow; none if they allow all."""
+    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE allow; empty if they allow all."""
     everything: tuple[AlgorithmName, ...] = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     chosen = set(everything)
     setting = variables.get("NCCL_ALGO", "").strip("\"' ").lower()
@@ -133,9 +135,10 @@ def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
 
 
 def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Ceiling, ...]:
-    """Return the ceiling of each class that the hardware can run.
+    """Return the ceiling of each class of algorithms that the hardware can run.
 
-    There is none for one rank, which moves nothing, between domains whose network is unknown, and for uneven domains.
+    There are no ceilings for a single rank, which moves nothing, for domains with different numbers of ranks, or for
+    several domains if their network is unknown.
     """
     domains = layout.domains
     if ranks < 2 or domains < 1 or ranks % domains:
@@ -164,10 +167,10 @@ def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Cei
 
 
 def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
-    """Return how ranks on so many hosts use the hardware. Raises NotComparable if they do not fit it.
+    """Return how ranks on `nodes` hosts use the hardware. Raises NotComparable if they do not fit it.
 
-    Hosts of a rack-wide link are taken to fill racks: 32 hosts of 18-host racks are two domains. W counts the cards of
-    the hosts in use, but no more than what the GPUs in use can pass over their host links.
+    Hosts with a rack-wide link are assumed to fill racks: 32 hosts in racks of 18 hosts are two domains. W is the
+    bandwidth of all NICs of the hosts in use, but not more than the host links of the GPUs in use can carry.
     """
     if ranks % nodes or ranks > nodes * profile.node.gpus:
         there = f"{profile.name}, which has {plural(profile.node.gpus, 'GPU')} a node"
@@ -189,15 +192,15 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
             network = min(network, gpus * profile.host_link.rate)
             card = min(card, profile.host_link.rate)
     sharp = profile.network is not None and profile.network.kind == "infiniband"
-    # Without a switch, a GPU has a wire to each peer, and uses those whose peers take part.
+    # Without a switch, a GPU has wires to each peer, and uses only the wires to peers that take part.
     rate = min(link.rate, link.pair * (gpus - 1)) if link.pair and gpus > 1 else link.rate
     return RankLayout(domains, rate, network, link.pair, card, nvls=link.nvls, sharp=sharp)
 
 
-# Copies between devices, and single network cards
+# Copies between devices, and single NICs
 
 GB_UNITS = {"MB/sec": 2**20 / 1e9, "MiB/sec": 2**20 / 1e9, "Gb/sec": 1 / 8, "MB/s": 1e-3, "GB/s": 1.0}
-"""Unit that a table has → GB/s. What perftest calls MB/sec is 2^20 bytes, the MB/s of OSU are 10^6."""
+"""Maps the unit of a table to GB/s. perftest prints MB/sec for 2^20 bytes, OSU prints MB/s for 10^6 bytes."""
 
 _PATHS = (
     (r"latency|local", None, 0, 0.0),
@@ -213,27 +216,33 @@ _PATHS = (
     (r"host\w*(bidirectional|_all)|all_to_host", "host-link", 1, 0.25),
     (r"host_to_|_to_host", "host-link", 1, 0.5),
 )
-"""Name of a test of nvbandwidth, NVSHMEM or perftest → what its bytes pass, how many times that rate its figure can be,
-and the least part of this that a healthy machine reaches; 0 where nothing says whether both GPUs are of one node. A
-bidirectional test of nvbandwidth between GPUs reports each direction and their total, and before 0.3 one direction
-only; one between a GPU and the host only the direction that it names.
+"""Limits of the tests of nvbandwidth, NVSHMEM and perftest. The first row whose pattern matches the test's name counts.
 
-Healthy machines reach 83 to 92 % between GPUs and 61 to 91 % to and from hosts; both ways at once 35 % to and from
-hosts, and 43 % of the total between GPUs with 0.2. The sources are a public write-up of nvbandwidth 0.2 (8 H800) and
-superbenchmark's tests (GH200); docs/evidence.md has H200, also for kernels that call NVSHMEM."""
+Each row has the pattern, the path that limits the test, the factor between the path's bandwidth and the ceiling, and
+the fraction of the ceiling that healthy machines reach. A fraction of 0 stands for no floor, because the output does
+not say whether both GPUs are in one node.
+
+A bidirectional test of nvbandwidth between GPUs reports each direction and the total; before 0.3, only one direction.
+Between a GPU and its host, it reports only the direction in its name.
+
+Healthy machines reach 83 to 92 % between GPUs, and 61 to 91 % between GPU and host. In bidirectional tests, they reach
+35 % between GPU and host, and 43 % of the total between GPUs with nvbandwidth 0.2. Sources: a public write-up of
+nvbandwidth 0.2 (8 H800), superbenchmark's tests (GH200), and docs/evidence.md (H200, also for kernels that call
+NVSHMEM).
+"""
 
 
 def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
-    """Return ceiling and floor of a test between two places, or over one card, in GB/s; None for what is not known."""
+    """Return the ceiling and the floor of a copy between devices, or of a test of one NIC. None: not known."""
     path, times, least = next((row[1:] for row in _PATHS if re.search(row[0], test.casefold())), (None, 0, 0.0))
     if path in ("pair", "link"):
-        # The output does not say which of several links joins a pair: the fastest limits it, the slowest is the floor.
+        # The output does not say which link joins a pair. The fastest link sets the ceiling, the slowest the floor.
         rates = [(link.pair or link.rate if path == "pair" else link.rate, link.kind) for link in profile.links]
         if min(rates)[1].startswith("PCIe"):
-            least = 0.0  # between PCIe slots, it depends on sockets and switches
+            least = 0.0  # between PCIe slots, the bandwidth depends on sockets and switches
     elif path == "host-link" and profile.host_link:
         rates = [(profile.host_link.rate, profile.host_link.kind)]
-        # How much of it each GPU of a superchip gets when all use it is not known.
+        # On a superchip, it is not known how much of the link each GPU gets if all GPUs use it.
         least = least if profile.host_link.kind.startswith("PCIe") else 0.25
     elif path == "card" and profile.network:
         rates = [(profile.network.rate, f"one {profile.network.kind} port")]
@@ -249,11 +258,17 @@ def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
 
 
 def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any]]:
-    """Return every ceiling for all GPUs of so many hosts (by default of one NVLink domain), and what was measured.
+    """Return the ceilings and references for all GPUs of `nodes` hosts, in GB/s. Default: the hosts of one NVLink
+    domain.
 
-    A row is a reference with the ceiling of the class that it was measured with, else of the loosest one; a ceiling
-    without references; or a test of copies or cards. `hardest` is the ceiling above which a measurement is wrong. Rates
-    are in GB/s. Raises ConfigError if the hosts do not divide evenly between domains.
+    A row is one of these:
+
+    * a ceiling with one of its references. A reference of an unknown class is shown with the highest ceiling.
+    * a ceiling without references.
+    * a test of copies or of one NIC.
+
+    `hardest` marks the ceiling that no correct measurement exceeds. Raises ConfigError if the hosts do not divide
+    evenly between domains.
     """
     nodes = nodes or profile.hosts_per_domain
     ranks = nodes * profile.node.gpus
@@ -290,12 +305,12 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
 
 
 def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
-    """Add the mistakes in a profile whose form is right: what does not fit its hardware, or is not below a ceiling."""
+    """Note the mistakes in a valid profile: references that do not fit its hardware, or are not below a ceiling."""
     profile = document.model
     if any(link.gpus < 2 for link in profile.links):
-        mistakes.add(document.at("links"), "links: each joins two GPUs or more; say how many with `gpus`")
+        mistakes.add(document.at("links"), "links: a link joins at least two GPUs; set `gpus` to their number")
     if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:
-        mistakes.add(document.at("links"), "links: the link that joins fewest GPUs must come first")
+        mistakes.add(document.at("links"), "links: are not in order; list the link that joins the fewest GPUs first")
     inherited = len(profile.references) - sum(loc[:1] == ("references",) and len(loc) == 2 for loc in document.lines)
     keys = set()
     limited: list[tuple[str, str, float, Limit | None]] = []

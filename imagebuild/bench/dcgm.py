@@ -1,4 +1,4 @@
-"""Read the JSON that `dcgmi diag -j` prints: that of DCGM 2, 3 and 4."""
+"""Read the JSON that `dcgmi diag -j` of DCGM 2, 3 and 4 prints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _VERDICTS: dict[str, tuple[Verdict, str]] = {
     "pass": ("ok", ""), "passed": ("ok", ""), "fail": ("failed", ""), "failed": ("failed", ""), "warn": ("warned", ""),
     "skip": ("waived", "skipped"), "skipped": ("waived", "skipped"), "notrun": ("waived", "not run"),
 }  # fmt: skip
-"""Word of dcgmi → verdict, and reason of one without messages."""
+"""Maps each status of dcgmi to a verdict, and to the reason if the result has no messages."""
 _JSON_TITLES = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 
 
 def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] | None:
-    """Read the results of a JSON document; None if it is not of dcgmi diag."""
+    """Return the results in a JSON document; None if dcgmi diag did not write the document."""
     top = json_object(document.value)
     runs = [top, *map(json_object, json_list(top.get("iterations")))]
     if not any(title in run for run in runs for title in _JSON_TITLES):
@@ -26,11 +26,11 @@ def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] |
     parsed: Parsed[Diagnostic] = []
     for run in runs:
         titled = [json_object(run[title]) for title in _JSON_TITLES if isinstance(run.get(title), dict)]
-        # An error of dcgmi itself is that of a test which stands for the whole run.
+        # An error of dcgmi itself becomes the result of a test `diag`, which stands for the whole run.
         about = {"source": source, "category": None, "test": "diag", "verdict": "failed"}
         errors = (json_text(part.get(key)) for part in (run, *titled) for key in ("runtime_error", "Warning"))
         parsed += [Diagnostic(**about, reason=excerpt(error)) for error in errors if error]
-        # What is around several runs has no tests, but may have an error.
+        # The top of a document with several runs has no tests of its own, but may have an error.
         if not titled and (run is not top or len(runs) == 1):
             parsed.append(excerpt(f"dcgmi diag: {run!r}"))
         for category in (category for part in titled for category in json_list(part.get("test_categories"))):
@@ -46,7 +46,7 @@ def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] |
 
 
 def _json_results(source: str, category: str | None, test: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Yield the result of a test as a whole, if there is one, and those of its entities."""
+    """Yield the result of the whole test, if the document has it, and the result of each tested part."""
     entries: list[tuple[str | None, Mapping[str, Any]]] = []
     if isinstance(summary := test.get("test_summary"), dict):
         entries.append((None, summary))

@@ -1,13 +1,14 @@
-"""Judge results: are their data right, did all ranks and GPUs take part, are they fast enough? Pure.
+"""Judge results: are the data right, did all ranks and GPUs take part, is the result fast enough? Pure.
 
-Every result gets three claims. A pass is something that was seen: what the output does not say stays open.
+Every result gets three claims. A claim passes only if the output shows it. Otherwise, it stays open.
 
-* Data are right if the benchmark compared them, came to its end, and its figures do not contradict each other.
-* All took part if ranks and nodes are those that the caller asserts, or all GPUs of the profile's nodes, and if the
-  devices that the output names are the profile's.
-* A collective is judged by its best row of 1 GiB or more, never by the average over sizes. Above its ceiling by more
-  than `MARGIN`, it is a mistake of measuring. It is fast enough from tolerance * reference on. Without a reference for
-  exactly its ranks, nodes and class of algorithms, it must reach a floor (`floor_of`).
+* Data: the benchmark validated the data and finished, and its figures do not contradict each other.
+* Participation: the numbers of ranks and nodes are the requested ones, or include all GPUs of the nodes in the profile.
+  The devices in the output are those of the profile.
+* Speed: a collective is judged by its best row of 1 GiB or more, never by the average over sizes. A result above its
+  ceiling by more than `MARGIN` is a measuring error. A result is fast enough if it reaches tolerance * reference. If
+  there is no reference for exactly these ranks, nodes and class of algorithms, the result must reach a floor
+  (`floor_of`).
 """
 
 from __future__ import annotations
@@ -41,33 +42,34 @@ from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError, plural
 
 MARGIN = 0.02
-"""How far above a ceiling a figure may be before it is called a mistake. Timers start late and figures are rounded: a
-loopback on a 200 Gb/s adapter was seen at 201.8 Gb/s."""
+"""Fraction by which a figure may exceed its ceiling. Timers start late, and figures are rounded: a loopback on a 200
+Gb/s NIC showed 201.8 Gb/s."""
 GATE_BYTES, WIRE_BYTES = 2**30, 2**16
-"""Smaller messages of collectives, and over one card, show latency, not bandwidth."""
+"""Smallest messages that show bandwidth rather than latency: for collectives, and for one NIC."""
 NEVER_COMPARE = ("all_reduce_bench",)
-"""Tools whose runs cannot compare data, so that nobody can ask for it."""
+"""Tools that cannot validate data. Their reports do not count this as open."""
 COLLAPSE = 0.5
-"""The least fraction of the best row that rows of larger sizes must reach."""
+"""Fraction of the best row that all rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
-"""How far busbw / algbw may differ from the ratio for the number of ranks, from `RATIO_LEAST` GB/s on."""
+"""Largest difference between busbw / algbw and the ratio that follows from the number of ranks."""
 RATIO_LEAST = 20.0
+"""Smallest algbw in GB/s for which the ratio is checked."""
 SOFTWARE = ("deployment", "software", "integration")
-"""Categories of dcgmi diag whose tests look at the software, not at the hardware."""
+"""Categories of dcgmi diag whose tests check only software."""
 
 UNKNOWN_GPU = "Graphics Device"
-"""End of what drivers call a GPU that they do not know."""
+"""Suffix of the name that a driver gives to an unknown GPU."""
 NO_PARTICIPATION = Claim(state="not applicable", reason="the output says nothing of ranks and GPUs")
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Say what should have taken part. It is asserted where the output says it, and believed where it does not."""
+    """The values that the user expects. They are checked if the output states them, and assumed otherwise."""
 
     ranks: int | None = None
     nodes: int | None = None
     algorithms: tuple[str, ...] = ()
-    """Classes that the library was made to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
+    """Classes of algorithms that the library was told to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
     least: float | None = None
     """Bus bandwidth in GB/s that the best row of 1 GiB or more must reach."""
 
@@ -75,9 +77,9 @@ class Expected:
 def judge_results(
     results: Results, profile: Profile | None = None, expected: Expected | None = None
 ) -> tuple[Judgement, ...]:
-    """Judge each result that was measured, in their order, then each dcgmi diag.
+    """Return a judgement for each measured result, in order, then one for each dcgmi diag.
 
-    Raises ConfigError for an algorithm that is not a class of `ceilings`.
+    Raises ConfigError if an expected algorithm is not a class in `ceilings.ALGORITHMS`.
     """
     expected, known = expected or Expected(), get_args(AlgorithmName)
     for algorithm in set(expected.algorithms).difference(known):
@@ -92,9 +94,9 @@ def judge_results(
 
 
 def data_claim(result: Measurement | Diagnostic) -> Claim:
-    """Say whether the data of a result were right: compared by a benchmark that came to its end."""
+    """Return the claim about the data of a result: right if the benchmark validated them and finished."""
     if result.verdict != "ok":
-        # What is waived does not fit the machine, which is no failure.
+        # A waived test does not fit the machine, which is not a failure.
         words: dict[str, ClaimWord] = {"waived": "not applicable", "warned": "not compared", "wrong-data": "wrong"}
         state = words.get(result.verdict, "wrong" if isinstance(result, Diagnostic) else "unfinished")
         allow: Openness | None = "unvalidated" if state == "not compared" else None
@@ -113,6 +115,7 @@ def data_claim(result: Measurement | Diagnostic) -> Claim:
 
 
 def _unsound(data: Claim) -> str:
+    """Return why the speed of a result with this data cannot be judged; empty if it can be."""
     return "its data failed, so its speed is not judged" if data.standing() == "failed" else ""
 
 
@@ -120,6 +123,7 @@ def _unsound(data: Claim) -> str:
 
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
+    """Judge one of the runs of a report."""
     data, participation = data_claim(run), _participation(run, runs, profile, expected)
     run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)})
     speed = _speed_of_run(run, profile, expected, _unsound(data))
@@ -127,9 +131,10 @@ def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected:
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:
-    """Return the number of hosts: what the output lists, or else the caller says.
+    """Return the number of hosts in the output, or else the expected number.
 
-    Several hosts of one name look like one whose ranks share GPUs. As NCCL refuses that, the caller's number counts.
+    Several hosts with the same name look like one host whose ranks share GPUs. NCCL does not allow that, so the
+    expected number counts.
     """
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
@@ -137,7 +142,7 @@ def _nodes_of(run: Run, expected: Expected) -> int | None:
 
 
 def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Claim:
-    """Compare ranks, nodes and devices of a run with what is asserted, with the profile, and with its own figures."""
+    """Compare the ranks, nodes and devices of a run with the expected ones, the profile and the run's own figures."""
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
     counts = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
     wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
@@ -166,7 +171,10 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
 
 
 def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
-    """Return that a run of one rank is one of several; of several files, only if more ranks were asked for."""
+    """Return a sentence if single-rank runs look like the ranks of one job that MPI did not join; else empty.
+
+    Runs in different files count only if several ranks were expected.
+    """
     alike = [other for other in runs if run.ranks == other.ranks == 1 and other.collective == run.collective]
     tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
     if tables <= 1 and (files <= 1 or (wanted or 1) <= 1):
@@ -176,7 +184,7 @@ def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
 
 
 def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
-    """Compare the number of GPUs with what it should be; `scale` is the reason if it is reached."""
+    """Compare the number of GPUs with the wanted number. `scale` is the reason if they are equal."""
     counts = f"{found} of {wanted} GPUs took part"
     if found != wanted:
         return Claim(state="incomplete", reason=counts, allow="partial" if found < wanted else None)
@@ -184,7 +192,7 @@ def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
 
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
-    """Return a sentence about devices that the profile does not have; empty if there are none, or no profile."""
+    """Return a sentence about devices that are not in the profile; empty if there are none, or without a profile."""
     others = [name for name in names if profile and not name.endswith(UNKNOWN_GPU) and not profile.has(name)]
     if not profile or not others:
         return ""
@@ -193,20 +201,20 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
 
 
 def _wrong_ratio(run: Run, ranks: int | None) -> str:
-    """Return that busbw / algbw is not that of so many ranks."""
+    """Return a sentence if busbw / algbw does not fit the number of ranks; else empty."""
     ratio = bus_ratio(run.rows, RATIO_LEAST)
     known = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
     if ratio is None or not ranks or run.ranks == 1 or run.collective not in known:
         return ""
     right = (2 if run.collective == "all_reduce" else 1) * (ranks - 1) / ranks
-    # The first releases printed the same for both, but for all_reduce.
+    # The first releases printed algbw as busbw for all collectives but all_reduce.
     if abs(ratio - right) <= RATIO_ERROR or (run.collective != "all_reduce" and ratio == 1):
         return ""
     return f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}"
 
 
 def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound: str) -> SpeedClaim:
-    """Judge the speed of a run, if it is a result (not `unsound`) and of the profile's hardware."""
+    """Judge the speed of a run on the profile's hardware. `unsound` is the reason if the run cannot be judged."""
     measured, size = best_row(run)
     facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     if run.ranks == 1:
@@ -231,7 +239,7 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
-    """Judge a run by its best row of 1 GiB or more. Raises NotComparable if it has no place on the hardware."""
+    """Judge a run by its best row of 1 GiB or more. Raises NotComparable if the run does not fit the hardware."""
     if not (run.collective and run.ranks and run.nodes):
         lacking = "number of nodes" if run.ranks else "number of ranks"
         raise NotComparable(f"the output does not say the {lacking if run.collective else 'collective'}")
@@ -240,7 +248,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     measured, size = best_row(run)
     if measured is None or size is None:
         raise NotComparable("no bus bandwidth was read")
-    # A class that the collective does not have, such as a ring of alltoall, was not what it used.
+    # A class that the collective does not have, such as a ring for alltoall, was not used.
     own = {algorithm.name for algorithm in ceilings.ALGORITHMS if collective in algorithm.collectives}
     used = own.intersection(expected.algorithms or run.algorithms)
     names = " or ".join(sorted(used))
@@ -250,7 +258,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {names}")
     hardest = max(known, key=lambda ceiling: ceiling.value, default=None)
     references = profile.references_at(*scale)
-    # Without a known class, a run is compared with what the library chose itself.
+    # If the class is unknown, the run is compared with references in which the library chose the algorithm.
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
     missing, floor = "", None
@@ -272,7 +280,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     claim = _speed(measured, size, (limit, floor), reference, missing=missing, notes=notes)
     if len(used) == 1:
         claim = claim.model_copy(update={"algorithm": names})
-    # Many ranks reach their best speed at large sizes only, so smaller ones may be far below it.
+    # Many ranks reach their best speed only at large sizes. Rows of smaller sizes may therefore be much slower.
     slowest = min(_speeds(run, max(size + 1, _least_size(run))), default=None)
     if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:
         reason = f"only {slowest[0]:g} GB/s at {slowest[1]} bytes, less than half of the best"
@@ -281,13 +289,13 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 
 
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
-    """Return the rate that every healthy run reaches, whichever of the classes it used.
+    """Return the bandwidth that every healthy run reaches, with any of the classes of algorithms.
 
-    It is the `floor_fraction` of the lowest ceiling, unless the network of the profile has a floor of its own.
+    The floor is the `floor_fraction` of the lowest ceiling, or the fraction that the network of the profile has.
     """
     own = profile.network.floor if profile.network and layout.domains > 1 else None
     if not known or (own is None and layout.domains > 1 and profile.hosts_per_domain > 1):
-        return None  # the network of a whole rack is far more than collectives reach between racks
+        return None  # between racks, collectives use only a small part of a rack's network bandwidth
     lowest = min(known, key=lambda ceiling: ceiling.value)
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor_fraction, "")
     what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
@@ -295,18 +303,18 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
 
 
 def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
-    """Return the bus bandwidth of each row of at least so many bytes, and its size."""
+    """Return the bus bandwidth and the size of each row of at least `least` bytes."""
     rows = (row for row in run.rows if row.size_bytes >= least)
     return [(row.busbw_gb_s, row.size_bytes) for row in rows if row.busbw_gb_s is not None]
 
 
 def best_row(run: Run) -> tuple[float | None, int | None]:
-    """Return the highest bus bandwidth of either half and its size: of the rows of 1 GiB or more, else of all."""
+    """Return the highest bus bandwidth and its size, among rows of 1 GiB or more, or among all rows without those."""
     return max(_speeds(run, _least_size(run)) or _speeds(run, 0), default=(None, None))
 
 
 def _least_size(run: Run) -> int:
-    """Return 1 GiB as collectives that divide the data round it down: by up to 16 bytes for each rank."""
+    """Return 1 GiB less the bytes that collectives lose when they divide data evenly: up to 16 for each rank."""
     return GATE_BYTES - 16 * (run.ranks or 1)
 
 
@@ -314,7 +322,7 @@ def _least_size(run: Run) -> int:
 
 
 def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
-    """Judge a matrix: its devices, and in GB/s its worst pair by the reference and its best pair by the ceiling."""
+    """Judge a matrix. Its worst pair is compared with the reference, its best pair with the ceiling."""
     name, data, pairs, cells = test.subject, data_claim(test), test.pairs, test.cells
     participation = NO_PARTICIPATION
     gpus = len(test.devices) or max(map(len, test.matrix or ()), default=0)
@@ -341,6 +349,7 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
+    """Judge a table by its row with the highest average bandwidth."""
     test, data = table.subject, data_claim(table)
     best, unsound = table.best, _unsound(data)
     scale = ceilings.GB_UNITS.get(table.unit or "")
@@ -366,9 +375,11 @@ def _speed_of_path(
     profile: Profile | None, test: str, *, measured: float | None, size: int | None = None,
     highest: float | None = None, unsound: str, problem: str,
 ) -> SpeedClaim:  # fmt: skip
-    """Judge what was moved between two places: the worst figure by the reference, the `highest` by the ceiling.
+    """Judge a copy between devices or a test of one NIC, in GB/s.
 
-    The output does not say whether buffers of perftest were in GPU memory, so the lower reference counts.
+    `measured` is compared with the reference, `highest` (default: `measured`) with the ceiling. `problem` is the reason
+    if nothing was measured. The output of perftest does not say whether the buffers were in GPU memory, so the lower
+    reference counts.
     """
     if profile is None or unsound or measured is None:
         return _not_judged(profile, unsound, problem, measured=measured, size_bytes=size)
@@ -387,7 +398,7 @@ def _speed_of_path(
 
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
-    """Judge one dcgmi diag: it passes if tests of the hardware were run, and every test that was run passed."""
+    """Judge one dcgmi diag. It passes if it ran tests of the hardware, and no test failed or warned."""
     on_gpus = {d.entity for d in diagnostics if d.verdict != "waived" and (d.entity or "").startswith("GPU")}
     failed, warned = (
         "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
@@ -412,7 +423,7 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
 
 
 def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **facts: Any) -> SpeedClaim:
-    """Say why speed was not judged; it stays open if a profile was asked for and nothing is `unsound`."""
+    """Return why speed was not judged. The claim stays open if there is a profile and the result is not `unsound`."""
     reason = unsound or (problem if profile else "no profile says how fast it should be")
     return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 
@@ -427,9 +438,10 @@ def _speed(
     notes: Sequence[str] = (),
     highest: float | None = None,
 ) -> SpeedClaim:
-    """Compare a measurement with its ceiling, then with the reference, else (`missing` says why) with the floor.
+    """Compare a measurement with its ceiling, then with the reference or, without a reference, with the floor.
 
-    `limits` are ceiling and floor. `highest` is compared with the ceiling instead of the measurement, if it is given.
+    `limits` are the ceiling and the floor. `missing` is the reason why there is no reference. `highest` (default:
+    `measured`) is compared with the ceiling.
     """
     ceiling, floor = limits
     facts: dict[str, Any] = {"size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}

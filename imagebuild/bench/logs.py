@@ -1,6 +1,6 @@
-"""Split a log into lines of single processes and JSON documents, and read the numbers in them.
+"""Split a log into the lines of each process and JSON documents, and read the numbers in them.
 
-Prefixes of launchers, colours and debug output are removed here, so that parsers see what their program printed.
+This module removes launcher prefixes, colours and debug output, so that a parser sees only the output of its program.
 """
 
 from __future__ import annotations
@@ -28,40 +28,43 @@ from imagebuild.core.errors import ResultError
 
 
 class LogLine(NamedTuple):
-    """Hold a line that may be of a result."""
+    """A line of a log that may belong to a result."""
 
     text: str
     process: str
-    """The process that wrote the line, as its prefix names it; empty if it has no such prefix."""
+    """The process that wrote the line, from the prefix of the line. Empty without such a prefix."""
     number: int
     is_joined: bool = False
-    """Whether it was put together of two pieces with debug output between them."""
+    """Whether the line was joined from two pieces that debug output had separated."""
 
 
 @dataclass
 class Log:
-    """Hold a log without debug output."""
+    """A log without debug output."""
 
     path: str
     lines: list[LogLine] = field(default_factory=list)
     line_count: int = 0
     warnings: list[LogLine] = field(default_factory=list)
-    """The first of the left-out lines that are warnings of NCCL: they may explain why a run failed."""
+    """The first warnings of NCCL, which are not in `lines`. They may explain why a run failed."""
     settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
-    """Numbers of lines where NCCL says which algorithms it was made to use, or used for 1 GiB or more, and as what
-    variables."""
+    """Algorithms that NCCL was told to use, or used for 1 GiB or more: number of the line, and the environment
+    variables with the same effect."""
 
 
 Item = TypeVar("Item")
 Parsed = list[Item | str]
-"""What a parser read of its tool, empty if there is nothing of that tool: results, and lines (or pieces of JSON,
-shortened) that look like results and could not be read."""
+"""The results that a parser found, and the shortened text of lines or JSON that look like results but could not be
+read."""
 ParsedLines = list[tuple[int, Item | str]]
-"""The same of text, each with the number of the line where it begins."""
+"""The same for text output, each item with the number of its first line."""
 
 
 def lines_of(tool: re.Pattern[str], lines: Sequence[LogLine], longest: int) -> Iterator[tuple[int, str]]:
-    """Yield lines of up to `longest` characters, without blanks around them, if one is of this tool alone."""
+    """Yield the number and stripped text of each line, if at least one line matches `tool`.
+
+    Lines longer than `longest` characters are left out.
+    """
     if any(tool.match(line.text) for line in lines):
         for line in lines:
             if len(line.text) <= longest and (text := line.text.strip().removeprefix("> ")):
@@ -70,23 +73,23 @@ def lines_of(tool: re.Pattern[str], lines: Sequence[LogLine], longest: int) -> I
 
 @dataclass(frozen=True)
 class JsonDocument:
-    """Hold a JSON document, or as much of one as there is."""
+    """A JSON document, or the readable part of a broken one."""
 
     value: object
     is_whole: bool
     number: int
-    """The line of the log where it begins."""
+    """Number of its first line in the log."""
 
 
-# Reading a file: encodings, line ends, colours, debug output.
+# Reading a file: encodings, line ends, colours, debug output
 
 _LONGEST_LINE = 64 << 20
-"""A longer line is cut here, so that a file without line ends does not fill the memory."""
+"""Longer lines are split, so that a file without line ends does not fill the memory."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DEBUG = re.compile(
-    # node1:123:456 [0] NCCL INFO …, also with a time before it, or with file and function. A row may end before it:
-    # `0.00      0node1:…`, `N/Anode1:…`, `1e+05node1:…`.
+    # node1:123:456 [0] NCCL INFO …, also with a time stamp before it, or with file and function. The end of a row may
+    # precede it without a blank: `0.00      0node1:…`, `N/Anode1:…`, `1e+05node1:…`.
     r"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?:(?<!N/)(?!e[+-]\d)[A-Za-z][\w.-]{0,254}|\d{1,3}(?:\.\d{1,3}){3})"
     r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}?"
     r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
@@ -95,7 +98,7 @@ _DEBUG = re.compile(
     r" UCX  (?:DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) "
 )
 _DIGITS_OF_HOST = re.compile(r"[\da-f]{1,12}")
-"""What may stand before a host's first letter, at the beginning of a line: containers are called `3f2a9c0d11e4`."""
+"""The leading digits of a host name, which `_DEBUG` does not match: a container may be called `3f2a9c0d11e4`."""
 _SETTING = re.compile(
     r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?[= ][\"']?)(?P<value>\^?\w[\w,;:^-]*)"
     r"|\b\d{10,15} Bytes -> Algo (?P<algo>\w{1,20})"
@@ -103,18 +106,18 @@ _SETTING = re.compile(
 _ALGORITHMS = {
     "0": "tree", "1": "ring", "2": "collnetdirect", "3": "collnetchain", "4": "nvls", "5": "nvlstree", "6": "pat",
 }  # fmt: skip
-"""Names of the numbers that older releases print."""
+"""Maps the numbers of algorithms, which older releases of NCCL print, to their names."""
 _HEAD_WINDOW = 700
-"""Characters before ` NCCL ` in which the head of a message begins."""
+"""Number of characters before ` NCCL ` that are searched for the beginning of a message."""
 _OUTPUT_TAG = re.compile(r"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
 _CUT_ROW = re.compile(r"[\s|]*(?:\d{1,20}(?:[\s|]|$)|#)")
 
 
 @contextmanager
 def open_log(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, also one that gzip compressed, or the standard input if the path is `-`.
+    """Open a file, which gzip may have compressed. The path `-` stands for the standard input.
 
-    Raises OSError if it cannot be opened, and ResultError when damaged compressed data are read in the block.
+    Raises OSError if the file cannot be opened. Raises ResultError in the `with` block if compressed data are damaged.
     """
     with io.BytesIO(_standard_input(sys.stdin)) if str(path) == "-" else path.open("rb") as file:
         content: BinaryIO = file if file.seekable() else io.BytesIO(file.read())
@@ -128,12 +131,12 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
 
 @cache
 def _standard_input(stream: TextIO) -> bytes:
-    """Return all of the standard input, also when it is asked for again."""
+    """Return the whole standard input, also on a second call."""
     return stream.buffer.read()
 
 
 def read_log(path: Path | str) -> Log:
-    """Read a file. Raises OSError if it cannot be opened, ResultError if its compressed data are damaged."""
+    """Read a log file. Raises OSError if it cannot be opened, ResultError if its compressed data are damaged."""
     log = Log(str(path))
     with open_log(Path(path)) as content:
         encoding = "utf-16" if content.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
@@ -151,9 +154,9 @@ def log_from_text(name: str, text: str) -> Log:
 
 
 def _read(log: Log, file: TextIO) -> None:
-    """Add the lines of a file without debug output.
+    """Add the lines of a file to the log, without debug output.
 
-    NCCL may print a message while a program prints a row: then the next line of that process is the rest of the row.
+    NCCL may print a message in the middle of a row. The next line of that process is then the rest of the row.
     """
     cut: dict[str, str] = {}
     while row := file.readline(_LONGEST_LINE):
@@ -185,7 +188,7 @@ def _read(log: Log, file: TextIO) -> None:
 
 
 def settings_in(text: str) -> Mapping[str, str]:
-    """Return the variables about algorithms that a command or a message of NCCL mentions, with their values."""
+    """Return the environment variables about algorithms, with their values, in a command or a message of NCCL."""
     if "NCCL_" not in text and "-> Algo " not in text:
         return {}
     return {
@@ -195,8 +198,11 @@ def settings_in(text: str) -> Mapping[str, str]:
 
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
-    """Yield a line without colours, NUL and prefixes; several if it has carriage returns, none for a Markdown fence."""
-    if text.startswith('{"log":"'):  # as Docker's json-file driver wraps a line
+    """Yield the line without colours, NUL characters and prefixes.
+
+    A line with carriage returns yields several lines, a Markdown fence yields none.
+    """
+    if text.startswith('{"log":"'):  # written by Docker's json-file logging driver
         try:
             wrapped = json.loads(text)["log"]
         except (ValueError, LookupError, RecursionError):
@@ -210,24 +216,24 @@ def _clean(text: str, number: int) -> Iterator[LogLine]:
         process, rest = split_prefix(part)
         tag = part[: len(part) - len(rest)].strip()
         if tag.startswith("[") and tag in rest:
-            rest = rest.replace(tag, " ")  # a row that was printed in pieces has it several times
+            rest = rest.replace(tag, " ")  # a row that was printed in pieces has several tags
         if not rest.startswith("```"):
             yield LogLine(rest, process, number)
 
 
-# Prefixes of launchers.
+# Launcher prefixes
 
 _STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _CTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
 _PREFIXES = tuple(
     re.compile(r"[ \t]*" + pattern)
     for pattern in (
-        # Open MPI: `[1,0]<stdout>:`; PMIx writes a blank after it, may add `[host:pid]`, drop the job, stamp the time.
+        # Open MPI: `[1,0]<stdout>:`. PMIx adds a blank, and may add `[host:pid]` or a time stamp, or leave out the job.
         rf"(?:\[?{_CTIME}\]?)?(?:\[(?:[\w.-]*@)?(?P<process>[\w,.-]*\d)\](?:\[[^\]\s]{{1,300}}\])?)?"
         r"<std(?:out|err|diag)>: ?",
         # kubectl logs --prefix
         r"\[(?P<process>pod/[^\]\s]{1,500})\] ?",
-        # kubectl and docker --timestamps, files of a container runtime, workflow logs
+        # --timestamps of kubectl and docker, log files of container runtimes, logs of CI workflows
         rf"\[?{_STAMP}\]?(?:[ \t]+std(?:out|err) [FP])?(?:[ \t]|$)",
         # srun --label
         r"(?P<process>\d{1,7}):(?: |$)",
@@ -235,21 +241,21 @@ _PREFIXES = tuple(
         r"\[(?:rank|default)?(?P<process>\d{1,7})\](?:: ?|[ \t]|$)",
         # journald and syslog
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<process>\S{1,200} [^\s\[:]{1,200})(?:\[\d{1,10}\])?: ?",
-        # docker compose; stern, in front of what may be of a table
+        # docker compose; then stern, but only before text that looks like part of a table
         r"(?P<process>[A-Za-z][\w.-]{0,200}) {1,60}\| ?",
         r"(?P<process>[a-z][a-z0-9.-]{2,250} [a-z][a-z0-9-]{1,62}) (?=[ \t]*(?:#|\d+[ \t]+\d|\[\d))",
         # Markdown quotations
         r">(?=[ \t#]|$) ?",
-        # pdsh and clush. Messages of nccl-tests begin with `host: ` too, so only in front of what is no such message.
+        # pdsh and clush. Messages of nccl-tests also begin with `host: `, so only prefixes of table lines count.
         r"(?P<process>[A-Za-z][\w.-]{0,200}): (?=[ \t]*(?:#|\d+[ \t]+\d+[ \t]+[a-z]|nThread |Out of bounds |Avg bus ))",
     )
 )
 _QUOTED = re.compile(r'[ \t]*"((?=#|[ \t]*\d+[ \t]+\d)(?:[^"\\]|\\["t/])*)",?\r?\n?')
-"""An item of a list of lines that may be of a table, as Ansible prints it."""
+"""A quoted line in a list, as Ansible prints it, that looks like part of a table."""
 
 
 def split_prefix(text: str) -> tuple[str, str]:
-    """Split a line into the name of the process that wrote it (empty if nothing says it) and the line itself."""
+    """Return the name of the process in the prefix of a line, and the rest. Without a prefix, the name is empty."""
     names = []
     for _ in range(4):  # launchers may be nested
         prefix = next(filter(None, (pattern.match(text) for pattern in _PREFIXES)), None)
@@ -260,7 +266,7 @@ def split_prefix(text: str) -> tuple[str, str]:
     return " ".join(filter(None, names)), text
 
 
-# Lines by which programs and launchers say that something failed.
+# Failures that programs and launchers report
 
 _FAILURES: tuple[tuple[Verdict, str], ...] = (
     ("cuda-failure", r"unhandled cuda error|Test CUDA failure|\b[Cc]uda failure\b|CUDA failure \S|\bCUDA error\b"),
@@ -286,28 +292,31 @@ _FAILURES: tuple[tuple[Verdict, str], ...] = (
     ),
     ("failed", r"\bTest failure\b|^imagebuild: FAILED|\(core dumped\)|^terminate called after throwing"),
 )
-"""Verdict and pattern of a message, the nearest to the cause first.
+"""The verdict and pattern of each kind of message. Kinds nearer to the root cause come first.
 
-No other error causes a CUDA error. An error of communication may end in a time limit. "remote process exited" is what
-all other ranks say. Launchers and traces say only that something happened. Nothing as short as `timeout` is searched:
-MPICH ends every output with "0 network timeouts". PMIx, which "was unable to find a usable compression library", goes
-on without one.
+* A CUDA error is never a consequence of another error.
+* A communication error may lead to a timeout.
+* "remote process exited" is the message of all ranks but the one that failed.
+* Launchers and stack traces say only that something failed.
+
+The word `timeout` is not a pattern, because MPICH ends all output with "0 network timeouts". The message "was unable to
+find a usable compression library" of PMIx is not a failure.
 """
 _ANY_FAILURE = re.compile("|".join(pattern for _, pattern in _FAILURES))
 
 
 class Failure(NamedTuple):
-    """Hold a line that reports a failure. Of several, the least (by pattern, then line) is the cause of the others."""
+    """A line that reports a failure. Failures sort by pattern, then by line, so that the root cause comes first."""
 
     pattern: int
-    """Place in `_FAILURES`."""
+    """Index in `_FAILURES`."""
     number: int
     verdict: Verdict
     text: str
 
 
 def failure_of(text: str, number: int) -> Failure | None:
-    """Return the failure that a line reports. `# error:` is none: a run that ends well may have it, too."""
+    """Return the failure that a line reports, or None. `# error:` does not count, as successful runs print it, too."""
     text = text[:2000]
     if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
         return None
@@ -315,24 +324,24 @@ def failure_of(text: str, number: int) -> Failure | None:
     return Failure(place, number, _FAILURES[place][0], " ".join(text.split())[:240])
 
 
-# JSON documents between lines, also those with mistakes or without an end.
+# JSON documents between other lines, also invalid and incomplete ones
 
 _DECODER = json.JSONDecoder(strict=False)
 _BEGIN = re.compile(r"(?:^|(?<=\}))[ \t]*(?=\{)", re.MULTILINE)
 _TOKEN = re.compile(r'\s*([{}\[\]:,]|"(?:[^"\\]|\\.)*"|[^\s"{}\[\]:,]+)', re.DOTALL)
 _KNOWN_KEYS = re.compile(r'"?(?:results|testcases|nvbandwidth|bus_bw|test_categories)"?\s{0,8}:')
 _KEYS_WITHIN = 100_000
-"""Characters after its beginning in which a broken document that is worth reading has one of `_KNOWN_KEYS`."""
+"""How far to search a broken document for one of `_KNOWN_KEYS`, in characters, before giving up."""
 _NEXT_DOCUMENT = re.compile(r'\n\s{0,8}\{\s{0,40}"?(?:version|nvbandwidth|test_info)\b')
 _MOST_ATTEMPTS = 200
-"""Places of one process's output where a document may begin but does not: text with more of them is no JSON."""
+"""Number of failed attempts to read a document after which the rest of a process's output is taken as text."""
 _BROKEN_COST = 50
-"""Attempts that one broken document counts for, since all that follows may have to be read."""
+"""Number of attempts that a broken document counts as, because reading it may take the whole rest of the output."""
 _YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[LogLine]]:
-    """Return the JSON documents in the lines of one process, and the lines outside of them."""
+    """Return the JSON documents in the output of one process, and the lines outside of the documents."""
     text = "\n".join(line.text for line in lines)
     ends = list(accumulate(len(line.text) + 1 for line in lines))
     documents: list[JsonDocument] = []
@@ -359,11 +368,11 @@ def extract_json(lines: Sequence[LogLine]) -> tuple[list[JsonDocument], list[Log
 
 
 def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
-    """Return what can be read of a document with mistakes or without an end, where it ends, and whether it has an end.
+    """Return the readable part of an invalid or incomplete document, its end in the text, and whether it is complete.
 
-    There may be a comma too many, and keys and values may lack quotes: that is YAML, read without types. A value counts
-    once a comma or bracket ends it, as a number at the end may lack digits. Other output begins where two values have
-    no comma between them.
+    The document may have an extra comma, or keys and values without quotes. It is therefore read as YAML, with all
+    values as texts. A value is used only if a comma or bracket follows, because the last number may have lost digits.
+    Two values without a comma between them mark the beginning of other output.
     """
     following = _NEXT_DOCUMENT.search(text, begin + 1)
     limit = min(following.start() if following else len(text), begin + (1 << 20))
@@ -375,7 +384,7 @@ def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
         at, mark = token.end(), token[1]
         was_word, is_word = is_word, mark not in "{[}],:"
         if (is_word and was_word) or (mark in "}]" and mark != closers[:1]) or mark[0] in "&*!":
-            break  # other output, or what YAML alone has
+            break  # other output, or syntax that only YAML has
         tokens.append('""' if mark == "null" else mark)
         if mark in "{[":
             closers = {"{": "}", "[": "]"}[mark] + closers
@@ -391,7 +400,7 @@ def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
         return None, end, False
 
 
-# Words of tables, and values of JSON documents.
+# Words in tables, and values in JSON documents
 
 _INTEGER = re.compile(r"\d{1,18}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
@@ -400,23 +409,23 @@ _LONGEST_EXCERPT = 200
 
 
 def parse_integer(word: str) -> int | None:
-    """Return the count or size that the word is; None for every other word."""
+    """Return the value of a word that is a count or size, or None for any other word."""
     return int(word) if _INTEGER.fullmatch(word) else None
 
 
 def parse_number(word: str) -> float | None:
-    """Return the finite number that the word is; None for every other word, also for N/A and nan."""
+    """Return the value of a word that is a finite number, or None for any other word, such as N/A and nan."""
     value = float(word) if _NUMBER.fullmatch(word) else math.inf
     return value if math.isfinite(value) else None
 
 
 def is_table_value(word: str) -> bool:
-    """Return whether a column of numbers can hold this word: a number, N/A, nan or infinity."""
+    """Return whether the word may occur in a column of numbers: a number, N/A, nan or infinity."""
     return bool(_NUMBER.fullmatch(word) or _NO_NUMBER.fullmatch(word))
 
 
 def json_number(value: object) -> float | None:
-    """Return a finite number of a JSON document, where programs also write numbers as strings; None for the rest."""
+    """Return the value if it is a finite number, or a string with such a number; else None."""
     if isinstance(value, str):
         return parse_number(value.strip())
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -425,21 +434,21 @@ def json_number(value: object) -> float | None:
 
 
 def json_object(value: object) -> Mapping[str, object]:
-    """Return an object of a JSON document; an empty one for every other value."""
+    """Return the value if it is an object, else an empty object."""
     return value if isinstance(value, Mapping) else {}
 
 
 def json_list(value: object) -> Sequence[object]:
-    """Return a list of a JSON document; an empty one for every other value."""
+    """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else ()
 
 
 def json_text(value: object) -> str | None:
-    """Return a string of a JSON document; None if it is empty, and for every other value."""
+    """Return the value if it is a string that is not empty, else None."""
     return value if isinstance(value, str) and value else None
 
 
 def excerpt(line: str) -> str:
-    """Return a line as a report shows it: without blanks around it, and cut to a readable length."""
+    """Return a line as a report shows it: stripped, and shortened to a readable length."""
     text = line[: 2 * _LONGEST_EXCERPT].strip()
     return text if len(text) <= _LONGEST_EXCERPT else text[: _LONGEST_EXCERPT - 1] + "…"

@@ -1,6 +1,7 @@
-"""Define the types of what benchmarks print, and of the claims about it.
+"""The types of benchmark results, and of the claims about them.
 
-Bandwidths are in GB/s of 10^9 bytes, times in µs, sizes in bytes, unless the field says otherwise; `None` is unknown.
+Unless a field says otherwise, bandwidths are in GB/s (10^9 bytes a second), times in µs, and sizes in bytes. `None`
+means unknown.
 """
 
 from __future__ import annotations
@@ -20,40 +21,46 @@ Collective = Literal[
 """A collective for which `ceilings` has a formula."""
 
 AlgorithmName = Literal["ring", "nvls", "hierarchical", "nvls-tree", "sharp", "nvls-sharp", "pairwise"]
-"""A class of algorithms in `ceilings`."""
+"""A class of algorithms, as in `ceilings.ALGORITHMS`."""
 
 Verdict = Literal[
     "ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "damaged", "no-data", "failed",
     "warned", "waived",
 ]  # fmt: skip
-"""What a reader found in the output. `damaged`: figures that contradict each other, or are no numbers; `warned`: a
-diagnosis with a warning; `waived`: the tool left the test out."""
+"""What the output says about its result.
+
+`damaged`: figures contradict each other or are not numbers. `warned`: a diagnosis ended with a warning. `waived`: the
+tool skipped the test.
+"""
 
 
 class Result(Model):
+    """One result in the output of a tool."""
+
     source: str
     verdict: Verdict = "ok"
     reason: str = ""
 
     def spoiled(self, verdict: Verdict, reason: str) -> Self:
-        """Return the result with a verdict for what came after it; one that failed by itself keeps its own."""
+        """Return the result with a verdict about output that followed it. A failed result keeps its own verdict."""
         if self.verdict in ("wrong-data", "comm-failure", "cuda-failure", "timeout", "failed"):
             return self.model_copy(update={"reason": f"{self.reason}; {reason}"})
         return self.model_copy(update={"verdict": verdict, "reason": reason})
 
 
 class Half(Model):
-    """Hold one half of a row of nccl-tests: the figures out of place, or those in place."""
+    """One half of a row of nccl-tests: the figures of the out-of-place or of the in-place operation."""
 
     time_us: float | None
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     wrong: int | None
-    """Wrong elements, before 2.13 the largest error, rounded; `None` where the data were not validated."""
+    """Number of wrong elements; in releases before 2.13 the largest error, rounded. `None`: the data were not
+    validated."""
 
 
 class NcclRow(Model):
-    """Hold one row of nccl-tests: the figures for one message size."""
+    """One row of nccl-tests: the figures for one message size."""
 
     size_bytes: int
     count: int
@@ -69,48 +76,48 @@ class NcclRow(Model):
 
     @property
     def busbw_gb_s(self) -> float | None:
-        """Return the bus bandwidth of the better half, None if none was printed that is a number."""
+        """The bus bandwidth of the faster half. None if neither half has a number."""
         speeds = (half.busbw_gb_s for half in self.halves)
         return max((speed for speed in speeds if speed is not None and isfinite(speed)), default=None)
 
 
 def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
-    """Return the median of busbw / algbw where algbw is at least so many GB/s, None without such figures."""
+    """Return the median of busbw / algbw over all halves whose algbw is at least `least` GB/s, or None without any."""
     halves = (half for row in rows for half in row.halves)
     ratios = [h.busbw_gb_s / h.algbw_gb_s for h in halves if h.busbw_gb_s and h.algbw_gb_s and h.algbw_gb_s >= least]
     return median(ratios) if ratios else None
 
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:
-    """Return `all_reduce, 16 ranks, 2 nodes`, up to the first number that is unknown."""
+    """Return `all_reduce, 16 ranks, 2 nodes`. If the number of ranks is unknown, return only the collective."""
     scale = [plural(count, noun) for count, noun in ((ranks, "rank"), (nodes, "node")) if count]
     return ", ".join([collective or "unknown collective", *scale[: None if ranks else 0]])
 
 
 class Run(Result):
-    """Hold one run of a program of nccl-tests (or rccl-tests), which prints one table."""
+    """One run of a program of nccl-tests or rccl-tests. It prints one table."""
 
     tool: str = "nccl-tests"
     tool_version: str | None = None
     collective: str | None = None
     ranks: int | None = None
     nodes: int | None = None
-    """Number of hosts, if the list of devices was printed."""
+    """Number of hosts; known only from the list of devices."""
     hosts: tuple[str, ...] = ()
-    """Names of the hosts in the order of their ranks, if the list of devices was printed."""
+    """Host names in the order of their ranks; known only from the list of devices."""
     devices: tuple[str, ...] = ()
-    """Different names of GPUs that were printed, that of most GPUs first."""
+    """The GPU models in the list of devices, the most frequent one first."""
     gpus: int | None = None
-    """Number of different GPUs in the list of devices, if it tells them apart: fewer than ranks if ranks share one."""
+    """Number of different GPUs in the list of devices. `None`: the list does not tell GPUs apart."""
     algorithms: tuple[AlgorithmName, ...] = ()
-    """Classes of algorithms that, by the output, the library was made to use or used."""
+    """Classes of algorithms that the library was restricted to, or used, according to the output."""
     rows: tuple[NcclRow, ...] = ()
     partial_rows: int = 0
-    """Number of rows that were cut, or broken by other output beyond repair."""
+    """Number of rows that could not be read, because they were cut or mixed with other output."""
     avg_busbw_gb_s: float | None = None
-    """The printed mean over all rows and both halves. It depends on the sizes, so nothing is judged by it."""
+    """The printed average over all rows and both halves. It depends on the sizes, so it is not used to judge speed."""
     compared: bool = True
-    """Whether the data were compared: not with `-c 0`."""
+    """Whether the program validated the data. Option `-c 0` turns validation off."""
 
     @property
     def subject(self) -> str:
@@ -118,20 +125,21 @@ class Run(Result):
 
 
 class BandwidthTest(Result):
-    """Hold one matrix of nvbandwidth."""
+    """One matrix of nvbandwidth."""
 
     tool_version: str | None = None
     name: str | None
-    """`None` if the output does not say it: the text of nvbandwidth does not name a waived test."""
+    """`None` for a waived test, which the text output does not name."""
     unit: str | None
     """`GB/s`, `ns` or `us`, as printed."""
     matrix: tuple[tuple[float | None, ...], ...] | None
-    """A cell is `None` where N/A was printed: on the diagonal, or for a pair without access. In nvbandwidth's JSON, a
-    bidirectional test between devices has three matrices below each other: both directions and their total."""
+    """`None` in a cell stands for a printed N/A: the diagonal, or a pair of devices without peer access. In
+    nvbandwidth's JSON, a bidirectional test between devices has three matrices in one: each direction, then their
+    total."""
     sum: float | None
-    """As printed; of three matrices, that of the last."""
+    """The printed sum. With three matrices, the sum of the last one."""
     devices: tuple[str, ...] = ()
-    """The name of each GPU, if they were printed."""
+    """The name of each GPU, if the output has them."""
 
     @property
     def tool(self) -> str:
@@ -143,11 +151,11 @@ class BandwidthTest(Result):
 
     @property
     def cells(self) -> list[float | None]:
-        """Return the cells that a test measures: on the diagonal of a matrix between GPUs are copies within one."""
+        """The cells with the test's own measurements, without those of copies within a GPU in a test between GPUs."""
         matrix, name = self.matrix or (), self.name or ""
         width = len(matrix[0]) if matrix else 0
         if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
-            matrix = matrix[2 * width :]  # two directions and, below them, their total
+            matrix = matrix[2 * width :]  # each direction, then their total
         is_within, is_between = "local" in name and len(matrix) > 1, "device_to_device" in name
         places = [(row == column, cell) for row, cells in enumerate(matrix) for column, cell in enumerate(cells)]
         return [cell for is_own, cell in places if is_own == is_within or not (is_within or is_between)]
@@ -158,48 +166,48 @@ class BandwidthTest(Result):
 
 
 class TableRow(Model):
-    """Hold one row of a table: `bw_*` in the table's unit, `msg_rate` in millions of messages a second."""
+    """One row of a table. `bw_*` has the unit of the table, `msg_rate` is in millions of messages a second."""
 
     size_bytes: int | None
     bw_peak: float | None = None
     bw_average: float | None = None
     msg_rate: float | None = None
     latency_us: dict[str, float] | None = None
-    """Of a latency test: `min`, `max`, `typical`, `average`, `stdev`, `p99`, `p99.9`."""
+    """Maps `min`, `max`, `typical`, `average`, `stdev`, `p99` and `p99.9` to latencies; only in latency tests."""
 
 
 class PerftestTable(Result):
-    """Hold one table that a program of perftest, ucx_perftest, the OSU micro-benchmarks or NVSHMEM printed."""
+    """One table of perftest, ucx_perftest, the OSU micro-benchmarks or NVSHMEM."""
 
     tool: str = "perftest"
     """`perftest`, `ucx_perftest`, `osu` or `nvshmem`."""
     test: str | None
     unit: str | None
-    """`MB/sec` (older, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits), `usec`; `None` if not printed, as in JSON. Of
-    OSU: `MB/s` of 10^6 bytes. Of NVSHMEM: `GB/s` of 10^9 bytes."""
+    """perftest prints `MB/sec` (old releases, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits) or `usec`. OSU prints `MB/s`
+    of 10^6 bytes, NVSHMEM `GB/s` of 10^9 bytes. `None`: the output has no unit, like the JSON of perftest."""
     rows: tuple[TableRow, ...] = ()
     compared: bool = False
-    """Whether the program compared the data, as OSU does with `-c`."""
+    """Whether the program validated the data, as OSU does with `-c`."""
 
     @property
     def subject(self) -> str:
-        """Return the test that the table is of: `RDMA_Write BW`, `ucx_perftest tag match latency`."""
+        """The name of the test, such as `RDMA_Write BW` or `ucx_perftest tag match latency`."""
         return " ".join(filter(None, (self.tool if self.tool == "ucx_perftest" else "", self.test))) or "unknown test"
 
     @property
     def best(self) -> TableRow | None:
-        """Return the row with the highest average bandwidth, of equal ones the largest; None if there is none."""
+        """The row with the highest average bandwidth, among equal rows the largest size. None without rows."""
         rows = [row for row in self.rows if row.bw_average is not None]
         return max(rows, key=lambda row: (row.bw_average or 0, row.size_bytes or 0), default=None)
 
 
 class Diagnostic(Result):
-    """Hold one result of `dcgmi diag`; its messages are the reason."""
+    """One result of `dcgmi diag`. The reason contains its messages."""
 
     category: str | None
     test: str
     entity: str | None = None
-    """`GPU 0`, or `None` for the whole test."""
+    """The tested part, such as `GPU 0`. `None`: the result is about the whole test."""
 
     @property
     def subject(self) -> str:
@@ -207,16 +215,17 @@ class Diagnostic(Result):
 
 
 class Source(Model):
-    """Hold the name of a file, and what was read from it."""
+    """A file, and a summary of its contents."""
 
     path: str
     tools: tuple[str, ...]
     lines: int
     unread: int
-    """Number of lines that look like results and could not be read."""
+    """Number of lines that look like results but could not be read."""
     examples: tuple[str, ...] = ()
+    """The first unread lines."""
     is_lost: bool = False
-    """Whether it is empty, or has nothing but messages of errors and of the library: a run that left no output."""
+    """Whether the run left no output: the file is empty, or contains only errors and messages of the library."""
     note: str = ""
 
 
@@ -224,7 +233,7 @@ Measurement = Run | BandwidthTest | PerftestTable
 
 
 class Results(Model):
-    """Hold all that was read from some files: what `imagebuild report --json` writes beside the claims about it."""
+    """The results in some files. `imagebuild report --json` writes them, together with the claims about them."""
 
     runs: tuple[Run, ...] = ()
     tests: tuple[BandwidthTest, ...] = ()
@@ -237,26 +246,29 @@ class Results(Model):
         return (*self.runs, *self.tests, *self.tables)
 
     def without_hosts(self) -> Self:
-        """Return the results without names of hosts, for everybody to read."""
+        """Return the results without host names, so that they can be published."""
         return self.model_copy(update={"runs": tuple(run.model_copy(update={"hosts": ()}) for run in self.runs)})
 
 
 class Limit(Model):
-    """Hold a rate in GB/s that a measurement is compared with, and where it comes from."""
+    """A bandwidth in GB/s to compare a measurement with."""
 
     value: float
     what: str
-    """For example `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date of a reference."""
+    """The origin: a formula such as `NVLS all_reduce ceiling: link * 2(N-1)/(N+1)`, or the source and date."""
 
 
 State = Literal["failed", "open", "skipped", "passed"]
-"""What a claim or a check counts as, the worst first; the first two make a report fail. `open`: it was asked for and is
-not known; `skipped`: it is not known, nor asked for, or `--allow` names it."""
+"""The outcome of a claim or a check, the worst first. The first two make a report fail.
+
+`open`: the user asked for it, but the output does not show it. `skipped`: the user did not ask for it, or accepted it
+with `--allow`.
+"""
 STATES: tuple[State, ...] = get_args(State)
 
 Openness = Literal["unvalidated", "partial", "unjudged"]
-"""Kinds of claims that `--allow` accepts: data that were not compared, ranks or GPUs that are missing or not known,
-speed that was not judged."""
+"""Claims that the user can accept with `--allow`: data that were not compared; ranks or GPUs that are missing or
+unknown; speed that was not judged."""
 
 ClaimWord = Literal[
     "right", "complete", "fast enough",
@@ -264,21 +276,26 @@ ClaimWord = Literal[
     "wrong", "unfinished", "incomplete", "too slow", "impossible",
     "not applicable",
 ]  # fmt: skip
-"""What is claimed: of data `right`, `not compared`, `wrong`, `unfinished`; of participation `complete`, `not known`,
-`incomplete`; of speed `fast enough`, `not judged`, `too slow`, `impossible`; of any of them `not applicable`."""
+"""The content of a claim.
+
+* About data: `right`, `not compared`, `wrong` or `unfinished`.
+* About participation: `complete`, `not known` or `incomplete`.
+* About speed: `fast enough`, `not judged`, `too slow` or `impossible`.
+* About any of these: `not applicable`.
+"""
 PASSED, OPEN = get_args(ClaimWord)[:3], get_args(ClaimWord)[3:6]
 
 
 class Claim(Model):
-    """Say one thing about a result, and why."""
+    """A statement about a result, with its reason."""
 
     state: ClaimWord
     reason: str = ""
     allow: Openness | None = None
-    """What `--allow` names to accept this state. `None` if nothing accepts it, or if it was not asked for."""
+    """The value of `--allow` that accepts this state. `None`: no value does, or the user did not ask for this claim."""
 
     def standing(self, allowed: Collection[str] = ()) -> State | None:
-        """Return what the claim counts as, where `--allow` names these kinds; None if it is not applicable."""
+        """Return the outcome of the claim if `allowed` was passed to `--allow`. None if it is not applicable."""
         if self.state in (*PASSED, "not applicable"):
             return "passed" if self.state in PASSED else None
         if self.allow in allowed or (self.state in OPEN and not self.allow):
@@ -287,34 +304,34 @@ class Claim(Model):
 
 
 class SpeedClaim(Claim):
-    """Say whether a result is fast enough."""
+    """A statement about the speed of a result."""
 
     measured: float | None = None
-    """In GB/s: of a collective the best row of 1 GiB or more, of a matrix the worst pair."""
+    """Bandwidth in GB/s: the best row of 1 GiB or more of a collective, or the worst pair of a matrix."""
     size_bytes: int | None = None
     ceiling: Limit | None = None
     reference: Limit | None = None
     tolerance: float | None = None
-    """The least fraction of the reference that passes."""
+    """The smallest fraction of the reference that passes."""
     floor: Limit | None = None
-    """What passes without a reference: a fraction of the lowest ceiling."""
+    """The smallest bandwidth that passes without a reference: a fraction of the lowest ceiling."""
     algorithm: AlgorithmName | None = None
-    """The class of algorithms as which it was judged, if the output or the caller names exactly one."""
+    """The class of algorithms that the result was judged as, if the output or the user names exactly one."""
 
     @property
     def words(self) -> str:
-        """Return the state in words, with the class of algorithms, and `above the floor` if there was no reference."""
+        """The state and the class of algorithms: `fast enough as ring`, or `above the floor` without a reference."""
         is_above_floor = self.state == "fast enough" and self.ceiling and self.floor and not self.reference
         state = "above the floor" if is_above_floor else self.state
         return f"{state} as {self.algorithm}" if self.algorithm else state
 
 
 class Judgement(Model):
-    """Hold the three claims about one result, or about one comparison with a baseline."""
+    """The three claims about one result, or about one comparison with a baseline."""
 
     source: str
     subject: str
-    """For example `all_reduce, 8 ranks, 1 node`, `device_to_device_memcpy_read_ce`."""
+    """The result, such as `all_reduce, 8 ranks, 1 node` or `device_to_device_memcpy_read_ce`."""
     data: Claim
     participation: Claim
     speed: SpeedClaim
@@ -324,6 +341,6 @@ class Judgement(Model):
         return self.data, self.participation, self.speed
 
     def worst(self, allowed: Collection[str] = ()) -> Claim:
-        """Return the claim that counts worst, the first of equal ones."""
+        """Return the claim with the worst outcome; among equal ones, the first."""
         order = (*STATES, None)
         return min(self.claims, key=lambda claim: order.index(claim.standing(allowed)))

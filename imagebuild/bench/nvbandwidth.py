@@ -1,4 +1,4 @@
-"""Read the matrices of nvbandwidth: text and JSON since 0.1."""
+"""Read the matrices of nvbandwidth 0.1 and later, from text and JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from imagebuild.bench.models import BandwidthTest, Verdict
 
 _UNIT = re.compile(r"\((GB/s|ns|us)\)")
 
-# Text: the name of a test, the description of its matrix, the matrix, its sum with the name
+# Text: the name of the test, the description of the matrix, the matrix, then its sum with the name
 
 _MARK = re.compile(
     r"[\s>]{0,40}(?:nvbandwidth Version|[Rr]unning \w+_|SUM \w+_|&&&& PERF \w+_|Waived:|Waiving \w+_"
     r"|memcpy (?:CE|SM|TMA|local) |memory latency |Device to Device Latency |multicast SM )",
     re.ASCII,
 )
-"""A line that only nvbandwidth prints."""
+"""The beginning of a line that only nvbandwidth prints."""
 _VERSION = re.compile(r"nvbandwidth Version: (\S{1,40})")
 _RUNNING = re.compile(r"[Rr]unning (\w{0,80}_\w{0,80})\.?", re.ASCII)
 _WAIVED = re.compile(r"(?:Waived: ?|Waiving (?P<name>\w{1,80})\.)(?P<reason>.*)", re.ASCII)
@@ -40,14 +40,14 @@ _ERROR = re.compile(
 _NOT_FOUND = re.compile(r"(?:ERROR|Error): Testcase (?:index )?(\S{1,100}) (?:not found|out of bound)!?")
 _ROW = re.compile(r"(?P<row>\d{1,6})(?:\s*->\s*\d{1,6})?(?P<values>(?:\s+\S{1,64})+)", re.ASCII)
 _CELL = re.compile(r"\d{1,15}\.\d\d|N/A", re.IGNORECASE)
-"""What every number looks like: one with fewer digits after the point was cut, and nan is no measurement."""
+"""A cell of a matrix. A number with fewer decimals was cut; nan is not a measurement."""
 _DEVICE = re.compile(
     r"(?:Process\s{1,6}\d{1,6} \([^)]{0,300}\): )?[Dd]evice \d{1,4}: (?P<name>.{1,200}?)(?: \([\da-fA-F:.]+\))?"
 )
 
 
 def parse_nvbandwidth_text(source: str, lines: Sequence[logs.LogLine]) -> logs.ParsedLines[BandwidthTest]:
-    """Read the tests of nvbandwidth."""
+    """Return the tests of nvbandwidth, and the lines that could not be read."""
     reader = _NvbandwidthReader(source)
     for reader.line, text in logs.lines_of(_MARK, lines, longest=100_000):
         reader.read(text)
@@ -57,13 +57,13 @@ def parse_nvbandwidth_text(source: str, lines: Sequence[logs.LogLine]) -> logs.P
 
 @dataclass
 class _OpenTest:
-    """Collect what a test prints before the line with its sum."""
+    """A test that is being read: its output before the line with the sum."""
 
     line: int
-    """Where it begins."""
+    """Number of its first line."""
     description: str = ""
     columns: int | None = None
-    """Of its matrix, once the header came."""
+    """Number of columns of the matrix; `None` before the header."""
     rows: list[tuple[float | None, ...]] = field(default_factory=list)
     has_unread_row: bool = False
 
@@ -75,12 +75,12 @@ class _NvbandwidthReader:
     parsed: logs.ParsedLines[BandwidthTest] = field(default_factory=list)
     version: str | None = None
     running: str | None = None
-    """The test that was announced last; its matrices, one or several, follow."""
+    """Name of the last announced test. One or more matrices follow."""
     test: _OpenTest | None = None
     has_failed: bool = False
-    """Whether an error came, which others may follow."""
+    """Whether an error was read. Later errors are consequences."""
     has_waived: bool = False
-    """Whether a test without a name was left out."""
+    """Whether a test without a name was waived."""
     devices: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
@@ -109,7 +109,7 @@ class _NvbandwidthReader:
             if self.test and not self.test.description:
                 name, self.test = name or self.running, None
             self.end_test()
-            # One result stands for all tests of a run that it left out and did not name.
+            # A single result stands for all waived tests of a run without a name.
             if name or not self.has_waived:
                 self.add(name, "waived", match["reason"].strip())
             self.has_waived = self.has_waived or not name
@@ -117,15 +117,16 @@ class _NvbandwidthReader:
             if missing := _NOT_FOUND.match(text):
                 self.end_test()
                 self.add(missing[1], "waived", excerpt(text))
-            elif not self.has_failed:  # of several errors, the first is the cause: of the test that runs, else of all
+            elif not self.has_failed:  # the first error is the cause; it belongs to the running test, if any
                 self.add(self.running, "failed", excerpt(text))
                 self.running, self.has_failed = None, True
 
     def read_row(self, test: _OpenTest, text: str) -> bool:
-        """Keep a header or a row, or note a line that looks like one as unread; return whether it was any of these.
+        """Add a header or a row to the test, or a broken row to the unread lines. Return whether the line is one of
+        these.
 
-        Rows come in order. A row that is cut has the next number, and a row after a gap has all its columns. A line
-        with neither is another program's.
+        Rows come in order. A row that is cut still has the next row number, and a row after a gap has all columns. Any
+        other line belongs to another program.
         """
         words = text.split()
         if test.columns is None and [logs.parse_integer(word) for word in words] == list(range(len(words))):
@@ -147,7 +148,7 @@ class _NvbandwidthReader:
         return True
 
     def end_test(self, name: str | None = None, total: float | None = None, unit: str | None = None) -> None:
-        """End the test that is open, if there is one; it has a `name` if the line with its sum came."""
+        """End the current test, if any. `name` is the name in the line with the sum; None without such a line."""
         if not (test := self.test):
             return
         direction, has_sum, rows = _DIRECTION.search(test.description), name is not None, len(test.rows)
@@ -166,7 +167,7 @@ class _NvbandwidthReader:
     def add(
         self, name: str | None, verdict: Verdict, reason: str, unit: str | None = None, total: float | None = None
     ) -> None:
-        """Add a test with the matrix that is open, and close that."""
+        """Add a result with the matrix of the current test, and end that test."""
         test, self.test = self.test or _OpenTest(self.line), None
         result = BandwidthTest(
             source=self.source, tool_version=self.version, name=name, unit=_unit_of(test.description) or unit,
@@ -184,7 +185,7 @@ _OTHER_SUM = "its cells do not add up to the sum that it prints"
 
 
 def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -> bool:
-    """Return whether a printed sum is not that of the cells."""
+    """Return whether a printed sum differs from the sum of the cells."""
     return total is not None and abs(sum(cell or 0 for row in rows for cell in row) - total) > 0.01 * abs(total) + 0.1
 
 
@@ -197,7 +198,10 @@ _JSON_VERDICTS: Mapping[str, Verdict] = {
 
 
 def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Parsed[BandwidthTest] | None:
-    """Read the tests of a JSON document, and the parts that cannot be read; None if it is not of nvbandwidth."""
+    """Return the tests in a JSON document, and the parts that could not be read.
+
+    Return None if nvbandwidth did not write the document.
+    """
     top = logs.json_object(document.value).get("nvbandwidth")
     if not isinstance(top, dict):
         return None
@@ -212,7 +216,7 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
     for case, value in cases:
         name, verdict = json_text(case.get("name")), _JSON_VERDICTS.get(str(case.get("status")).lower())
         if verdict == "truncated" and name in failed:
-            # A test that fails is written a second time, and the first entry goes on saying that it runs.
+            # A failed test has two entries. The first one still says that the test is running.
             continue
         unit, total = _unit_of(json_text(case.get("bandwidth_description"))), logs.json_number(case.get("sum"))
         matrix, problem = _json_matrix(case.get("bandwidth_matrix"))
@@ -234,7 +238,7 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
 
 
 def _json_matrix(rows: object) -> tuple[tuple[tuple[float | None, ...], ...] | None, str]:
-    """Return the matrix of a JSON document, or what of it cannot be read."""
+    """Return the matrix in a JSON document, and the problem if the matrix cannot be read."""
     if rows is None:
         return None, ""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):

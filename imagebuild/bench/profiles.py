@@ -1,4 +1,4 @@
-"""Read profiles: what a kind of machine is, how fast its links are, what others measured on it (`profiles/*.yaml`)."""
+"""Read `profiles/*.yaml`: the GPUs, links and network of a kind of machine, and published measurements on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(GB/s|Gb/s)")
 
 
 def _rate(value: Any) -> Any:
-    """Return a number with its unit as GB/s."""
+    """Convert a text such as `400 Gb/s` to GB/s."""
     if not isinstance(value, str):
         return value
     match = _RATE.fullmatch(value.strip())
@@ -34,123 +34,125 @@ Rate = Annotated[
     Field(gt=0),
     WithJsonSchema({"type": "string", "pattern": "^[0-9]+([.][0-9]+)? ?(GB/s|Gb/s)$"}),
 ]
-"""Bytes a second, one way: `450 GB/s`, or bits: `400 Gb/s`. In the model: GB/s of 10^9 bytes."""
+"""Bandwidth in one direction, in bytes (`450 GB/s`) or bits (`400 Gb/s`). The model has GB/s of 10^9 bytes."""
 Date = Annotated[str, Form("20[0-9]{2}-[0-9]{2}(-[0-9]{2})?", "a date as YYYY-MM or YYYY-MM-DD")]
 Tolerance = Annotated[float, Field(gt=0, le=1)]
 
 
 class Sourced(Model):
-    """Hold a number that somebody published."""
+    """A published fact."""
 
     source: str
-    """The document that says it, or a repository with file and commit."""
+    """The document with the fact, or the repository with file and commit."""
     date: Date
-    """When it was published or measured."""
+    """Date of publication or measurement."""
 
 
 class Gpu(Sourced):
-    """Describe the GPU."""
+    """The GPU model."""
 
     names: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names as the driver prints them; `*` stands for anything."""
+    """Names that the driver prints. `*` matches any text."""
     compute_capability: Annotated[str, Form(r"[0-9]+\.[0-9]", "a compute capability such as 9.0")] | None = None
-    """Of an NVIDIA GPU."""
+    """Compute capability of an NVIDIA GPU."""
 
 
 class Node(Sourced):
-    """Describe a host: one machine with one operating system."""
+    """A host: a machine with its own operating system."""
 
     cpu: Arch
     gpus: Annotated[int, Field(gt=0)]
 
 
 class Link(Sourced):
-    """Describe a link that joins GPUs without a network card, or a GPU and the memory and cards of its host."""
+    """A link between GPUs without a NIC, or between a GPU and the memory and NICs of its host."""
 
     kind: str
-    """With its generation: `NVLink 4`."""
+    """Name and generation, such as `NVLink 4`."""
     gpus: Annotated[int, Field(gt=0)] = 1
-    """Number of GPUs that it joins; 1 of a link to the host. If a host has fewer, it joins those of several hosts, as
-    in a rack."""
+    """Number of GPUs that the link joins. If it is larger than the GPUs of a host, the link joins several hosts, as in
+    a rack. Default: 1, for a link between a GPU and its host."""
     rate: Rate
-    """All that one GPU can send over it, one way."""
+    """Bandwidth with which one GPU can send to all its peers."""
     pair: Rate | None = None
-    """What one GPU can send to another, if that is less: with wires instead of a switch."""
+    """Bandwidth between two GPUs, if it is lower: without a switch, each pair of GPUs has its own wires."""
     nvls: bool = False
-    """Whether the switch reduces and multicasts (NVLink SHARP: NVSwitch 3 and later)."""
+    """Whether the switch can reduce and multicast (NVLink SHARP: NVSwitch 3 and later)."""
 
 
 class Floor(Sourced):
-    """Hold the least part of a ceiling that healthy machines reach."""
+    """The smallest fraction of a ceiling that healthy machines reach."""
 
     fraction: Tolerance
 
 
 class Network(Sourced):
-    """Describe the network cards of a host that GPUs use, or the ports of these cards."""
+    """The NICs of a host that GPUs use, or the ports of these NICs."""
 
     kind: Literal["infiniband", "roce", "efa", "tcpxo", "slingshot", "ethernet"]
-    """The switches of `infiniband` can reduce (SHARP)."""
+    """Network type. Switches of `infiniband` are assumed to support reductions (SHARP)."""
     count: Annotated[int, Field(gt=0)]
     rate: Rate
-    """Of one card or port, one way."""
+    """Bandwidth of one NIC or port in one direction."""
     floor: Floor | None = None
-    """Of runs over this network, if it is not that of `judge`."""
+    """Floor for runs over this network. Default: the floor in `ceilings.ALGORITHMS`."""
 
 
 class Measured(Sourced):
-    """Hold a rate that somebody measured."""
+    """A published measurement of a bandwidth."""
 
     rate: Rate
     tolerance: Tolerance = 0.9
-    """The least fraction of the rate that passes; 1 if the rate is a threshold itself."""
+    """The smallest fraction of the rate that passes. Set 1 if the rate itself is a threshold. Default: 0.9."""
 
 
 class MeasuredSpeed(Measured):
-    """Hold the bus bandwidth of a collective at its best size."""
+    """The measured bus bandwidth of a collective at its best size."""
 
     collective: Collective
     ranks: Annotated[int, Field(gt=1)]
     nodes: Annotated[int, Field(gt=0)] = 1
     """Number of hosts."""
     algorithm: AlgorithmName | None = None
-    """Class of algorithms, if it was not the library's own choice or is known."""
+    """Class of algorithms that was used. `None`: unknown, so it was the choice of the library."""
     forced: bool = False
-    """Whether the library was made to use `algorithm`, so that only runs which say the same are compared."""
+    """Whether the library was told to use `algorithm`. If so, only runs with the same setting are compared."""
 
 
 class NamedRate(Measured):
-    """Hold the rate of tests that are named: of the worst pair of nvbandwidth, of NVSHMEM, of one card of perftest."""
+    """The measured bandwidth of named tests: the worst pair in nvbandwidth, one NIC in perftest, or of NVSHMEM."""
 
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of tests as printed, with `*` for anything: `RDMA_Write BW`."""
+    """Names of tests as printed, such as `RDMA_Write BW`. `*` matches any text."""
     memory: Literal["host", "gpu"] | None = None
-    """Memory of perftest's buffers. The output does not say it, so a measurement is compared with the lower rate."""
+    """Memory of the buffers of perftest. The output does not contain it, so a test is compared with the lower rate."""
 
     def is_for(self, test: str) -> bool:
         return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in self.tests)
 
 
 class ProfileFile(Model):
-    """Describe a file of `profiles/`."""
+    """A file in `profiles/`."""
 
     title: str
     extends: Release | None = None
-    """A profile that this one is like. Keys of this file replace those of that profile; references are added to them.
-    With a `network` of its own, a profile takes over only references within one link, and no `wires`."""
+    """Name of a profile to inherit from. The keys of this file replace inherited keys, but its references are added to
+    the inherited ones. If this file has a `network`, it inherits only references within one link, and no `wires`."""
     gpu: Gpu | None = None
     node: Node | None = None
     links: tuple[Link, ...] = ()
-    """The link that joins fewest GPUs comes first."""
+    """Links between GPUs. The link that joins the fewest GPUs comes first."""
     host_link: Link | None = None
     network: Network | None = None
     references: tuple[MeasuredSpeed, ...] = ()
     copies: tuple[NamedRate, ...] = ()
+    """References for copies between devices (nvbandwidth, NVSHMEM)."""
     wires: tuple[NamedRate, ...] = ()
+    """References for one NIC (perftest)."""
 
 
 class Profile(ProfileFile):
-    """Hold a profile with all its parts, those of the profile that it extends too."""
+    """A complete profile, including the inherited parts."""
 
     name: str
     gpu: Gpu
@@ -158,33 +160,33 @@ class Profile(ProfileFile):
     links: Annotated[tuple[Link, ...], Field(min_length=1)]
 
     def has(self, device: str) -> bool:
-        """Return whether this is the driver's name of the GPU; a slice of a GPU (`… MIG 3g.40gb`) is other hardware."""
+        """Return whether `device` is a driver's name for this GPU. A part of a GPU (`… MIG 3g.40gb`) does not count."""
         words = device.casefold().split()
         return "mig" not in words and any(fnmatchcase(device.casefold(), name.casefold()) for name in self.gpu.names)
 
     def references_at(self, collective: str, ranks: int, nodes: int) -> list[MeasuredSpeed]:
-        """Return the references of a collective at this scale."""
+        """Return the references of a collective for exactly this number of ranks and nodes."""
         return [r for r in self.references if (r.collective, r.ranks, r.nodes) == (collective, ranks, nodes)]
 
     @property
     def hosts_per_domain(self) -> int:
-        """Return the number of hosts whose GPUs one link joins."""
+        """The number of hosts whose GPUs the widest link joins."""
         return _hosts_per_domain(self.links, self.node)
 
 
 Profiles = Mapping[str, YamlFile[Profile]]
-"""Profiles by name."""
+"""Maps the name of each profile to its file."""
 
 
 def load_profiles(*folders: Path) -> Profiles:
-    """Read all profiles of folders; of one name, the last folder's.
+    """Read all profiles in folders. A profile in a later folder replaces one with the same name.
 
     Raises ConfigError with every mistake found, each with its file and line.
     """
     mistakes = Mistakes()
     files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
     if not files:
-        raise ConfigError(f"{folders[-1]}: no profiles (*.yaml) here; give their folder with --profiles")
+        raise ConfigError(f"{folders[-1]}: contains no profiles (*.yaml); name another folder with --profiles")
     loaded = {name: load_yaml(file, ProfileFile, mistakes) for name, file in files.items()}
     documents = {name: document for name, document in loaded.items() if document}
     profiles = {name: _complete_profile(name, documents, set(loaded), mistakes) for name in documents}
@@ -193,21 +195,21 @@ def load_profiles(*folders: Path) -> Profiles:
 
 
 def find_profile(profiles: Profiles, name: str) -> YamlFile[Profile]:
-    """Return the profile of that name. Raises ConfigError with the nearest name."""
+    """Return the profile with a name. Raises ConfigError, which suggests the nearest name, if there is none."""
     if name not in profiles:
         raise ConfigError(f"no profile {name!r}{suggestion(name, set(profiles))}")
     return profiles[name]
 
 
 def profile_key(reference: MeasuredSpeed) -> tuple[str, int, int, str | None]:
-    """Return the key of a reference: a profile's own replaces an inherited one with the same key."""
+    """Return the key of a reference. A reference replaces an inherited one with the same key."""
     return reference.collective, reference.ranks, reference.nodes, reference.algorithm if reference.forced else None
 
 
 def _complete_profile(
     name: str, documents: Mapping[str, YamlFile[ProfileFile]], known: set[str], mistakes: Mistakes
 ) -> YamlFile[Profile] | None:
-    """Return a profile with what it takes over from the one it extends; None if that cannot be done."""
+    """Return a profile with its inherited parts. If there are mistakes, note them and return None."""
     document = documents[name]
     own, problem = document.model, ""
     values = dict(own)
@@ -220,7 +222,7 @@ def _complete_profile(
         if problem:
             mistakes.add(document.at("extends"), f"extends: {problem}")
         if problem or base is None:
-            return None  # the mistakes of a base are reported with its file
+            return None  # mistakes in the base are reported with its own file
         domain = _hosts_per_domain(base.links, base.node) if base.links and base.node else 1
         replaced = {profile_key(reference) for reference in own.references}
         kept = (r for r in base.references if profile_key(r) not in replaced and not (own.network and r.nodes > domain))

@@ -1,4 +1,4 @@
-"""Read files that benchmarks wrote, whichever these were: also several in one file, and JSON between text."""
+"""Read files with the output of any benchmark. A file may mix several benchmarks, and JSON with text."""
 
 from __future__ import annotations
 
@@ -36,26 +36,27 @@ _TEXT_PARSERS: Mapping[str, Callable[[str, Sequence[LogLine]], ParsedLines[Any]]
     "nvshmem": partial(parse_tables, NVSHMEM),
     "all_reduce_bench": parse_all_reduce_bench,
 }
-"""Tool → what reads the lines of one process. nccl-tests is not here: it needs those of all processes, in order."""
+"""Maps each tool to the parser of one process's lines. nccl-tests needs the lines of all processes; see
+`_parse_log`."""
 _JSON_PARSERS: Mapping[str, Callable[[str, JsonDocument], Parsed[Any] | None]] = {
     "nccl-tests": parse_nccl_json,
     "nvbandwidth": parse_nvbandwidth_json,
     "perftest": parse_perftest_json,
     "dcgmi": parse_dcgm_json,
 }
-"""Tool → what reads a JSON document; it returns None for one of another tool."""
+"""Maps each tool to its parser for JSON documents. A parser returns None for a document of another tool."""
 _ERROR = re.compile(
     r"\b(?:error|failed|failure|fatal|killed|cancelled|refused|denied|timed out|unreachable|cannot|could not)\b"
     r"|^ssh: |\bunable to\b|\bno (?:route|such)\b|not found|\bexit(?:ed)? (?:with )?(?:code|status)",
     re.IGNORECASE,
 )
-"""Words by which a shell, a launcher or a scheduler says that something failed."""
+"""Words with which a shell, a launcher or a scheduler reports a failure."""
 
 
 def read_files(files: Iterable[Path | str]) -> Results:
-    """Read files, which may hold no output of a benchmark.
+    """Return the results in files. A file without output of a benchmark has none.
 
-    Raises ConfigError if one cannot be opened, ResultError if its compressed data are damaged.
+    Raises ConfigError if a file cannot be opened, ResultError if its compressed data are damaged.
     """
     everything: dict[str, tuple[Any, ...]] = defaultdict(tuple)
     for file in files:
@@ -70,23 +71,24 @@ def read_files(files: Iterable[Path | str]) -> Results:
 
 
 def read_text(source: str, text: str) -> Results:
-    """Read a text that `source` printed. It may hold no output of a benchmark."""
+    """Return the results in a text, if any. `source` is the name of the text in the results."""
     return _parse_log(logs.log_from_text(source, text))
 
 
 @dataclass
 class _Entry:
-    """Hold a result that a parser read, or a text that it could not read."""
+    """An item that a parser found: a result, or a text that could not be read."""
 
     line: int
-    """Where it begins."""
+    """Number of its first line."""
     tool: str
     item: Any
     begins_program: bool = False
-    """The program, too, begins at this line, or only what it printed of this result."""
+    """Whether the output of the program begins at this line. If not, earlier output belongs to the same program."""
 
 
 def _parse_log(log: Log) -> Results:
+    """Return the results in a log, with the failures in it assigned to them."""
     by_process: dict[str, list[LogLine]] = defaultdict(list)
     for line in log.lines:
         by_process[line.process].append(line)
@@ -98,7 +100,7 @@ def _parse_log(log: Log) -> Results:
         outside += others
         for document in documents:
             entries += _read_document(log.path, document)
-            # What a program printed, in the JSON of the tool that started it, as Ansible writes it.
+            # Tools such as Ansible write JSON that contains the output of the program that they started.
             texts = (logs.log_from_text(log.path, text).lines for text in _printed_in(document.value))
             waiting += [[line._replace(number=document.number) for line in text] for text in texts]
         for tool, parse in _TEXT_PARSERS.items():
@@ -126,7 +128,7 @@ def _parse_log(log: Log) -> Results:
 
 
 def _read_document(path: str, document: JsonDocument) -> Iterator[_Entry]:
-    """Yield what the tools read of a JSON document. If it has no end, the last result may not be whole."""
+    """Yield the items in a JSON document. If the document is incomplete, its last result is marked as truncated."""
     where = f"line {document.number}: a JSON document"
     if document.value is None:
         yield _Entry(document.number, "", f"{where} that cannot be read")
@@ -141,10 +143,10 @@ def _read_document(path: str, document: JsonDocument) -> Iterator[_Entry]:
 
 
 def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator[_Entry]:
-    """Yield the entries but for runs of nccl-tests, written as JSON, that were `printed` as text, too.
+    """Yield the entries without those JSON runs of nccl-tests that were also `printed` as text.
 
-    Two are the same if all but their figures agree: figures of the JSON have more digits, and the text says more of the
-    rest. A run that is broken in one of the forms alone stays.
+    Text says more about a run, although JSON has more digits. Two runs are the same if everything but their figures
+    agrees. A JSON run stays if only one of the two forms is broken.
     """
 
     def shape(run: Run) -> tuple[object, ...]:
@@ -160,10 +162,11 @@ def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator
 
 
 def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure]) -> None:
-    """Give each failure's verdict to the result that began last before it; of several, the first is the cause.
+    """Give the verdict of each failure to the last result that began before it.
 
-    Before the first line of a program, a launcher or a trace speaks of something else, and so do all if the program
-    ended well. Where only a result begins, its program began before.
+    If there are several failures for a result, the first one is the cause. A failure before the first result counts for
+    that result, unless it belongs to something else: a launcher reported it before the program began, or the program
+    succeeded.
     """
     begins = [entry.line for entry in entries]
     causes: dict[int, logs.Failure] = {}
@@ -177,7 +180,7 @@ def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure])
 
 
 def _printed_in(value: object) -> Iterator[str]:
-    """Yield the texts of several lines that a JSON document has as `stdout`."""
+    """Yield the multi-line texts under the key `stdout` in a JSON document."""
     if isinstance(value, dict) and isinstance(text := value.get("stdout"), str) and "\n" in text:
         yield text
     elif isinstance(value, dict | list):

@@ -1,6 +1,7 @@
-"""Read tables of bandwidth or latency by message size: perftest, OSU, NVSHMEM, ucx_perftest, and all_reduce_bench.py.
+"""Read the tables of perftest, OSU, NVSHMEM, ucx_perftest and all_reduce_bench.py: bandwidth or latency by message
+size.
 
-Each begins with a title and a header, whose columns are known by their names, but for those of the last two.
+The tables of the first three tools have a title and a header. The header names the columns.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow,
 
 @dataclass
 class _TableBuilder:
-    """Collect what one program prints of a table; at the end of the output, give it a verdict."""
+    """A table that is being read."""
 
     line: int
-    """Where it begins."""
+    """Number of its first line."""
     tool: str
     test: str | None = None
     columns: Sequence[str] = ()
-    """Of its table, by the names that `add_row` knows, other names as printed; empty before the header."""
+    """The columns, with the names that `add_row` knows; other names as printed. Empty before the header."""
     unit: str | None = None
     rows: list[TableRow] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     compared: bool = False
     has_unread_row: bool = False
     wrong_figure: str = ""
-    """What is wrong with a figure that is no number, or below zero."""
+    """The problem of a figure that is not a number, or negative."""
     is_closed: bool = False
-    """Whether no row can follow."""
+    """Whether the table ended."""
 
     @property
     def last_size(self) -> int:
-        """Return the size of the last row; -1 before the first."""
+        """The size of the last row, or -1 before the first row."""
         return (self.rows[-1].size_bytes or 0) if self.rows else -1
 
     def add_row(self, size: int | None, values: Mapping[str, float | None]) -> None:
-        """Add a row of values by name: `bw_peak`, `bw_average`, `msg_rate`, `messages` a second, `lat min` …"""
+        """Add a row. The names of values are `bw_peak`, `bw_average`, `msg_rate`, `messages` (a second), `lat min` …"""
         latency = {name[4:]: value for name, value in values.items() if name.startswith("lat ") and value is not None}
         rates = {name: values.get(name) for name in ("bw_peak", "bw_average", "msg_rate")}
         if "messages" in values:
@@ -49,10 +50,10 @@ class _TableBuilder:
         self.rows.append(TableRow(size_bytes=size, latency_us=latency or None, **rates))
         for value in values.values():
             if value is None or value < 0:
-                self.wrong_figure = f"a figure with {size} bytes is {'no number' if value is None else 'negative'}"
+                self.wrong_figure = f"a figure with {size} bytes is {'not a number' if value is None else 'negative'}"
 
     def table(self, source: str) -> PerftestTable:
-        """Return the table with the worst verdict that it deserves."""
+        """Return the table with its verdict: the first problem in order of severity."""
         verdicts: tuple[tuple[object, Verdict, str], ...] = (
             (self.errors, "failed", "; ".join(dict.fromkeys(self.errors))[:1000]),
             (self.has_unread_row, "truncated", "a row could not be read"),
@@ -74,21 +75,21 @@ _NEVER = re.compile(r"(?!)")
 
 
 class TableFormat(NamedTuple):
-    """Say how a tool prints tables."""
+    """The form in which a tool prints tables."""
 
     tool: str
     mark: re.Pattern[str]
-    """A line that this tool alone prints."""
+    """The beginning of a line that only this tool prints."""
     title: re.Pattern[str]
     header: re.Pattern[str]
     decimals: int
-    """Digits after the point of the last figure of a row: with fewer, it was cut."""
+    """Number of decimals of the last figure in a row. A figure with fewer decimals was cut."""
     fatal: re.Pattern[str] = _NEVER
-    """Errors that this tool alone prints."""
+    """Errors that only this tool prints."""
     error: re.Pattern[str] = _NEVER
-    """Errors that other programs print as well."""
+    """Errors that other programs print, too."""
     is_mixed: bool = False
-    """Whether the lines of several programs may be mixed. Each ends its table with dashes."""
+    """Whether lines of several programs may be mixed. Each program ends its table with dashes."""
 
 
 _PERFTEST_TITLE = (
@@ -119,7 +120,7 @@ OSU = TableFormat(
     "osu",
     mark=re.compile(r"[\s>]{0,80}#\s*OSU "),
     title=re.compile(r"#\s*(?P<test>OSU [\w+ /()-]{1,100}?) Test\b.*"),
-    header=re.compile(r"#\s*(?:Message )?Size\b.*"),  # nccl-tests begins one with `size`
+    header=re.compile(r"#\s*(?:Message )?Size\b.*"),  # the header of nccl-tests begins with `size`
     decimals=2,
 )
 NVSHMEM = TableFormat(
@@ -130,7 +131,7 @@ NVSHMEM = TableFormat(
     decimals=6,
 )
 _NVSHMEM_WRONG = re.compile(r"# (?P<wrong>\d{1,18}) words of 4 bytes were wrong")
-"""What nvshmem-perf of our images says in the end. The programs that come with NVSHMEM compare no data."""
+"""The last line of nvshmem-perf in our images. The programs that come with NVSHMEM do not validate data."""
 
 _COLUMN = re.compile(
     r"(?P<name>#?(?:(?:BW|MsgRate|tps|Avg|Min|Max|Message|P\d+ Tail|[\d.]+%{1,2}) )?[^\s\[(#]+)"
@@ -145,25 +146,25 @@ _FIGURES = {
     "lat": "lat average", "min_latency": "lat min", "min_lat": "lat min", "max_latency": "lat max",
     "max_lat": "lat max",
 }  # fmt: skip
-"""Name of a figure in a header or in JSON, in small letters and without blanks → the one in a table."""
+"""Maps the name of a column in a header or in JSON, in lower case with underscores, to a name that `add_row` knows."""
 _UNITS = {"us": "usec", "GB/sec": "GB/s", **{unit: unit for unit in ("usec", "MB/s", "MB/sec", "MiB/sec", "Gb/sec")}}
-"""Unit in a header → the one in a table."""
+"""Maps a unit in a header to the unit of the table."""
 _DASHES = re.compile(r"-{20,}")
 
 
 def parse_tables(form: TableFormat, source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
-    """Read the tables of a tool; a row whose data were wrong makes a table fail."""
+    """Return the tables of a tool, and the rows that could not be read. A row with wrong data makes its table fail."""
     reader = _TableReader(form)
     for reader.line, text in logs.lines_of(form.mark, lines, longest=4000):
         reader.read(text)
     tables = [(table.line, table.table(source)) for table in reader.tables]
-    # Of NVSHMEM, any comment of one word looks like a title.
+    # In the output of NVSHMEM, any comment of one word looks like a title.
     return [*reader.unread, *(entry for entry in tables if form is not NVSHMEM or entry[1].verdict != "no-data")]
 
 
 @dataclass
 class _TableReader:
-    """Read text line by line: titles, headers, rows, errors."""
+    """A reader of text, line by line: titles, headers, rows and errors."""
 
     form: TableFormat
     line: int = 0
@@ -191,7 +192,7 @@ class _TableReader:
 
     def begin(self, test: str | None) -> _TableBuilder:
         for table in self.tables:
-            # What begins now is another program than one that failed before its table.
+            # A table that failed before its header belongs to a program that has ended.
             has_failed = bool(table.errors) and not table.columns
             table.is_closed = table.is_closed or not self.form.is_mixed or has_failed
         self.tables.append(_TableBuilder(self.line, self.form.tool, test))
@@ -201,19 +202,19 @@ class _TableReader:
         table = announced[-1] if announced else self.begin(self.tables[-1].test if self.tables else None)
         columns = [(match["name"].replace(" ", "_").replace("%%", "%"), match) for match in _COLUMN.finditer(text)]
         table.columns = tuple(_FIGURES.get(name.lower(), name) for name, _ in columns)
-        # A column of OSU is called `MB/s`.
+        # OSU has a column with the name `MB/s`.
         units = (match["unit"] or name for name, match in columns if name.lower() in _FIGURES)
         table.unit = _UNITS.get(next(units, ""))
         table.compared = "Validation" in table.columns
-        table.errors.clear()  # before its table, an error counts only if the table never comes
+        table.errors.clear()  # an error before the table counts only if there is no table
 
     def read_row(self, text: str, running: Sequence[_TableBuilder]) -> bool:
-        """Keep the line if it is a row, or note it as unread if it looks like one; return whether it was either."""
+        """Add the line to a table, or to `unread` if it is a broken row. Return whether it is a row."""
         words = text.split()
         if not words or (size := parse_integer(words[0])) is None:
             return False
         tables = [table for table in running if table.columns]
-        # Of the tables of several processes, the first whose next size this can be.
+        # If several processes print tables, the row belongs to the first table in which its size can come next.
         table = next((table for table in tables if table.last_size < size), tables[-1] if tables else None)
         if table is None or size < table.last_size:
             return False
@@ -221,14 +222,14 @@ class _TableReader:
             table.add_row(size, values)
             table.errors += [f"the data of {size} bytes were wrong"] if "fail" in text.lower() else []
         elif words[1:] and parse_integer(words[1]) is None if self.form.is_mixed else len(words) > len(table.columns):
-            return False  # another program's
+            return False  # another program printed it
         else:
             table.has_unread_row = True
             self.unread.append((self.line, excerpt(text)))
         return True
 
     def values_of(self, columns: Sequence[str], words: Sequence[str]) -> dict[str, float | None]:
-        """Return the figures of a row by name, of which only that of CPU usage may be missing; none if it is no row."""
+        """Return the figures of a row by name; empty if it is not a whole row. Only the CPU usage may be missing."""
         if not 0 <= len(columns) - len(words) <= ("CPU_Util" in columns):
             return {}
         pairs = list(zip(columns, words, strict=False))
@@ -244,18 +245,18 @@ class _TableReader:
         return {name: parse_number(word) for name, word in figures.items()} if is_whole else {}
 
 
-# perftest's JSON: one row
+# The JSON of perftest, which has one row
 
 _JSON_KEYS = frozenset(("MsgSize", "BW_average", "MsgRate", "bw_avg", "msgRate_avg", "avg_lat", "t_avg"))
-"""One of these is in every object with results."""
+"""Every object with results has at least one of these keys."""
 _WORD_OF_TITLE = re.compile(
     r"_(?=(?:Bidirectional|Post_List|BW|Latency|forwarding|Multicast|CMP_AND_SWAP|FETCH_AND_ADD)(?:_|$))"
 )
-"""The underscores of a test's name in JSON that are blanks in text."""
+"""The underscores in a test's name in JSON that stand for blanks in the text output."""
 
 
 def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed[PerftestTable] | None:
-    """Read the table of a JSON document; None if it is not of perftest."""
+    """Return the table in a JSON document; None if perftest did not write the document."""
     top = json_object(document.value)
     results = top.get("results")
     if not isinstance(results, dict) or ("test_info" not in top and _JSON_KEYS.isdisjoint(results)):
@@ -266,7 +267,7 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
         return [excerpt(f"results without a message size: {results}")]
     figures = {_FIGURES[key.lower()]: value for key, value in values.items() if key.lower() in _FIGURES}
     columns = tuple(name for name in figures if name != "bw_peak")
-    # `RDMA_Write_BW_Test` is `RDMA_Write BW` in text.
+    # The text output has `RDMA_Write BW` instead of `RDMA_Write_BW_Test`.
     name = (logs.json_text(json_object(top.get("test_info")).get("test")) or "").removesuffix("_Test").removesuffix("_")
     name = _WORD_OF_TITLE.sub(" ", name).replace("Post_List", "Post List")
     table = _TableBuilder(document.number, "perftest", name or None, columns=columns, has_unread_row=not columns)
@@ -275,7 +276,7 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     return [table.table(source)]
 
 
-# ucx_perftest, one test: its server prints the name, its client the numbers. With `-f`, only the result is printed.
+# ucx_perftest: the server prints the name of the test, the client prints the figures. With `-f`, it prints only results
 
 _UCX_MARK = re.compile(r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| Test:  |Final: |\[\d.*UCX  ERROR)")
 _UCX_ERROR = re.compile(r".{0,300}?\b(?:\w{0,20}perf\w{0,20})\.cc?:\d{1,5}\s{1,8}UCX {1,4}ERROR (?P<message>.*)")
@@ -283,17 +284,17 @@ _UCX_HEADER = re.compile(r"\|\s*(?P<label>Stage|Test)\s*\| # iterations \|.*")
 _UCX_QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
 _UCX_FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
 _LEAST_TIME_US = 0.02
-"""Below this, the three decimals of a time are too few to compute the rate from it."""
+"""A time below this has too few digits (three decimals are printed) to check the rate with it."""
 
 
 def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
-    """Read the results of single tests. What is printed as MB is 2^20 bytes."""
+    """Return the results of ucx_perftest, and those that could not be read. It prints MB for 2^20 bytes."""
     tables: list[_TableBuilder] = []
     unread: ParsedLines[PerftestTable] = []
     test = quantity = size = table = None
 
     def begin(*columns: str) -> _TableBuilder:
-        # The name may be another run's: of a latency, above a header of an overhead.
+        # The last name may be that of an earlier run, such as a latency test before a table of overheads.
         is_of_another = test and quantity and ("latency" in test) != (quantity == "latency")
         tables.append(_TableBuilder(number, "ucx_perftest", quantity if is_of_another else test or quantity, columns))
         return tables[-1]
@@ -313,7 +314,7 @@ def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[Perftes
             table = begin(match["label"])
         elif match := _UCX_ERROR.fullmatch(text):
             table = table or begin()
-            table.errors += [] if table.errors else [excerpt(match["message"])]  # the first is the cause
+            table.errors += [] if table.errors else [excerpt(match["message"])]  # the first error is the cause
         elif is_result and (figures := _ucx_figures(text.removeprefix("Final:").split())):
             table = begin("Stage") if table is None or table.rows else table
             is_latency = "latency" in (table.test or "")
@@ -325,10 +326,11 @@ def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[Perftes
 
 
 def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
-    """Return the figures of a result by name, those over the whole test (`overall`); none if it is not whole.
+    """Return the overall figures of a result by name; empty if the row is incomplete.
 
-    A row has the iterations, three times, two bandwidths and two rates, or, of several threads, the overall ones alone.
-    The overall rate, its last number, is the inverse of the overall time: a lower one has lost digits.
+    A row has the iterations, three times, two bandwidths and two rates. With several threads, it has only the
+    iterations and the overall time, bandwidth and rate. The last number is the overall rate, which is the inverse of
+    the overall time. A lower number has lost digits.
     """
     if len(words) not in (8, 4) or not all(map(logs.is_table_value, words)) or "." in words[0] or "." in words[-1]:
         return {}
@@ -340,7 +342,7 @@ def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
     return {"lat average": time, **typical, "bw_average": bandwidth, "messages": rate}
 
 
-# all_reduce_bench.py: a Markdown table of payload, busbw and algbw, as it prints since 2024.
+# all_reduce_bench.py: a Markdown table of payload, busbw and algbw, which it prints since 2024
 
 _ARB_TITLE = re.compile(r"The average bandwidth of all_reduce over (?P<ranks>\d+) ranks.*")
 _ARB_ROW = re.compile(
@@ -350,7 +352,7 @@ _ARB_DEVICE = re.compile(r"- hardware: .{0,100}?name='(?P<device>[^']{1,200})'.*
 
 
 def parse_all_reduce_bench(source: str, lines: Sequence[LogLine]) -> ParsedLines[Run]:
-    """Read the runs of all_reduce_bench.py. It does not compare data, and does not say the nodes."""
+    """Return the runs of all_reduce_bench.py, which neither validates data nor prints the number of nodes."""
     runs: list[tuple[int, Run]] = []
     devices: tuple[str, ...] = ()
     for line in lines:

@@ -1,4 +1,4 @@
-"""The result of `imagebuild verify`: the JSON that verify writes, and that report and publish read."""
+"""The types of the JSON that `imagebuild verify` writes, and that report and publish read."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from imagebuild.core.fields import Model
 
 Outcome = Literal["passed", "failed", "skipped"]
 SPEED = "-speed"
-"""End of the name of the result about a check's speed."""
+"""Suffix of the result that judges the speed measured by a check: `nccl/all-reduce-speed`."""
 
 
 class CheckResult(Model):
-    """Hold the result of a check of an image."""
+    """The result of one check of an image."""
 
     component: str
     check: str
     outcome: Outcome
     reason: str = ""
-    """Why it was skipped or failed; of a passed one, what was skipped."""
+    """Why the check was skipped or failed. For a passed check, the part that was skipped."""
     output: str = ""
-    """The end of what it printed; the evidence folder has all."""
+    """The end of the output. The evidence folder has the whole output."""
     seconds: float = 0.0
     command: tuple[str, ...] = ()
-    """What was started, as someone would start it by hand; secrets are blanked."""
+    """The command, as a person would type it. Secrets are masked."""
     status: int | None = None
-    """Exit status; `None` if nothing was started, or if it was killed."""
+    """Exit status. `None`: nothing was started, or the check was killed."""
     timeout: bool = False
-    """Whether it was killed because it did not end in time."""
+    """Whether the check was killed at its time limit."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that were set besides the image's own; secrets are blanked."""
+    """Environment variables that were set in addition to those of the image. Secrets are masked."""
     started: str | None = None
     log: str | None = None
-    """Name of the file in the evidence folder that has the whole output."""
+    """Name of the file with the whole output, in the evidence folder."""
     sha256: str = ""
-    """Hash of the check as it ran; publishing compares it with the project's."""
+    """Hash of the check that ran. `publish` compares it with the check in the project."""
     results: Results | None = None
-    """What was read from the output of a benchmark."""
+    """The benchmark results in the output."""
     judgements: tuple[Judgement, ...] = ()
-    """What is claimed about each result, where a profile was given."""
+    """The claims about each benchmark result; empty without a profile."""
 
     @property
     def name(self) -> str:
-        """Return `component/check`."""
+        """The name of the check, as `component/check`."""
         return f"{self.component}/{self.check}"
 
 
 class Surroundings(Model):
-    """Describe where the checks ran."""
+    """The place where the checks ran."""
 
     runner: str
     gpus: int = 0
@@ -58,18 +58,18 @@ class Surroundings(Model):
     nodes: int = 1
     slurm: bool = False
     why: dict[str, str] = Field(default_factory=dict)
-    """Facility that is absent → why."""
+    """Maps each absent facility, such as `gpu` or `rdma`, to the reason."""
     user: str = ""
     facts: dict[str, str] = Field(default_factory=dict)
-    """Host name, kernel, driver, CPUs, memory, distribution, as found where the checks ran."""
+    """Host name, kernel, driver, CPUs, memory and distribution."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """All variables that a check finds; secrets are blanked."""
+    """The environment variables of a check. Secrets are masked."""
     reports: dict[str, str] = Field(default_factory=dict)
-    """What was recorded beside the checks, for example `nvidia-smi topo -m` → its file in the evidence folder."""
+    """Maps each recorded command, such as `nvidia-smi topo -m`, to the file with its output in the evidence folder."""
 
 
 class VerifyResult(Model):
-    """Hold what `imagebuild verify --json` writes, and `verify.json` of the evidence folder."""
+    """The output of `imagebuild verify --json`, and the file `verify.json` in the evidence folder."""
 
     image: str
     digest: str | None
@@ -80,6 +80,6 @@ class VerifyResult(Model):
     started: str = ""
     version: str = ""
     revision: str | None = None
-    """Commit of the project whose checks ran; with `-dirty` if files had changed."""
+    """Commit of the project whose checks ran, with `-dirty` if files were modified."""
     surroundings: Surroundings | None = None
-    """Absent if nothing could be run in the image."""
+    """`None`: nothing could be run in the image."""

@@ -1,0 +1,188 @@
+"""Collect what each run of nccl-tests printed: from the lines of a log, or from the JSON that option `-J` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from imagebuild.bench import logs
+from imagebuild.bench.logs import JsonDocument, LogLine, excerpt
+from imagebuild.bench.models import NcclRow
+from imagebuild.bench.nccl_lines import ends_like_row, read_facts, read_row
+
+_ROW_STAGE = 2
+_STAGES = {
+    **dict.fromkeys(("command", "version", "starting", "parameters", "devices", "rank", "header"), 1),
+    "row": _ROW_STAGE, "bounds": 3, "average": 3, "concluded": 4,
+}  # fmt: skip
+"""Maps each kind of line to the stage of a run in which the program prints it."""
+_NOT_OUTPUT = frozenset(("command", "elision"))
+"""Kinds of lines that the program itself does not print."""
+
+
+@dataclass
+class Table:
+    """The output of one run."""
+
+    begin: int
+    """Number of the first line."""
+    end: int = 0
+    """Number of the last line."""
+    stage: int = 0
+    """The last stage that the run reached, as in `_STAGES`."""
+    found: set[str] = field(default_factory=set)
+    """Kinds of lines that were found: `row`, and the kinds that `read_facts` returns."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """The facts in the lines, and the environment variables of the run. The first occurrence of a fact counts."""
+    ranks: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    """Maps each listed rank to its host, and the bus and name of its GPU."""
+    entries: list[NcclRow | str] = field(default_factory=list)
+    """Rows, and the text of lines that look like rows but could not be read."""
+
+    @property
+    def rows(self) -> list[NcclRow]:
+        return [entry for entry in self.entries if isinstance(entry, NcclRow)]
+
+    @property
+    def partial(self) -> list[str]:
+        """Lines that look like rows but could not be read."""
+        return [entry for entry in self.entries if isinstance(entry, str)]
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The column names after size, count and type; empty without a header."""
+        return self.facts.get("labels", "").replace("# wrong", "#wrong").replace("|", " ").split()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the program printed anything."""
+        return bool(self.found - _NOT_OUTPUT)
+
+    @property
+    def has_footer(self) -> bool:
+        return self.stage > _ROW_STAGE
+
+    @property
+    def is_elided(self) -> bool:
+        """Whether someone replaced lines by dots."""
+        return "elision" in self.found
+
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether the next line may be a row."""
+        return self.stage == _ROW_STAGE or (self.stage == 1 and "header" in self.found)
+
+    @property
+    def compared_rows(self) -> int:
+        """The number of rows whose data the program validated.
+
+        A row counts if each of its halves was validated. A half (such as alltoall in place) that the program validated
+        in no row is left out on purpose and does not matter.
+        """
+        if self.facts.get("validation") == "0":
+            return 0
+        rows = [[half.wrong is not None for half in row.halves] for row in self.rows]
+        asked = {place for row in rows for place, is_compared in enumerate(row) if is_compared}
+        return sum(bool(asked) and all(row[place] for place in asked if place < len(row)) for row in rows)
+
+    def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
+        """Return whether the next line belongs to another run, as the program prints the kinds of lines in order."""
+        is_repeated = kind in self.found - {"command", "row"}
+        if kind == "rank":
+            is_repeated = int(facts["rank"]) in self.ranks
+        return kind in _STAGES and (is_repeated or _STAGES[kind] < self.stage)
+
+    def add(self, kind: str, facts: Mapping[str, str], number: int) -> None:
+        """Add the facts of a line. The caller adds the figures of a row to `entries`."""
+        self.found.add(kind)
+        self.stage, self.end = max(self.stage, _STAGES.get(kind, 0)), number
+        if kind == "rank":
+            self.ranks[int(facts["rank"])] = facts
+        # Of several commands before a table, the last one started the run.
+        self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
+
+
+def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
+    """Return the tables of all processes, sorted by their first line.
+
+    A line without the name of a process belongs to the process that printed last, unless there is a process without a
+    name.
+    """
+    processes: dict[str, list[Table]] = {}
+    last_process = ""
+    for line in lines:
+        name = line.process or ("" if "" in processes else last_process)
+        tables = processes.get(name, [])
+        row: NcclRow | str | None = None
+        kind, facts = read_facts(line.text)
+        if not kind:
+            row = read_row(line, tables[-1].labels if tables else ())
+            if row is None and tables and tables[-1].awaits_rows and ends_like_row(line.text):
+                row = line.text.strip()
+            if row is None:
+                continue
+            kind = "row"
+        if not tables or tables[-1].is_over(kind, facts):
+            tables.append(Table(line.number))
+        tables[-1].add(kind, facts, line.number)
+        if row is not None:
+            tables[-1].entries.append(row)
+        processes[name] = tables
+        if kind not in _NOT_OUTPUT:
+            last_process = name
+    return sorted((table for tables in processes.values() for table in tables), key=lambda table: table.begin)
+
+
+def table_in_json(document: JsonDocument) -> Table | None:
+    """Return the table of a JSON document, or None if nccl-tests did not write the document."""
+    top = logs.json_object(document.value)
+    config = logs.json_object(top.get("config"))
+    if "nccl_version" not in top and "minimum_bytes" not in config:
+        return None
+    variables = (text.partition("=") for text in map(str, logs.json_list(top.get("env"))))
+    table = Table(document.number, facts={name: value for name, _, value in variables if name.startswith("NCCL_")})
+    parameters = {
+        "min": "minimum_bytes", "max": "maximum_bytes", "factor": "step_factor", "bytes": "step_bytes",
+        "validation": "validation",
+    }  # fmt: skip
+    table.facts |= {name: _integer_text(config.get(key)) for name, key in parameters.items()}
+    table.facts["program"] = "".join(map(str, logs.json_list(top.get("args"))[:1]))
+    # The document lists one device for each process.
+    threads, gpus = (int(_integer_text(config.get(key)) or 0) for key in ("nthreads", "ngpus"))
+    for rank, device in enumerate(map(logs.json_object, logs.json_list(config.get("devices")))):
+        host, name = str(device.get("hostname")), str(device.get("device_info") or "")
+        table.ranks[rank] = {"each": f"{threads * gpus}", "host": host, "name": name, "bus": ""}
+    for entry in map(logs.json_object, logs.json_list(top.get("results"))):
+        if "cpu_time" in logs.json_object(entry.get("out_of_place")):
+            table.facts["labels"] = "root cputime"
+        row = read_row(LogLine(_row_text(entry), "", document.number), ())
+        table.entries.append(row if isinstance(row, NcclRow) else excerpt(f"results: {entry!r}"))
+    # The first releases with JSON misspell both keys of the average.
+    for kind, outer, key in (
+        ("bounds", "out_of_bounds", "count"),
+        ("average", "average_bus_bandwidth", "bandwidth"),
+        ("average", "average_bus_bandwidith", "bandwidith"),
+    ):
+        footer = logs.json_object(top.get(outer))
+        value, has_failed = logs.json_number(footer.get(key)), str(footer.get("okay")).lower() == "false"
+        if value is not None or has_failed:
+            facts = {kind: f"{value}", f"{kind}_state": "FAILED" if has_failed else "OK"}
+            table.add(kind, facts, document.number)
+    return table
+
+
+def _row_text(entry: Mapping[str, object]) -> str:
+    """Return an entry of `results` as the program would print it. An incomplete entry yields fewer words."""
+    words = [_integer_text(entry.get("size")), _integer_text(entry.get("count")), str(entry.get("type"))]
+    words += [str(entry.get("redop") or ""), _integer_text(entry.get("root"))]
+    for half in (logs.json_object(entry.get(name)) for name in ("out_of_place", "in_place")):
+        figures = [logs.json_number(half[key]) for key in ("time", "cpu_time", "alg_bw", "bus_bw") if key in half]
+        words += ["nan" if figure is None else f"{figure}" for figure in figures]
+        words += [_integer_text(half["nwrong"]) or "N/A"] if "nwrong" in half else []
+    return " ".join(words)
+
+
+def _integer_text(value: object) -> str:
+    """Return an integer of a JSON document as the program would print it, or an empty text for any other value."""
+    number = logs.json_number(value)
+    return "" if number is None else f"{round(number)}"
