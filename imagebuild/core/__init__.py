@@ -1,1 +1,1 @@
-"""Provide errors, files, programs, the network, YAML, the console: what all packages need. Knows nothing of images."""
+"""The base of all packages: errors, files, programs, HTTP, YAML and the console. Independent of images."""

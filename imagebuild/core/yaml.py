@@ -33,7 +33,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     except ConfigError as error:
         found.texts.append(str(error))
     except RecursionError:
-        found.add(f"{path}:1", "is nested too deeply to be read; restore the file from git")
+        found.add(f"{path}:1", "is nested too deeply; restore the file from git")
     except json.JSONDecodeError as error:
         found.add(f"{path}:{error.lineno}", f"not JSON: {error.msg} in column {error.colno}; restore the file from git")
     except yaml.YAMLError as error:
@@ -107,7 +107,7 @@ class _Reader:
         return documents[0] if documents else {}
 
     def value(self, event: Any, loc: Loc) -> Any:
-        """Return the value that begins with an event."""
+        """Return the value whose first event is `event`."""
         self.lines.setdefault(loc, event.start_mark.line + 1)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
@@ -128,11 +128,11 @@ class _Reader:
         return value
 
     def mapping(self, loc: Loc) -> dict[str, Any]:
-        """Return the mapping whose start event was the last event."""
+        """Return a mapping. Its start event was read before."""
         result: dict[str, Any] = {}
         while not isinstance(key := next(self.events), yaml.MappingEndEvent):
             if isinstance(key, yaml.CollectionStartEvent | yaml.AliasEvent):
-                _refuse(key, "a key must be a text")
+                _refuse(key, "a key must be a text, not a list or mapping")
             inner = (*loc, key.value)
             self.lines[inner] = line = key.start_mark.line + 1
             if key.value in result:
@@ -177,7 +177,7 @@ WORDS = {
     "^[A-Z][a-z]+ should ": "must ", "valid integer": "whole number", "valid ": "", " after validation.*": "",
     " or (datetime|instance of .*)": "", "dictionary": "mapping", "tuple": "list", "string": "text",
 }  # fmt: skip
-"""Maps regular expressions for the words of pydantic to our words."""
+"""Replacements in the messages of pydantic. Maps regular expressions to our words."""
 
 
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:

@@ -27,7 +27,7 @@ KINDS = {
 }
 """Maps each kind of attestation to the type of its predicate."""
 SIGNATURE = "signature"
-"""The kind of an attachment that signs the manifest and contains no statement."""
+"""The kind of an attachment that only signs the manifest."""
 SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
 SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "application/vnd.cncf.notary.")
 """Prefixes of the artifact types of signatures."""
@@ -42,7 +42,7 @@ PREDICATE_TYPE = "in-toto.io/predicate-type"
 BUNDLE_PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 BUNDLE_CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_DIGEST = "imagebuild.predicate"
-"""Annotation with the digest of the predicate. A publisher uses it to find out if an attestation exists already."""
+"""Annotation with the digest of the predicate. A publisher uses it to find existing attestations."""
 CREATED = "org.opencontainers.image.created"
 
 

@@ -42,7 +42,7 @@ class Endpoint:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment variables with which the docker CLI uses this engine. {} for the current context."""
+        """The environment variables with which the docker CLI uses this engine. {} for the current context."""
         return {} if self.origin == "context" else {"DOCKER_HOST": self.host}
 
 
@@ -178,7 +178,7 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     try:
         stored = client.images.get(image)
     except ImageNotFound:
-        raise ConfigError(f"{image}: not in the engine's image store; build it, or use --pull of verify") from None
+        raise ConfigError(f"{image}: not in the engine's image store; build it, or use `verify --pull`") from None
     except APIError as error:
         raise CommandError(f"{image}: {error.explanation or error}") from None
     digests = stored.attrs.get("RepoDigests") or []
@@ -208,7 +208,9 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
             if isinstance(error, NotFound):
                 return
             if time.monotonic() > deadline:
-                raise CommandError(f"the engine does not remove what we started: {error.explanation}") from None
+                raise CommandError(
+                    f"the engine does not remove our container or network: {error.explanation}"
+                ) from None
             time.sleep(0.2)
         except (DockerException, OSError):
             return  # the engine has stopped; the caller already has an error that says so

@@ -172,7 +172,9 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
         raise ResultError(f"{path}: contains no image")
     platforms = [image.platform for image in images]
     if len(platforms) > len(set(platforms)):
-        raise ConfigError(f"{path}: contains several images for {max(platforms, key=platforms.count)}; save only one")
+        raise ConfigError(
+            f"{path}: contains several images for {max(platforms, key=platforms.count)}; save only one image"
+        )
     return images
 
 
@@ -192,7 +194,7 @@ def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:
         return None
-    with closing(client), doing(f"{name}: reading it from the engine"):
+    with closing(client), doing(f"{name}: reading the image from the engine"):
         try:
             digest = engine.inspect_image(client, image).digest
         except (ConfigError, CommandError):

@@ -129,7 +129,7 @@ def test_a_repository_signed_by_another_key_that_was_published(project: Project)
 def test_an_archive_that_is_cut_short(project: Project) -> None:
     project.server.truncated.append(PATH)
     size = (project.upstream.root / PATH[1:]).stat().st_size
-    problem = f"{PATH}: ended after {size // 2} of {size} bytes"
+    problem = f"{PATH}: the transfer ended after {size // 2} of {size} bytes"
     assert problem in project.failed_stage("hpcx")
     project.unpin()
     assert problem.removeprefix(PATH) in project.run("lock", TARGET, expect=4).err

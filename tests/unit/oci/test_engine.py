@@ -151,5 +151,7 @@ def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None
     assert len(still) == left
     if not left:
         still += [APIError("403", explanation="network imagebuild-1 has active endpoints")]
-        with pytest.raises(CommandError, match="does not remove what we started: network imagebuild-1 has active"):
+        with pytest.raises(
+            CommandError, match="does not remove our container or network: network imagebuild-1 has active"
+        ):
             remove_patiently(remove, within_s=-1)
