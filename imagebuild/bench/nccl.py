@@ -42,8 +42,8 @@ def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
                 table.facts = {**variables, **table.facts}
         end = table.end
         warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
-        run = _make_run(log.path, table, next(warnings, ""))
-        parsed += [(table.begin, item) for item in (run, *table.partial)]
+        parsed.append((table.begin, _make_run(log.path, table, next(warnings, ""))))
+        parsed += [(table.begin, text) for text in table.partial]
     return parsed
 
 
