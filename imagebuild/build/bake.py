@@ -1,4 +1,4 @@
-"""Define what is to be built and how, and compute the bake file. Pure."""
+"""The values that describe a build, and the file for `docker buildx bake` that is made from them. Pure."""
 
 from __future__ import annotations
 
@@ -19,65 +19,69 @@ if TYPE_CHECKING:
     from imagebuild.render.dockerfile import Dockerfile
 
 FETCHED = "fetched-"
-"""Beginning of the names of targets that hold what imagebuild fetched instead of BuildKit."""
+"""Start of the names of bake targets with files that imagebuild fetched instead of BuildKit."""
 FILES = "files"
-"""Folder beside the Dockerfile of such a target."""
+"""Name of the folder with these files, next to the Dockerfile of such a bake target."""
 FINAL_STAGE = "image"
-"""Stage of every Dockerfile that installs packages of the distribution."""
+"""Name of the last stage of every Dockerfile, in which packages of the distribution are installed."""
 
 
 def layer_attributes(compression: str, day: date | None) -> str:
-    """Return attributes for exporting layouts: compression, and the latest time of a file, `day` or a fixed one."""
+    """Return BuildKit's attributes for exporting a layout: the compression, and the latest time that a file may have.
+
+    That time is the beginning of `day` in UTC; without `day`, it is the fixed time EPOCH.
+    """
     epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else EPOCH
-    # The epoch is given to the exporter alone: a build argument would be part of every step's cache key.
+    # Only the exporter gets the epoch: a build argument would be part of every step's cache key.
     return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"
 
 
 def new_layout(layout: Path) -> Path:
-    """Return where BuildKit writes a layout before it replaces the one of an earlier build."""
+    """Return the folder to which BuildKit writes a layout, which then replaces the layout of an earlier build."""
     return layout.with_name(f"{layout.name}.new")
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """Hold what the command line asks for."""
+    """The targets and options of `imagebuild build`."""
 
     targets: tuple[Target, ...]
     platforms: tuple[Platform, ...] = ()
-    """Empty: the platforms of each target."""
+    """Platforms to build. Empty: all platforms of each target."""
     output: str = "load"
-    """`load` into the engine's image store, `push`, `cacheonly`, or a folder for OCI layouts."""
+    """`load` (into the engine's image store), `push`, `cacheonly`, or a folder for OCI layouts."""
     compression: str = "gzip"
-    """`gzip` or `zstd`, of layers that leave the engine."""
+    """`gzip` or `zstd`, for layers in layouts and registries."""
     builder: str | None = None
-    """Builder of docker buildx; None: the engine's own."""
+    """Name of a buildx builder. None: the engine's default builder."""
     sources: tuple[str, ...] = ()
-    """`NAME=FOLDER`: components whose source is a folder."""
+    """`NAME=FOLDER` for each component that is built from a local folder."""
     base: str = "bootstrap"
-    """Where base images come from: `bootstrap` or `registry`."""
+    """`bootstrap` to make base images from the distribution's archive, `registry` to pull them."""
     ca: Path | None = None
+    """File with additional CA certificates."""
     no_cache: bool = False
     rebuilt: date | None = None
-    """Day of a rebuild: packages are installed again, even if the builder's cache has them."""
+    """Day of a rebuild, which installs packages again even if that step is in the builder's cache."""
     stage: str | None = None
-    """Build only this stage, into the cache."""
+    """Name of the only stage to build; its result stays in the builder's cache."""
     cache: str | None = None
-    """Repository of caches of compiled artefacts."""
+    """Repository with the caches of stages that compile."""
     cache_write: bool = False
     folder: Path = Path("build")
     """Folder for Dockerfiles, the bake file and results."""
     verbose: bool = False
     again: tuple[str, ...] = ()
-    """Options with which another command builds a stage of the same."""
+    """Options that a message proposes for repeating this build for one stage."""
     bundle: Path | None = None
-    """Folder of a bundle to build from, without a network."""
+    """Folder of a bundle, which contains all inputs of a build without a network."""
     record: bool = False
-    """Make the bundle instead: keep in it what the build fetches."""
+    """Whether to write to the bundle what the build fetches, instead of building from the bundle."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """Identify the cache of a compiling stage for one platform."""
+    """The name of the cache of a stage that compiles, for one platform."""
 
     stage: str
     platform: Platform
@@ -85,43 +89,46 @@ class CacheEntry:
 
     @property
     def tag(self) -> str:
-        """Return the tag of its cache, such as `ucx-amd64-0123456789abcdef`."""
+        """The tag of the cache in the repository, such as `ucx-amd64-0123456789abcdef`."""
         return f"{self.stage}-{self.platform.removeprefix('linux/')}-{self.key}"
 
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """Hold what BuildKit gets beside the Dockerfiles."""
+    """The inputs of a build that BuildKit gets in addition to the Dockerfiles."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Image in `FROM`, or stage, → what replaces it everywhere: a folder, `oci-layout://…` or `docker-image://…`."""
+    """Maps images in `FROM` and names of stages to their replacements in all targets: a folder, `oci-layout://…` or
+    `docker-image://…`."""
     stages: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
-    """Target → stage → folder with what the stage downloads, as `inputs.fetch_all` makes it; `images` wins."""
+    """Maps each target, and each of its stages that only downloads, to a folder with the downloaded files.
+    `inputs.fetch_all` makes these folders. `images` takes precedence."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
+    """Maps the id of each build secret to the file that contains it."""
 
 
 @dataclass(frozen=True)
 class BuildRun:
-    """Hold a build that is under way: what was asked for, and what was found and rendered for it."""
+    """A running build: its request, the Dockerfiles that were rendered for it, and the engine and inputs it uses."""
 
     request: BuildRequest
     project: Project
     dockerfiles: Mapping[str, Dockerfile]
-    """Target → what it is built from."""
+    """Maps the id of each target to its Dockerfile."""
     engine: Endpoint
     inputs: BuildInputs = field(default_factory=BuildInputs)
     caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
-    """Target → the compiling stages that it needs, which the caches may have."""
+    """Maps the id of each target to the caches of the stages that it needs. A cache may not exist."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `BuildResult` that are known at the start: time, commit, repository, run and workflow."""
+    """Fields of `BuildResult` that are known when the build starts: time, commit, repository, CI run and workflow."""
 
     @property
     def context(self) -> Path:
-        """Return the build context, an empty folder: the Dockerfiles need none."""
+        """The build context: an empty folder, as the Dockerfiles copy nothing from it."""
         return self.request.folder / "empty"
 
     def layout_folder(self, target: Target) -> Path | None:
-        """Return the folder of a target's OCI layout, or None if none is written."""
+        """Return the folder of a target's OCI layout; None if the build does not write a layout."""
         output = self.request.output
         if self.request.stage or output in ("load", "cacheonly"):
             return None
@@ -129,19 +136,20 @@ class BuildRun:
 
 
 def bake_file(run: BuildRun) -> dict[str, Any]:
-    """Return the bake file for targets whose Dockerfiles are `folder/<id>/Dockerfile`."""
+    """Return the content of the bake file. The Dockerfile of a target is `<folder>/<id>/Dockerfile`."""
     request, inputs = run.request, run.inputs
     layers = layer_attributes(request.compression, request.rebuilt or run.project.lock.date)
     entries: dict[str, dict[str, Any]] = {}
     fetched: set[Path] = set()
     for target in request.targets:
         output = "type=docker" if request.output == "load" and not request.stage else "type=cacheonly"
-        # What is pushed is a layout first: the docker driver cannot push by digest, and rewrites times in layouts only.
+        # A pushed image is written as a layout first: the docker driver cannot push by digest, and rewrites times only
+        # in layouts.
         if layout := run.layout_folder(target):
             output = f"type=oci,tar=false,dest={new_layout(layout)},{layers}"
         entry = entries[target.bake_name] = {
             "context": str(run.context),
-            # Inline text would need escaping: bake expands ${…}.
+            # Not inline, as bake would expand ${…} in the text.
             "dockerfile": str(request.folder / target.id / "Dockerfile"),
             "platforms": list(platforms_of(target, request.platforms)),
             "tags": [] if request.stage else [target.name],
@@ -162,7 +170,8 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
             entry["no-cache"] = True
         if request.rebuilt:
             entry["no-cache-filter"] = [FINAL_STAGE]
-    # A folder as a context would have another key in the cache than what ADD makes; a stage made from it has the same.
+    # A stage that copies the folder has the same cache key as the ADD that it replaces. If the folder itself were the
+    # context, the key would differ.
     platforms = sorted({platform for entry in entries.values() for platform in entry["platforms"]})
     for folder in fetched:
         entries[f"{FETCHED}{folder.name}"] = {
@@ -175,21 +184,22 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
 
 
 def platforms_of(target: Target, wanted: Sequence[str]) -> tuple[Platform, ...]:
-    """Return the target's platforms, or those of them that are wanted."""
+    """Return the target's platforms that are also in `wanted`. Empty `wanted`: all platforms of the target."""
     return tuple(platform for platform in target.platforms if not wanted or platform in wanted)
 
 
 def check_platforms(targets: Sequence[Target], wanted: Sequence[str]) -> None:
-    """Raise ConfigError for a target that is for none of the wanted platforms."""
+    """Raise ConfigError if a target is for none of the wanted platforms."""
     for target in targets:
         if not platforms_of(target, wanted):
-            raise ConfigError(f"{target.id}: is not for {', '.join(wanted)}; it is for {', '.join(target.platforms)}")
+            names = ", ".join(target.platforms)
+            raise ConfigError(f"{target.id}: the target is not for {', '.join(wanted)}; choose from {names}")
 
 
 def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:
-    """Return what replaces images and stages, identified by content: a digest, or `folder` if there is none.
+    """Map replaced images and stages to the digest of the replacement, or to `folder` if it has no digest.
 
-    Contexts of single targets are left out: they hold what the lock names, only from another place.
+    Replacements by the content that the lock names, from mirrors or a bundle, are not in `replaced`.
     """
     return {
         name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"

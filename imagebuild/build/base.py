@@ -28,15 +28,15 @@ Log = Callable[[str], None]
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
-# apt makes these folders by itself; made here, they would belong to the user that the host's apt runs as.
+# apt in the image makes these folders. Those that mmdebstrap makes belong to the user that the host's apt runs as.
 TAR_OPTIONS = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/archives/partial"
 ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": TAR_OPTIONS, "LC_ALL": "C.UTF-8"}
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VERSION = "./etc/debian_version"
 DAY, RENEW_DAYS, KEEP_DAYS = 86400, 7, 30
-"""Seconds of a day; how long a base is used, and how long it is kept for builds that began with it."""
+"""Seconds in a day; days for which builds use a base; days after which the base is deleted."""
 
-# As in official slim images: documentation is left out, licences stay.
+# As in official slim images, documentation is left out, except licences.
 DPKG_OPTIONS = (
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/info/*",
@@ -45,8 +45,8 @@ DPKG_OPTIONS = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
 )
-# As in official images, downloads are not kept. The configuration must not name a command: the host's apt reads it,
-# too, and would run the command on the host.
+# As in official images, apt does not keep downloads. This configuration must not contain a command, as the host's apt
+# also reads the configuration and would run the command on the host.
 CUSTOMIZE_COMMANDS = (
     'cd "$1" && rm -f etc/resolv.conf etc/hostname etc/*- var/cache/debconf/*-old var/lib/dpkg/*-old',
     ': > "$1"/etc/machine-id && find "$1"/var/log -type f -delete',
@@ -59,9 +59,10 @@ DIE_WITH_US: tuple[str, ...] = ("setpriv", "--pdeathsig", "KILL")
 def rootfs_command(
     release: str, arch: str, sources: Sequence[AptSource], mode: str = "", tar: str = ""
 ) -> tuple[str, ...]:
-    """Return the command that writes a root file system to `tar`, as root or in a user's namespace (`mode`).
+    """Return the mmdebstrap command that writes a root file system to `tar`.
 
-    `sources` are as `signed_source` returns them; without any, they are mmdebstrap's own for the release.
+    `mode` is `root` or `unshare`, which uses a user namespace. `sources` are the apt sources, as `signed_source`
+    returns them; if they are empty, mmdebstrap uses its default sources for the release.
     """
     https = any(source.uri.startswith("https:") for source in sources)
     keys = sorted({source.signed_by or KEYRING for source in sources} - {KEYRING})
@@ -70,11 +71,11 @@ def rootfs_command(
         f"--mode={mode}",
         "--variant=minbase",
         f"--architectures={arch}",
-        # The container runtime makes device nodes; emulation is set up already, without the arch-test package.
+        # The container runtime makes device nodes. The check of emulation would need the package arch-test.
         "--skip=output/dev,check/qemu",
         *(("--include=ca-certificates",) if https else ()),
         *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
-        # A key of the site's own is put where its sources expect it.
+        # A key that is not Debian's is copied to the path that its sources name.
         *(f'--setup-hook=install -D -m 644 {shlex.quote(key)} "$1"{shlex.quote(key)}' for key in keys),
         *(f"--customize-hook={command}" for command in CUSTOMIZE_COMMANDS),
         release,
@@ -84,57 +85,66 @@ def rootfs_command(
 
 
 def signed_source(source: AptSource) -> AptSource:
-    """Return a source whose key exists in the image, too. Raises ConfigError if a password in it would be published."""
+    """Return the source with a key that also exists in the image.
+
+    Raises ConfigError if the source's address contains a password, which would then be in the image.
+    """
     if "@" in urlsplit(source.uri).netloc:
-        raise ConfigError("an apt source of this machine has a password in its address; use an archive that needs none")
+        raise ConfigError(
+            "the address of an apt source of this machine contains a password, which would be in the image; "
+            "use an archive that needs no password"
+        )
     key = source.signed_by or KEYRING
     own = "\n" not in key and not Path(key).name.startswith("debian-archive-")  # not the text of a key
     return replace(source, signed_by=key if own else KEYRING)
 
 
 def ensure_mmdebstrap(log: Log) -> None:
-    """Install mmdebstrap and Debian's keys if they are missing. Raises CommandError if this user cannot."""
+    """Install mmdebstrap and Debian's keys if they are missing. Raises CommandError if that fails or needs root."""
     if shutil.which("mmdebstrap") and Path(KEYRING).exists():
         return
     if os.geteuid() != 0:
-        raise CommandError(f"mmdebstrap is not installed; as root: apt-get install {' '.join(PACKAGES)} uidmap")
+        raise CommandError(f"mmdebstrap is not installed; run as root: apt-get install {' '.join(PACKAGES)} uidmap")
     log(f"installing {' '.join(PACKAGES)}")
     private.install(PACKAGES, run_program)
 
 
 def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path, log: Log) -> None:
-    """Write a root file system to `tar`. Raises CommandError with mmdebstrap's last lines if that fails.
+    """Write a root file system to `tar`. Raises CommandError with the end of mmdebstrap's output if that fails.
 
-    Scratch space is taken beside `tar`, and apt's own user must be able to get there.
+    Temporary files are written to the folder of `tar`, which the user `_apt` must be able to enter.
     """
     mode, prefix = "unshare", DIE_WITH_US
     if os.geteuid() == 0:
         mode = "root"
-        with suppress(CommandError):  # a root that may not make namespaces may not mount either: nothing to contain
+        with suppress(CommandError):  # if root cannot make namespaces, it cannot mount anything either
             run_program(*private.NAMESPACES, "true")
             prefix += private.NAMESPACES
     command = (*prefix, *rootfs_command(release, arch, sources, mode, str(tar)))
     done = execute(command, each_line=log, env={**ENV, "TMPDIR": str(tar.parent)})
     if done.status != 0:
-        raise CommandError("\n  ".join([f"mmdebstrap failed ({done.status}):", *done.output.splitlines()[-15:]]))
+        raise CommandError(
+            "\n  ".join([f"mmdebstrap failed with exit status {done.status}:", *done.output.splitlines()[-15:]])
+        )
 
 
 def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
-    """Return one image of `platforms` as a named context of BuildKit; bootstrap it if the cache has none of this week.
+    """Return an image for all `platforms` as a named context of BuildKit.
 
-    Raises ConfigError for a cache that cannot be written, CommandError when a program fails or is missing.
+    The image comes from the cache if it is less than a week old; otherwise it is bootstrapped. Raises ConfigError if
+    the cache cannot be written, CommandError if a program fails or is missing.
     """
     sources = tuple(map(signed_source, debian.debian_sources(release)))
     archs = sorted(platform.removeprefix("linux/") for platform in platforms)
-    # All that decides what is made, such as options and the archive.
+    # The key contains everything that the result depends on, such as options and the archive.
     commands = [rootfs_command(release, arch, sources) for arch in archs]
     key = repr((commands, sorted(ENV.items()), image_config("", "", "")))
     place = cache.absolute() / f"{release}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        # Of several processes, one makes what all of them want.
+        # If several processes want the image at the same time, only one bootstraps it.
         with private.alone(place):
-            # Each layout has the name of its digest; one that is damaged does not count.
+            # The name of each layout is its digest. Damaged layouts are not used.
             whole = [path for path in place.iterdir() if layout.Layout(path).has(f"sha256:{path.name}")]
             made = max(whole, key=lambda path: path.stat().st_mtime, default=None)
             if not made or made.stat().st_mtime < time.time() - RENEW_DAYS * DAY:
@@ -148,9 +158,9 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
 
 
 def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[AptSource], log: Log) -> Path:
-    """Bootstrap the file systems of all architectures, and return the layout that has them as one image."""
+    """Bootstrap a root file system for each architecture, and return the layout with the image for all of them."""
     ensure_mmdebstrap(log)
-    # Not in the cache, as apt's own user may not be able to get there.
+    # Not in the cache, as the user `_apt` may not be able to enter it.
     with tempfile.TemporaryDirectory(prefix="imagebuild-base-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -163,17 +173,19 @@ def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[Apt
                 with tarfile.open(tar) as archive, cast(IO[bytes], archive.extractfile(VERSION)) as file:
                     config = image_config(release, arch, file.read().decode().strip())
             except (KeyError, ValueError, OSError, tarfile.TarError) as error:
-                raise ResultError(f"mmdebstrap's result could not be read: {error}; is the disk full?") from error
+                raise ResultError(
+                    f"{VERSION} cannot be read from mmdebstrap's output: {error}; check that the disk is not full"
+                ) from error
             manifests.append(image.add_image(tar, config))
         digest = image.write_index(manifests)
         made = place / digest.removeprefix("sha256:")
         shutil.copytree(image.folder, made, dirs_exist_ok=True)
-    os.utime(made)  # the same may have been made a week ago
+    os.utime(made)  # an identical layout may exist since last week
     return made
 
 
 def image_config(release: str, arch: str, version: str) -> dict[str, Any]:
-    """Return the image's configuration, without times and places, so that its digest depends on content alone."""
+    """Return the image's configuration, without build times and paths, so that its digest depends only on content."""
     description = f"Debian {release} (minbase), bootstrapped with mmdebstrap from the signed archive"
     name = "org.opencontainers.image."
     labels = {f"{name}description": description, f"{name}title": f"debian-{release}", f"{name}version": version}

@@ -1,4 +1,4 @@
-"""Build targets: render them, find an engine, collect what the build needs, run BuildKit, write the results."""
+"""Build targets: render Dockerfiles, find an engine, collect the inputs, run BuildKit, and write the results."""
 
 from __future__ import annotations
 
@@ -34,15 +34,19 @@ if TYPE_CHECKING:
 
 
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
-    """Build the targets, and show progress. Raises ConfigError, CommandError or ResultError; what ran stays cached."""
+    """Build the targets and show the progress. If a step fails, the steps before it stay in the builder's cache.
+
+    Raises ConfigError if the request cannot be fulfilled, CommandError if a program, engine or registry fails,
+    ResultError if BuildKit's output cannot be read.
+    """
     request = replace(request, folder=request.folder.resolve())
     bake.check_platforms(request.targets, request.platforms)
     recipes = [renderer.recipe(target) for target in request.targets]
     needed = (owned.source for recipe in recipes for owned in recipe.sources_for(request.platforms))
-    names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # people copy the command
+    names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # keep the command short
     platforms = (word for platform in request.platforms for word in ("--platform", platform))
     check_pinned(project.lock, needed, project.changes.lock_command(*names, *platforms))
-    # The text is for all platforms; of those that are not built, the lock may have nothing.
+    # Dockerfiles are for all platforms of a target. The lock may lack entries for platforms that are not built.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     for line in dict.fromkeys(line for recipe in recipes for line in adaptations(recipe)):
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -50,7 +54,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     check_request(request, stages, project.lock.date)
     provide = provider_of(request, dockerfiles)
     if request.output == "push":
-        # A build can take an hour: whether its images can be stored is seen before.
+        # Check before the build, which can take an hour, that the images can be stored.
         for target in {target.image: target for target in request.targets}.values():
             buildx.staging_repository(project, target).check_writable()
     sources = buildx.replaced_sources(project, stages, request.sources)
@@ -84,17 +88,22 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
 
 def check_request(request: BuildRequest, stages: Collection[str], locked: date | None) -> None:
-    """Raise ConfigError for an unknown stage, or a rebuild on a day before the lock's, or in the future."""
+    """Raise ConfigError for an unknown stage, or for a day of a rebuild before the lock's date or in the future."""
     day, today = request.rebuilt, datetime.now(UTC).date()
     if day and not (locked or day) <= day <= today:
-        raise ConfigError(f"--rebuild {day}: name a day from the lock's date, {locked or 'any'}, to today, {today}")
+        possible = f"from the lock's date, {locked}, to today, {today}" if locked else f"until today, {today}"
+        raise ConfigError(f"--rebuild {day}: name a day {possible}")
     if request.stage and request.stage not in stages:
         names = ", ".join(sorted(stages))
-        raise ConfigError(f"--stage {request.stage}: no selected target has such a stage; stages: {names}")
+        raise ConfigError(f"--stage {request.stage}: no selected target has this stage; choose from {names}")
 
 
 def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Provide | None:
-    """Return what provides inputs that BuildKit does not fetch, if any. Raises ConfigError for an unfit bundle."""
+    """Return the function that provides the inputs from mirrors or a bundle.
+
+    Return None if there are neither: BuildKit then fetches all inputs. Raises ConfigError if a target cannot be built
+    from the bundle.
+    """
     if not request.bundle:
         if settings.load_settings(os.environ).mirrors == settings.Mirrors():
             return None
@@ -108,20 +117,20 @@ def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) ->
     bundle = Bundle.read(request.bundle)
     for target in request.targets:
         if problem := bundle.problem(dockerfiles[target.id].stages, bake.platforms_of(target, request.platforms)):
-            raise ConfigError(f"{bundle.folder}: {target.id} cannot be built from it: {problem}")
+            raise ConfigError(f"{bundle.folder}: {target.id} cannot be built from this bundle: {problem}")
     return bundle.provide
 
 
 @contextmanager
 def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildProgress) -> Iterator[BuildInputs]:
-    """Provide this machine's secrets, bootstrapped bases, and what comes from mirrors or a bundle.
+    """Provide secrets, bootstrapped base images, and the inputs from mirrors or a bundle.
 
-    The secrets are its CA bundle, and its Python package index if it has one configured. BuildKit fetches everything
-    else itself. Raises ConfigError for an engine that cannot use bundles.
+    The secrets are this machine's CA bundle, and the configuration of its Python package index if it has one. BuildKit
+    fetches all other inputs. Raises ConfigError if the engine cannot use bundles.
     """
     request = run.request
     if request.bundle and not engine.has_containerd_store(run.engine):
-        raise ConfigError("bundles need an engine with the containerd image store; enable it there")
+        raise ConfigError("bundles need an engine with the containerd image store; enable this store in the engine")
     offline = request.bundle and not request.record
     run = replace(run, inputs=BuildInputs({} if offline else bootstrapped_bases(run, progress)))
     with (
@@ -137,12 +146,17 @@ def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildP
 
 
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:
-    """Bootstrap all bases that targets start from or are compiled on; return official image → what replaces it."""
+    """Bootstrap all base images that targets start from or are compiled on.
+
+    Return a mapping of official images to the contexts that replace them.
+    """
     request, matrix = run.request, run.project.matrix.model
     if request.base == "registry":
         return {}
     if not request.builder and not engine.has_containerd_store(run.engine):
-        progress.note("bases come from their registry (--base registry): the engine has the classic image store")
+        progress.note(
+            "pulling base images as with --base registry: the engine's classic image store cannot use bootstrapped ones"
+        )
         return {}
     from imagebuild.build import base
 
@@ -155,7 +169,7 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
     for name in sorted(names):
         entry = matrix.bases[name]
         if entry.release:
-            progress.note(f"base {name}: {entry.release} from the distribution's archive, or from the cache")
+            progress.note(f"base {name}: {entry.release}, from the cache or from the distribution's archive")
             contexts[digest_of(run.project.lock, entry.image)] = base.bootstrap(
                 sorted({*platforms, native_platform()}), cache_folder(), release=entry.release, log=progress.note
             )
@@ -163,7 +177,7 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
 
 
 def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds: float) -> None:
-    """Print what was built, what it contains, and how long that took."""
+    """Print the built images, their components, and the duration of the build."""
     rows, pushed = [], [result for result in results if result.repository]
     for result, target in zip(results, request.targets, strict=True):
         cached = sum(step.cached for step in result.steps)

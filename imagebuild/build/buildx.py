@@ -1,4 +1,4 @@
-"""Run `docker buildx bake`: read its events, show progress, and take the images out of BuildKit."""
+"""Run `docker buildx bake`: read its events, show the progress, and export the images from BuildKit."""
 
 from __future__ import annotations
 
@@ -37,41 +37,42 @@ if TYPE_CHECKING:
 
 STEP_NAME = re.compile(
     r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?"
-    rf"(?P<stage>(?!{bake.FETCHED})[\w.-]+) +(?P<n>\d+/\d+)\] "  # what is fetched is in no Dockerfile of a target
-    r"(?P<text>(?!LINK ).*)",  # the second half of COPY --link, which is no step of the Dockerfile
+    rf"(?P<stage>(?!{bake.FETCHED})[\w.-]+) +(?P<n>\d+/\d+)\] "  # downloads are not stages of a target's Dockerfile
+    r"(?P<text>(?!LINK ).*)",  # the second half of COPY --link is not a step of the Dockerfile
     re.DOTALL,
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
-"""Name of a progress bar of a layer that comes from a registry. Steps that run have no bars, only output."""
+"""Name of the progress bar of a layer that is pulled from a registry. Steps that run have output, but no bars."""
 ERROR_LINES = 25
-"""Lines of output that are kept of each step, and shown if it fails."""
-# Faults of exporting, after which all steps are in the cache: containerd's garbage collector was faster than the export
-# (https://github.com/containerd/containerd/issues/10835), or a dozen large images at once took it too long.
+"""Number of lines at the end of each step's output that are kept, and shown if the step fails."""
+# Errors in the export, after which all steps are in the cache: containerd's garbage collector deleted a snapshot before
+# it was exported (https://github.com/containerd/containerd/issues/10835), or the export of many large images at once
+# exceeded containerd's time limit.
 EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
 
 
 @dataclass
 class Vertex:
-    """Hold what the events have reported about a node of BuildKit's graph."""
+    """A node of BuildKit's graph, with the facts that the events have reported so far."""
 
     digest: str
     name: str = ""
     started: float | None = None
-    """Seconds since 1970."""
+    """Time at which the vertex started, in seconds since 1970."""
     completed: float | None = None
     cached: bool = False
     pulled: bool = False
-    """Whether layers of it came from a registry: BuildKit then reports a step as if it had run."""
+    """Whether layers of the vertex were pulled from a registry. BuildKit then reports the step as if it had run."""
     error: str = ""
     inputs: tuple[str, ...] = ()
-    """Digests of the vertices that it starts from; a source has none."""
+    """Digests of the vertices that this one depends on; empty for a source."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
     partial: str = ""
-    """Start of a line of output whose end has not come yet."""
+    """Start of an incomplete line of output."""
 
     @property
     def parts(self) -> dict[str, str]:
-        """Return the parts of a step's name; nothing for what is not a step of a Dockerfile."""
+        """The parts of a step's name: target, platform, stage, number and text. Empty if the vertex is not a step."""
         match = STEP_NAME.match(self.name)
         return match.groupdict("") if match else {}
 
@@ -85,15 +86,15 @@ class Vertex:
 
     @property
     def cancelled(self) -> bool:
-        """Return whether it ended only because the build, or the target that wanted it, ended."""
+        """Whether BuildKit cancelled the vertex because the build, or the target that needed the vertex, ended."""
         return "context canceled" in self.error
 
     @property
     def title(self) -> str:
-        """Return one line: the stage, its platform, and the start of the command."""
+        """One line that shows the stage, its platform, and the beginning of the command."""
         if not (parts := self.parts):
             return self.name.partition("\n")[0][:100] or self.digest
-        # Targets share all stages but the last, so only there the target's name matters.
+        # Targets share all stages except the last one, so the target's name is shown only there.
         target = parts["target"] if self.stage == bake.FINAL_STAGE else ""
         platform = parts["platform"] and f"({parts['platform']})"
         command = re.sub(r"--mount=\S+\s*", "", parts["text"].replace("\\\n", " "))
@@ -102,17 +103,17 @@ class Vertex:
 
 
 class EventStream:
-    """Read buildx's events as they come. Newer versions write one JSON object a line, older ones indent them."""
+    """The parser of buildx's events. New versions of buildx write one line of JSON for each, old ones indented JSON."""
 
     def __init__(self) -> None:
         self.vertices: dict[str, Vertex] = {}
         self.messages: list[str] = []
-        """Lines that are not events, such as buildx's own errors."""
+        """Lines that are not events, such as errors of buildx itself."""
         self._begun = ""
-        """An indented event whose end has not come yet."""
+        """Start of an incomplete indented event."""
 
     def feed(self, line: str) -> Iterator[tuple[str, Vertex, str]]:
-        """Take one more line; yield (`started` | `completed` | `log`, vertex, line of log)."""
+        """Parse the next line. Yield (kind, vertex, line of output); the kind is `started`, `completed` or `log`."""
         if not self._begun and not line.startswith("{"):
             self.messages.append(line)
             return
@@ -122,7 +123,7 @@ class EventStream:
         text, self._begun = self._begun, ""
         try:
             event = json.loads(text)
-        except ValueError:  # the end of what was killed
+        except ValueError:  # the last line of a buildx that was killed
             self.messages.append(text)
             return
         for status in event.get("statuses") or ():
@@ -139,10 +140,10 @@ class EventStream:
                 yield "log", vertex, whole
 
     def steps(self, components: Container[str]) -> tuple[Step, ...]:
-        """Return the steps that ran or were cached, each once, in the order in which they started.
+        """Return each step that ran or was cached once, in the order in which the steps started.
 
-        A step that was cancelled did not run: in a build that succeeds, BuildKit cancels a step while it looks up its
-        inputs, and takes what an equal step of another target makes.
+        A cancelled step counts as cached. In a successful build, BuildKit cancels a step only before it runs, if an
+        identical step of another target provides the result.
         """
         from imagebuild.project.records import Step  # noqa: PLC0415 - no build needs it before its end
 
@@ -157,16 +158,16 @@ class EventStream:
                 error=None if v.cancelled else v.error or None,
             )
             for v in sorted(self.vertices.values(), key=lambda v: v.started or 0)
-            # The source of an ADD is looked up in every build; the step that copies it is another vertex.
+            # Every build looks up the source of an ADD. This is not a step: another vertex copies the files.
             if v.parts and (v.completed or v.cached) and (v.inputs or not v.parts["text"].startswith("ADD "))
         )
 
     def failed(self) -> list[Vertex]:
-        """Return what failed by itself, not because something else did."""
+        """Return the vertices that failed, without those that were cancelled because another one failed."""
         return [v for v in self.vertices.values() if v.error and not v.cancelled]
 
     def failure_messages(self) -> list[str]:
-        """Return the errors outside steps, and the lines that are not events."""
+        """Return the errors of vertices that are not steps, and the lines that are not events."""
         return [v.error for v in self.failed() if not v.parts] + [m for m in self.messages if m.strip()]
 
     def _vertex(self, digest: str) -> Vertex:
@@ -175,17 +176,17 @@ class EventStream:
     def _update(self, vertex: Vertex, report: Mapping[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
         vertex.name = report.get("name") or vertex.name
         vertex.inputs = tuple(report.get("inputs") or vertex.inputs)
-        # Two targets that share a step each report it; it was cached only if it never ran.
+        # A step that two targets share is reported twice. It was cached only if neither report says that it ran.
         ran_before = vertex.completed is not None and not vertex.cached and not vertex.error
-        # BuildKit writes a time in the year 1 for none.
+        # BuildKit writes a missing time as one in the year 1.
         times = (report.get(name) or "0001" for name in ("started", "completed"))
         started, completed = (None if t.startswith("0001") else datetime.fromisoformat(t).timestamp() for t in times)
         if started and vertex.started is None:
             vertex.started = started
             yield "started", vertex, ""
-        # A source is completed once when it is identified, and may fail when it is fetched.
+        # A source completes when BuildKit has found its digest, and can still fail later, when it is fetched.
         if completed and (not ran_before or report.get("error")):
-            # A step that was cancelled for one target may then run for another that wants it.
+            # A step that was cancelled for one target may run later for another target.
             vertex.started = started or vertex.started
             vertex.completed, vertex.error = completed, report.get("error") or ""
             vertex.cached = bool(report.get("cached") or vertex.pulled)
@@ -201,10 +202,10 @@ class BuildProgress(Progress):
         self._targets = ", ".join(targets)
         self._verbose = verbose
         self._cached: dict[str, bool] = {}
-        """Step that has ended → whether it was cached."""
+        """Maps the digest of each finished step to whether it was cached."""
 
     def update(self, kind: str, vertex: Vertex, line: str) -> None:
-        """Show an event of `EventStream.feed`. Steps that were cached get no line on a terminal."""
+        """Show an event of `EventStream.feed`. On a terminal, cached steps are not listed."""
         if kind == "log":
             if self._verbose:
                 self.note(f"{vertex.stage or 'build'} | {line}")
@@ -227,10 +228,11 @@ class BuildProgress(Progress):
 
 
 def replaced_sources(project: Project, stages: Container[str], given: Sequence[str]) -> dict[str, str]:
-    """Turn `["ucx=/src/ucx"]` into stage → folder that replaces it, for a build that has these stages.
+    """Return a mapping of stages to the local folders that replace them.
 
-    A name is that of a component, of its pin, or of what it provides: `nccl` is also `nccl-git`. Raises ConfigError for
-    what cannot be replaced.
+    `stages` are all stages of the build. `given` are texts such as `ucx=/src/ucx`, in which the name is that of a
+    component, of its pin, or of a requirement that it provides: `nccl` can mean `nccl-git`. Raises ConfigError if a
+    folder is empty or missing, or if a name does not stand for exactly one source in git.
     """
     models = {name: component.model for name, component in project.components.items()}
     names = {name: {name, model.pin, *model.provides} for name, model in models.items() if model.git}
@@ -239,29 +241,33 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
         name, _, folder = text.partition("=")
         path = Path(folder).expanduser().resolve()
         if not folder or not path.is_dir() or not any(path.iterdir()):
-            raise ConfigError(f"--source {text}: write it as NAME=FOLDER, with a folder that has something in it")
+            raise ConfigError(f"--source {text}: write NAME=FOLDER, with a folder that exists and is not empty")
         found = [component for component, own in names.items() if name in own]
         used = [component for component in found if f"{component}-source" in stages]
         if len(used) != 1:
             near = "" if found else suggestion(name, names)
-            raise ConfigError(
-                f"--source {text}: selected targets use {' and '.join(used) or 'no source in git'} of that name{near}"
+            problem = (
+                f"the name stands for {' and '.join(used)}; select targets that use only one of these components"
+                if used
+                else f"no selected target has a component of this name with a source in git{near}"
             )
+            raise ConfigError(f"--source {text}: {problem}")
         replaced[f"{used[0]}-source"] = str(path)
     return replaced
 
 
 def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[str, Any]]:
-    """Build all targets at once; return the events and buildx's metadata.
+    """Build all targets in one run of buildx, and return its events and its metadata.
 
-    Layouts of earlier builds stay until the new ones are whole. Raises ConfigError if something else is where a layout
-    is to be, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot be read.
+    Layouts of earlier builds are replaced only when the new ones are complete. Raises ConfigError if the folder of a
+    layout contains other files, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot
+    be read.
     """
     layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
     for layout in layouts:
         if layout.exists() and not (layout / "oci-layout").is_file():
-            raise ConfigError(f"{layout}: is no OCI layout; remove it, or choose another folder")
-        shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit would add to it
+            raise ConfigError(f"{layout}: exists, but is not an OCI layout; remove it, or choose another folder")
+        shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit would add files to an existing folder
     try:
         run.context.mkdir(parents=True, exist_ok=True)
         for target in run.request.targets:
@@ -281,44 +287,44 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
 def execute_bake(
     run: BuildRun, content: Mapping[str, Any], progress: BuildProgress, name: str = "bake.json"
 ) -> tuple[EventStream, dict[str, Any]]:
-    """Run a bake file; return the events and buildx's metadata. Raises as `run_bake` does."""
+    """Build the targets in a bake file, and return buildx's events and metadata. Raises as `run_bake` does."""
     file, metadata_file = run.request.folder / name, run.request.folder / "metadata.json"
     write_text(file, json.dumps(content, indent=1) + "\n")
     stream = EventStream()
     try:
         status = _run_buildx(run, file, metadata_file, progress, stream)
         if status and any(EXPORT_FAULT.search(text) for text in stream.failure_messages()):
-            progress.note("the engine failed to export what was built; trying once more")
-            # What ran stays known as having run.
+            progress.note("the engine failed to export the images; trying once more")
+            # Keep the steps that ran in the first attempt: in the second, they are cached.
             stream.vertices = {digest: v for digest, v in stream.vertices.items() if not v.error}
             stream.messages.clear()
             status = _run_buildx(run, file, metadata_file, progress, stream)
         if status:
             failure = explain_failure(run, stream, status)
-            # buildx does not say that the engine has stopped, and its steps look as if they had failed.
+            # buildx does not report that the engine has stopped; it reports failed steps.
             if not run.request.builder and (flaw := engine_flaw(run.engine)):
-                stopped = f"the engine at {run.engine.host} stopped during the build ({flaw}); start it again"
+                stopped = f"the engine at {run.engine.host} stopped during the build ({flaw}); start the engine again"
                 failure = f"{stopped}\n{failure}"
             raise CommandError(failure)
         return stream, json.loads(metadata_file.read_text()) if metadata_file.exists() else {}
     except ValueError as error:
-        raise ResultError(f"{metadata_file}: is not JSON, though buildx wrote it: {error}") from None
+        raise ResultError(f"{metadata_file}: buildx wrote invalid JSON: {error}") from None
     finally:
         metadata_file.unlink(missing_ok=True)
 
 
 def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream) -> int:
-    """Run `docker buildx bake` to its end, also when interrupted; return its exit status."""
+    """Run `docker buildx bake` and return its exit status. After an interrupt, wait until it has ended."""
     command = ["docker", "buildx", "bake", "--file", str(file)]
     command += ["--progress", "rawjson", "--metadata-file", str(metadata_file)]
     if run.request.builder:
         command += ["--builder", run.request.builder]
     environ = {
-        # buildx would make it a build argument, and so a part of every step's cache key.
+        # Unset, as buildx would make this a build argument, which is part of every step's cache key.
         "SOURCE_DATE_EPOCH": None,
         **run.engine.environment,
-        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # an index of runnable platforms only
-        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # we wrote the bake file, and the user named the folders in it
+        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # so that the index contains only images, no attestations
+        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # do not ask for access to folders, as the user named them
     }
 
     def update(line: str) -> None:
@@ -326,16 +332,16 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
             progress.update(*event)
 
     done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # so that BuildKit cancels it
-    assert done.status is not None, "it has no time limit"
+    assert done.status is not None, "buildx runs without a time limit"
     return done.status
 
 
 def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:
-    """Say what failed, in which component, with its last lines, and how to see it again."""
+    """Return a message with the failed steps, their components, the end of their output, and how to repeat them."""
     failed = [v for v in stream.failed() if v.parts]
     if failed:
         return "\n\n".join(_explain_step(run, v) for v in failed[:3])
-    lines = stream.failure_messages()[-ERROR_LINES:] or ["it printed nothing; was it killed?"]
+    lines = stream.failure_messages()[-ERROR_LINES:] or ["it printed no message"]
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
     return f"docker buildx bake {ended}:\n" + "\n".join(lines)
 
@@ -349,16 +355,19 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
         [
             f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",
             f"  step    {vertex.title}",
-            # BuildKit repeats the whole script.
+            # Shorten BuildKit's message, which contains the whole script.
             f"  reason  {re.sub('process .* did not', 'it did not', vertex.error.strip().splitlines()[-1])}",
-            *(["  the end of its output:", *(f"    {line}" for line in vertex.log)] if vertex.log else []),
+            *(["  the end of the output:", *(f"    {line}" for line in vertex.log)] if vertex.log else []),
             f"  again   imagebuild build {target.id} {options} -v",
         ]
     )
 
 
 def component_of(stage: str, components: Container[str]) -> str | None:
-    """Return the component of a stage: the stage's name, or that without `-key`, `-source` or `-source-<arch>`."""
+    """Return the component of a stage; None if it has none.
+
+    The stage has the component's name, which may be followed by `-key`, `-source` or `-source-<arch>`.
+    """
     for name in (stage, re.sub(r"-(key|source(-(amd64|arm64))?)$", "", stage)):
         if name in components:
             return name
@@ -366,7 +375,7 @@ def component_of(stage: str, components: Container[str]) -> str | None:
 
 
 def staging_repository(project: Project, target: Target) -> Repository:
-    """Return where a target's image is pushed to, to be verified there."""
+    """Return the staging repository of a target. Images are pushed to it, and verified there before publication."""
     name = parse_reference(plan.repository_name(project, target.image))
     return connect_registry(name.host).at(name.repository)
 
@@ -374,10 +383,10 @@ def staging_repository(project: Project, target: Target) -> Repository:
 def export_images(
     run: BuildRun, stream: EventStream, metadata: Mapping[str, Any], seconds: float, progress: BuildProgress
 ) -> list[BuildResult]:
-    """Push what is to be pushed, and write the `result.json` of each target; return these results.
+    """Push the images if requested, write the `result.json` of each target, and return these results.
 
-    An image is pushed to the staging repository of its target, with one tag that keeps it there. `seconds` is what
-    the build took. Raises CommandError if a registry refuses, ResultError if a layout cannot be read.
+    Each image is pushed to its target's staging repository, with a tag so that the registry keeps it. `seconds` is the
+    duration of the build. Raises CommandError if a registry refuses an image, ResultError if a layout cannot be read.
     """
     from imagebuild.project.records import BuildResult  # noqa: PLC0415 - no build needs it before its end
 
@@ -397,7 +406,7 @@ def export_images(
                 raise ResultError(f"{layout}: BuildKit wrote no image for {', '.join(missing)}")
         if layout and run.request.output == "push":
             if not digest:
-                raise ResultError(f"{layout}: buildx's metadata has no digest of the image")
+                raise ResultError(f"{layout}: buildx's metadata does not contain the digest of the image")
             staging = staging_repository(run.project, target)
             progress.begin(target.id, f"push of {target.id} to {staging}")
             tag = plan.staged_tag(digest, datetime.now(UTC))
@@ -410,7 +419,7 @@ def export_images(
             digest=digest,
             platforms=platforms,
             seconds=round(seconds, 3),
-            # A step that targets share is reported under the name of one of them.
+            # BuildKit reports a step that targets share under the name of one of them.
             steps=tuple(
                 step
                 for step in steps

@@ -1,4 +1,4 @@
-"""Keep all that builds of some targets fetch in one folder, and build from it without a network."""
+"""Bundles: folders with all files that the builds of some targets fetch, for building without a network."""
 
 from __future__ import annotations
 
@@ -42,50 +42,51 @@ from imagebuild.render.recipe import pip_platforms
 
 MANIFEST = "manifest.json"
 IMAGES = "images"
-"""Folder of the OCI layout that has the images."""
+"""Name of the folder with the OCI layout that contains the images."""
 SUMS = "SHA256SUMS"
-"""File with the hashes of all others, written last."""
+"""Name of the file with the hashes of all other files. It is written last."""
 WHEELS = "/wheels/"
-"""Page of the package proxy that lists the wheels, and the beginning of their addresses."""
+"""Path of the package proxy's page that lists the wheels, and the start of the path of each wheel."""
 
 
 class BundleManifest(Model):
-    """Describe the file `manifest.json` of a bundle."""
+    """The content of a bundle's `manifest.json`."""
 
     format: Literal[3] = 3
     created: str
-    """Time at which it was complete, in UTC. Packages and security updates are as they were then."""
+    """Time in UTC at which the bundle was complete. Its packages and security updates are those of that time."""
     targets: tuple[str, ...]
     stages: dict[str, tuple[Platform, ...]]
-    """Key of a build stage → platforms for which it was built when the bundle was made."""
+    """Maps the key of each build stage to the platforms for which the bundle has the stage's inputs."""
     images: dict[str, Digest] = Field(default_factory=dict)
-    """Image as FROM names it → image in the bundle: the same, or a bootstrapped base that replaces it."""
+    """Maps the name of each image in FROM to the digest of the image in the bundle, which may be a bootstrapped base
+    that replaces the named image."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Use a bundle that is complete."""
+    """A complete bundle."""
 
     folder: Path
     manifest: BundleManifest
 
     @classmethod
     def read(cls, folder: Path) -> Bundle:
-        """Read the manifest. Raises ConfigError if the folder holds no complete bundle."""
+        """Read the bundle's manifest. Raises ConfigError if the folder does not contain a complete bundle."""
         folder = folder.absolute()
         if not (folder / SUMS).is_file():
             raise ConfigError(
-                f"{folder}: no bundle is here ({SUMS} is missing); make one with `imagebuild bundle create`"
+                f"{folder}: is not a complete bundle ({SUMS} is missing); make one with `imagebuild bundle create`"
             )
         return cls(folder, yaml.read_yaml(folder / MANIFEST, BundleManifest).model)
 
     @contextmanager
     def provide(self, run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
-        """Provide all inputs of a build. Raises ConfigError for an image that the bundle lacks."""
+        """Provide all inputs of a build. Raises ConfigError if the bundle lacks an image."""
         needs = needs_of_targets(run)
         images = missing_images(run, needs)
         if absent := [image for image in images if image not in self.manifest.images]:
-            raise ConfigError(f"{self.folder}: the bundle has no {', '.join(absent)}")
+            raise ConfigError(f"{self.folder}: the bundle does not contain {', '.join(absent)}; make the bundle again")
         contexts = {image: f"oci-layout://{self.folder / IMAGES}@{self.manifest.images[image]}" for image in images}
         store = DownloadStore(self.folder)
         stages = fetch_all(needs, store, note)
@@ -93,16 +94,16 @@ class Bundle:
             yield contexts, stages, _proxy_secrets(proxy, recording=False)
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
-        """Say why a target with these keys of stages cannot be built from the bundle; an empty text if it can."""
+        """Return why a target cannot be built from the bundle; empty if it can. `keys` maps its stages to keys."""
         for stage, key in keys.items():
             if key not in self.manifest.stages:
-                return f"the stage {stage} differs from the one that the bundle was made for"
+                return f"the stage {stage} has changed since the bundle was made, or is not in the bundle"
             if absent := set(platforms) - set(self.manifest.stages[key]):
                 return f"the bundle was made without {', '.join(sorted(absent))}"
         return ""
 
     def find_damage(self) -> list[str]:
-        """List the files that are missing or have changed since the bundle was made."""
+        """Return a message for each file that is missing or has changed since the bundle was made."""
         damage = []
         for line in (self.folder / SUMS).read_text(encoding="utf-8").splitlines():
             sha256, _, name = line.partition("  ")
@@ -113,12 +114,12 @@ class Bundle:
 
 
 def new_bundle_folder(folder: Path) -> Path:
-    """Make the folder of a bundle. Raises ConfigError if it has something in it, or cannot be made."""
+    """Make the folder of a bundle. Raises ConfigError if the folder is not empty or cannot be made."""
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise ConfigError(f"{folder}: is not empty; remove it, or name another folder")
+            raise ConfigError(f"{folder}: the folder is not empty; remove it, or name another folder")
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     return folder
@@ -126,7 +127,10 @@ def new_bundle_folder(folder: Path) -> Path:
 
 @contextmanager
 def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
-    """Fetch all inputs, through mirrors where there are any, and keep them; finish the bundle after the build."""
+    """Fetch all inputs of a build into a bundle, and provide them to the build. Complete the bundle after the build.
+
+    Inputs with a mirror are fetched from the mirror.
+    """
     needs = needs_of_targets(run)
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
     fetch_wheels(folder / "wheels", needs, configured, ca, note)
@@ -159,7 +163,7 @@ def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> I
 
 
 def finish_bundle(folder: Path, manifest: BundleManifest) -> None:
-    """Write the manifest and the hashes of all files, which makes the folder a bundle."""
+    """Complete a bundle: write its manifest, and then the hashes of all files."""
     write_text(folder / MANIFEST, manifest.model_dump_json(indent=1, by_alias=True) + "\n")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     sums = [f"{file_sha256(path)}  {path.relative_to(folder)}\n" for path in files]
@@ -169,7 +173,7 @@ def finish_bundle(folder: Path, manifest: BundleManifest) -> None:
 def fetch_wheels(
     folder: Path, needs: Mapping[str, Needs], settings: Settings, ca: Path | None, note: Callable[[str], None]
 ) -> None:
-    """Fetch the wheels that a build needs. Raises CommandError if one with the hash of the lock cannot be had."""
+    """Fetch the wheels that a build needs. Raises CommandError if pip finds no wheel with the hash in the lock."""
     index = ("--index-url", settings.mirrors.python_index) if settings.mirrors.python_index else ()
     environ = pip_environment(ca, settings.netrc_file)
     wanted = {(a, w) for need in needs.values() for a in ARCHS if f"linux/{a}" in need.platforms for w in need.wheels}
@@ -190,9 +194,11 @@ def fetch_wheels(
 
 
 def gateway_address(engine: Endpoint) -> str:
-    """Return the address at which build steps reach this machine. Raises ConfigError for an engine elsewhere."""
+    """Return the address of this machine for build steps. Raises ConfigError if the engine is on another machine."""
     if not engine.host.startswith("unix://"):
-        raise ConfigError(f"bundles need an engine on this machine, and {engine.host} may be on another one")
+        raise ConfigError(
+            f"bundles need an engine on this machine, but {engine.host} may be on another one; use a local engine"
+        )
     template = "{{(index .IPAM.Config 0).Gateway}}"
     command = ("docker", "network", "inspect", "bridge", "--format", template)
     return run_program(*command, env=engine.environment, timeout=20).strip()
@@ -200,14 +206,14 @@ def gateway_address(engine: Endpoint) -> str:
 
 @contextmanager
 def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]) -> Iterator[str]:
-    """Run the proxy that apt and pip of builds use: `http://host:port`.
+    """Run the proxy for apt and pip in build steps, and yield its address `http://host:port`.
 
-    `log` gets a line for each request that failed. Raises CommandError if the address is not this machine's.
+    `log` gets a line for each failed request. Raises CommandError if this machine does not have the address.
     """
     try:
         server = ThreadingHTTPServer((address, 0), functools.partial(_Handler, store, log))
     except OSError as error:
-        problem = f"this machine cannot serve at that address ({error.strerror}); is the engine local?"
+        problem = f"the package proxy cannot use this address ({error.strerror}); use an engine on this machine"
         raise CommandError(f"{address}: {problem}") from None
     server.daemon_threads = True
     with server:
@@ -219,7 +225,7 @@ def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]
 
 
 def _proxy_secrets(proxy: str, *, recording: bool) -> dict[str, str]:
-    """Return the secrets that lead apt and pip of a build to the proxy. Wheels are verified by their hashes."""
+    """Return the build secrets that make apt and pip use the proxy. pip verifies wheels by their hashes in the lock."""
     pip = f"[global]\nno-index = true\nfind-links = {proxy}{WHEELS}\ntrusted-host = {urlsplit(proxy).hostname}\n"
     return {"apt-get": apt_get_for_proxy(proxy, recording=recording), "pip.conf": pip}
 
@@ -233,7 +239,7 @@ class _Handler(SimpleHTTPRequestHandler):
         super().__init__(*connection, directory=str(store.folder))
 
     def handle(self) -> None:
-        with suppress(ConnectionError, TimeoutError):  # the client went away
+        with suppress(ConnectionError, TimeoutError):  # the client closed the connection
             super().handle()
 
     def send_head(self) -> Any:
@@ -244,13 +250,13 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_error(404 if isinstance(error, Absent) else 502)
 
     def translate_path(self, path: str) -> str:
-        """Return the file of an address; fetch it if it has to be."""
+        """Return the path of the file with this address. Fetch the file if it is not in the store."""
         if path.startswith(WHEELS):
             return super().translate_path(path)
         url = urlsplit(path)
-        if url.port == 443:  # so `apt_get_for_proxy` writes the addresses of https
+        if url.port == 443:  # `apt_get_for_proxy` writes https addresses like this
             url = url._replace(scheme="https", netloc=url.hostname or "")
         return str(self.store.get(urlunsplit(url)))
 
     def log_message(self, *_: object) -> None:
-        """Print nothing: `log` gets a line for each request that failed."""
+        """Print nothing, as `log` gets a line for each failed request."""

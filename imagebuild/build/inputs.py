@@ -1,7 +1,8 @@
-"""Read from Dockerfiles what builds fetch, and give it to BuildKit from mirrors.
+"""The downloads that Dockerfiles need, and their replacement by files from mirrors.
 
-Stages that hold a download are built from what imagebuild fetched, images are replaced by named contexts, and steps
-that install packages get secrets. Steps compare inputs by content: builds with and without mirrors share their cache.
+Stages that only download are replaced by files that imagebuild fetched, images by named contexts. Steps that install
+packages get secrets, which lead apt and pip to mirrors. BuildKit compares inputs by content, so builds with and without
+mirrors share their cache.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ from imagebuild.core.settings import Mirrors, Settings, ca_bundle, git_environme
 from imagebuild.render.stages import needed_stages, stages_of
 
 DOWNLOAD = re.compile(r"^FROM scratch AS (\S+)\nADD (?:--checksum=sha256:(\w+) )?(\S+?)(?:#(\w+))? /$", re.MULTILINE)
-"""A stage that holds nothing but a download, as `macros.j2` writes it: name, sha256, address, commit."""
+"""Matches a stage that only downloads, as `macros.j2` writes it. Groups: name, sha256, address, commit."""
 IMAGE = re.compile(r"(?:^FROM (?:--platform=\S+ )?|from=)([^\s,]+@sha256:[0-9a-f]{64})", re.MULTILINE)
 WHEEL = re.compile(r"^\S+==\S+(?: \\\n +--hash=sha256:[0-9a-f]{64})+", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Download:
-    """Describe what a stage downloads, and nothing else."""
+    """The download of a stage that only downloads."""
 
     url: str
     sha256: str = ""
-    """Of an archive. Builds check the fingerprint of a repository's key, which the lock has."""
+    """Hash of an archive. Empty for a commit, and for the key of a package repository: builds check its fingerprint."""
     commit: str = ""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """List what one target needs from elsewhere, besides packages."""
+    """The downloads of one target, except packages."""
 
     platforms: tuple[Platform, ...]
     stages: Mapping[str, Download]
-    """Stage that holds nothing else → what it downloads."""
+    """Maps each stage that only downloads to its download."""
     images: frozenset[str]
-    """Images as FROM names them, with digest."""
+    """Names of images in FROM, with digests."""
     wheels: frozenset[tuple[str, ...]]
-    """What a stage asks pip for: entries of a requirements file, each with the hashes for all architectures."""
+    """For each stage that installs wheels: the entries of its requirements file, with hashes for all architectures."""
 
 
 def needs_of(text: str, platforms: Sequence[Platform]) -> Needs:
-    """Return what a Dockerfile fetches for some platforms."""
+    """Return the downloads of a Dockerfile for some platforms."""
     wheels = (tuple(WHEEL.findall(stage)) for stage in text.split("\nFROM "))
     names = {name for platform in platforms for name in needed_stages(stages_of(text, platform))}
     downloads = DOWNLOAD.findall(text)
@@ -72,7 +73,7 @@ def needs_of(text: str, platforms: Sequence[Platform]) -> Needs:
 
 
 def needs_of_targets(run: BuildRun) -> dict[str, Needs]:
-    """Return target → what it fetches for the platforms that are built."""
+    """Map the id of each target to its downloads for the platforms that are built."""
     return {
         target.id: needs_of(run.dockerfiles[target.id].text, platforms_of(target, run.request.platforms))
         for target in run.request.targets
@@ -80,36 +81,36 @@ def needs_of_targets(run: BuildRun) -> dict[str, Needs]:
 
 
 def missing_images(run: BuildRun, needs: Mapping[str, Needs]) -> list[str]:
-    """Return the needed images that no bootstrapped base replaces."""
+    """Return the needed images that are not replaced by bootstrapped bases."""
     return sorted({image for need in needs.values() for image in need.images} - set(run.inputs.images))
 
 
 def stored_path(url: str) -> str:
-    """Return where a store keeps a download. Raises ConfigError for an address that is not that of a file."""
+    """Return the path of a download in a store. Raises ConfigError if the address is not that of a file."""
     address = urlsplit(url)
     name = address.path.lstrip("/") + (f"?{address.query}" if address.query else "")
     path = f"files/{address.scheme}/{address.netloc}/{quote(name, safe='/+~%=,@:!-._()')}"
     if ".." in path.split("/") or not address.netloc or name.endswith("/") or not name:
-        raise ConfigError(f"{url}: is not the address of a file")
+        raise ConfigError(f"{url}: is not the address of a file; write an address such as https://host/folder/file")
     return path
 
 
 @dataclass(frozen=True)
 class Git:
-    """Run git with this machine's certificates and passwords, and with mirrors."""
+    """The git command, with this machine's certificates, passwords and mirrors."""
 
     mirrors: Mirrors = field(default_factory=Mirrors)
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, folder: Path, *words: str) -> str:
-        """Run git in a folder, and return what it prints. Raises CommandError."""
+        """Run git in a folder, and return its output. Raises CommandError if git fails."""
         options = ["-c", "advice.detachedHead=false"]
         for old, new in self.mirrors.downloads.items():
             options += ["-c", f"url.{new}.insteadOf={old}"]
         return run_program("git", "-C", str(folder), *options, *words, env={"GIT_TERMINAL_PROMPT": "0", **self.environ})
 
     def clone(self, download: Download, folder: Path) -> None:
-        """Clone a commit with its submodules into a folder. Raises CommandError if the server does not have it."""
+        """Clone a commit with its submodules into a folder. Raises CommandError if git fails."""
         folder.mkdir(parents=True, exist_ok=True)
         self(folder, "init", "--quiet")
         self(folder, "remote", "add", "origin", download.url)
@@ -121,15 +122,18 @@ class Git:
 
         try:
             fetch(download.commit, "--depth=1")
-        except CommandError:  # not every server gives a commit by its name, or without its history
+        except CommandError:  # some servers refuse to send a commit by its hash, or without its history
             fetch("+refs/*:refs/from/*")
 
 
 def copy_commit(clone: Path, commit: str, folder: Path) -> None:
-    """Make of a clone what ADD makes of it, alike everywhere. Raises ResultError if an object of git is damaged."""
+    """Copy the files of a commit from a clone, with the same modes as ADD and without `.git`.
+
+    Raises ResultError if the clone is damaged.
+    """
     git, check = Git(), "fsck --full --no-dangling --no-progress"
     try:
-        # Git would run what the configuration names, and whoever made the clone may have written that.
+        # Not copied, as git would run commands in them, and the clone may come from someone else.
         own = shutil.ignore_patterns("config", "hooks", "info")
         shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
         git(folder, *check.split())
@@ -147,9 +151,9 @@ def copy_commit(clone: Path, commit: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DownloadStore:
-    """Keep downloads, and fetch what is not here yet if `web` and `git` are given; several threads may use it.
+    """A folder with downloads. With `web` and `git`, missing downloads are fetched.
 
-    Two that want the same at the same time may both fetch it.
+    Several threads may use a store. Two that need the same download at the same time may both fetch it.
     """
 
     folder: Path
@@ -159,18 +163,21 @@ class DownloadStore:
     @classmethod
     @contextmanager
     def fetching(cls, folder: Path, settings: Settings, ca: Path | None) -> Iterator[DownloadStore]:
-        """Provide a store that fetches, through mirrors where there are any, with this machine's passwords."""
+        """Provide a store that fetches missing downloads, with this machine's mirrors and passwords."""
         with git_environment(ca, settings.netrc_file) as environ:
             web = Downloads(settings.mirrors.download, ca, settings.netrc_file)
             yield cls(folder, web, Git(settings.mirrors, environ))
 
     def get(self, url: str) -> Path:
-        """Return the file of an address; fetch it if it is not here. Raises Absent or Unreachable if it fails."""
+        """Return the file with this address; fetch it if it is missing.
+
+        Raises Absent or Unreachable if it cannot be fetched.
+        """
         path = self.folder / stored_path(url)
         if path.is_file():
             return path
         if not self.web:
-            raise Absent(f"{self.folder}: has no {url}; make the bundle again")
+            raise Absent(f"{self.folder}: the bundle does not contain {url}; make the bundle again")
         with temporary_file(self.folder) as partial:
             self.web.download(url, partial)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +186,7 @@ class DownloadStore:
         return path
 
     def clone(self, download: Download) -> Path:
-        """Return the clone of a commit; make it if it is not here. Raises CommandError if that fails."""
+        """Return the clone of a commit; make it if it is missing. Raises CommandError if git fails."""
         path = self.folder / "git" / download.commit
         if self.git and not path.exists():
             self.git.clone(download, path)
@@ -187,7 +194,7 @@ class DownloadStore:
 
 
 def sources_folder() -> Path:
-    """Return the folder of the cache that keeps what stages download; it is there."""
+    """Return the cache's folder for the downloads of stages; make it if it is missing."""
     folder = cache_folder("sources")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -199,10 +206,11 @@ def fetch_all(
     note: Callable[[str], None],
     wanted: Callable[[str], bool] = bool,
 ) -> dict[str, dict[str, Path]]:
-    """Fetch what targets download from addresses that are `wanted`, by default all; return target → stage → folder.
+    """Fetch the downloads of targets. Return a mapping of targets to mappings of stages to folders.
 
-    A folder has the files, and a Dockerfile that makes of them what ADD makes. What has a pin is fetched once: the
-    cache keeps it. Raises ResultError for a file that is not what the lock names, and what the store raises.
+    `wanted` decides by its address whether a download is fetched; default: all are. A folder contains the files, and a
+    Dockerfile that makes the same layer from them as ADD. Downloads with a hash or commit are fetched once, and kept in
+    the cache. Raises ResultError if a file does not have the hash in the lock, and the errors of the store.
     """
     kept = sources_folder()
 
@@ -217,11 +225,11 @@ def fetch_all(
             made = Path(scratch) / "made"
             (files := made / FILES).mkdir(parents=True)
             (made / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
-            (made / "Dockerfile.dockerignore").touch()  # instead of the one that a source may have
+            (made / "Dockerfile.dockerignore").touch()  # overrides a .dockerignore in the downloaded files
             if download.commit:
                 copy_commit(store.clone(download), download.commit, files)
             else:
-                # ADD gives a file that it downloads the last part of its path as name, and this mode.
+                # As ADD does, use the last part of the address's path as the name, and this mode.
                 copy = Path(shutil.copyfile(store.get(url), files / urlsplit(url).path.rpartition("/")[2]))
                 copy.chmod(0o600)
                 if (actual := file_sha256(copy)) != pin:
@@ -229,7 +237,7 @@ def fetch_all(
             try:
                 made.rename(folder)
             except OSError:
-                if not folder.is_dir():  # else another build was as fast
+                if not folder.is_dir():  # otherwise, another build made the folder at the same time
                     raise
         return folder
 
@@ -240,14 +248,15 @@ def fetch_all(
 
 
 Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[str, str]]
-"""What mirrors or a bundle give to a build: image → context, target → stage → folder, secret → text."""
+"""The inputs of a build from mirrors or a bundle: contexts by image, folders by target and stage, texts by secret."""
 Provide = Callable[[BuildRun, Callable[[str], None]], AbstractContextManager[Provided]]
-"""Provides that for a build, whose `inputs` have the bootstrapped bases; the other argument takes notes."""
+"""Provides these inputs for a build, whose `inputs` already contain the bootstrapped bases. The second argument prints
+a note about the progress."""
 
 
 @contextmanager
 def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
-    """Provide the inputs that have a mirror; BuildKit fetches the rest as the Dockerfile says."""
+    """Provide the inputs that have a mirror. BuildKit fetches the others from the addresses in the Dockerfile."""
     needs = needs_of_targets(run)
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
     mirrors, netrc = configured.mirrors, configured.netrc_file
@@ -265,22 +274,25 @@ def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provide
     yield {image: f"docker-image://{name}" for image, name in mirrored.items() if name != image}, stages, secrets
 
 
-# Addresses in apt's sources may lack the slash at the end.
+# Add a slash to the addresses in apt's sources that do not end with one.
 ADD_SLASHES = (
     r"s|\(https\{0,1\}://[^[:space:]]*[^/[:space:]]\)\([[:space:]]\)|\1/\2|g",
     r"s|\(https\{0,1\}://[^[:space:]]*[^/[:space:]]\)$|\1/|",
 )
-# A proxy sees the whole address of http requests only, so port 443 tells it that the address was one of https.
+# A proxy sees the complete address only of http requests. Port 443 tells the proxy that the original scheme was https.
 HTTPS_TO_PORT_443 = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
 
 
 def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
-    """Return an apt-get script that rewrites addresses by their beginnings; `netrc` is the text of that file."""
-    # Images name an archive by http or https, as they like: a mirror is for both, unless there are two.
+    """Return an apt-get script that replaces the addresses of package archives by those of mirrors.
+
+    `downloads` maps the start of addresses to their replacement. `netrc` is the text of a netrc file with passwords.
+    """
+    # Images may use http or https for an archive. A mirror for one scheme is also used for the other, if that has none.
     other = {"http": "https", "https": "http"}
     both = {f"{other[urlsplit(old).scheme]}:{old.partition(':')[2]}": new for old, new in downloads.items()}
     longest_first = sorted((both | dict(downloads)).items(), key=lambda pair: len(pair[0]), reverse=True)
-    # A rule must not change what another rule wrote: each writes a number, and the last rules replace those.
+    # A rule must not change the result of another rule. So each rule writes a number, which is replaced at the end.
     sources = [f"s|{_sed_pattern(old)}|\x01{i}\x01|g" for i, (old, _) in enumerate(longest_first)]
     sources += [f"s|\x01{i}\x01|{_sed_replacement(new)}|g" for i, (_, new) in enumerate(longest_first)]
     hosts = {urlsplit(old).hostname or "": urlsplit(new).hostname or "" for old, new in downloads.items()}
@@ -292,18 +304,18 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
 
 
 def apt_get_for_proxy(address: str, *, recording: bool) -> str:
-    """Return an apt-get script that gets everything through a bundle's proxy at `http://host:port`."""
-    # A proxy that records sends a file when it has all of it.
-    # A bundle's indices are as old as the bundle; their signatures are verified all the same.
+    """Return an apt-get script that fetches everything through a bundle's proxy at `http://host:port`."""
+    # When a bundle is made, the proxy sends a file only after it has fetched it completely.
+    # When a bundle is used, its package lists may have expired; apt still verifies their signatures.
     more = "Acquire::http::Timeout=3600" if recording else "Acquire::Check-Valid-Until=false"
     proxies = [f"Acquire::{scheme}::Proxy={address}" for scheme in ("http", "https")]
-    # Indices that are newer than the bundle's would ask for packages that it lacks.
+    # Package lists that are newer than the bundle could name packages that the bundle lacks.
     outdated = ["/var/lib/apt/lists/*", *(["/var/cache/apt/archives/*.deb"] if recording else [])]
     return _apt_get([HTTPS_TO_PORT_443], outdated=outdated, options=[*proxies, "Acquire::PDiffs=false", more])
 
 
 def _apt_get(sources: Sequence[str], **parts: object) -> str:
-    # This package's templates need no autoescaping: a shell reads them.
+    # The template is a shell script, so HTML escaping would be wrong.
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)  # noqa: S701
     text = (Path(__file__).parent / "templates" / "apt-get.sh.j2").read_text()
     return environment.from_string(text).render(sources=[*ADD_SLASHES, *sources], **parts)

@@ -1,4 +1,4 @@
-"""Install and run a private engine on a machine that has none: packages, network, emulation, daemon."""
+"""Install and run a private Docker engine on a machine without an engine: packages, network, emulation, daemon."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ BINFMT = Path("/proc/sys/fs/binfmt_misc")
 BINFMT_D = Path("/usr/lib/binfmt.d")
 
 PROGRAMS = {"dockerd": "docker.io", "docker": "docker-cli", "iptables": "iptables", "ip": "iproute2", "git": "git"}
-"""Program that the engine needs → its package. BuildKit calls git for sources in git."""
-# Debian 12 is the one release whose own engine is too old while the next release's packages install on it.
+"""Maps the programs that the engine needs to their packages. BuildKit calls git to fetch sources."""
+# The engine in Debian 12 is too old, but packages of the next release can be installed there.
 NEXT_RELEASE = {"bookworm": "trixie"}
 FROM_NEXT = frozenset({"docker.io", "docker-cli", "docker-buildx", "docker-compose", "qemu-user-static", "cosign"})
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder; wait while another process holds it."""
+    """Hold an exclusive lock on a folder. Wait if another process holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -52,41 +52,49 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _add_next_release(release: str, codename: str) -> None:
-    """Make `release` known to apt, at a priority so low that only packages that are named come from it."""
+    """Add a release to apt's sources, with so low a priority that apt takes only explicitly named packages from it.
+
+    `codename` is the machine's own release. Raises CommandError if apt has no source for that release.
+    """
     from imagebuild.core import debian
 
     known = debian.apt_sources()
     listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.list"
     if not listing.exists() and any(source.suite == release for source in known):
-        return  # the machine's owner added it, and decides on priorities
+        return  # the administrator has added the release, and decides on its priority
     wanted = debian.sources_for_release(known, codename, release)
     if not wanted:
-        raise CommandError(f"apt's sources in {debian.ETC} have no archive of {codename}; add the distribution's own")
+        raise CommandError(
+            f"{debian.ETC}: no apt source is an archive of {codename}; add the distribution's archive to the sources"
+        )
     preferences = debian.ETC / "preferences.d" / f"imagebuild-{release}"
     preferences.write_text(f"Package: *\nPin: release n={release}*\nPin-Priority: 50\n")
     listing.write_text(debian.as_oneline(wanted))
     for path in (preferences, listing):
-        path.chmod(0o644)  # apt's tools also run for users, whatever root's umask is
+        path.chmod(0o644)  # other users run apt's tools, too, and root's umask may forbid reading
 
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
-    """Install packages without starting a service or removing a package. Raises CommandError if that fails."""
+    """Install packages. No service is started, and no package is removed. Raises CommandError if that fails."""
     from imagebuild.core import debian
 
     here = debian.os_release()
     if here.get("ID") not in ("debian", "ubuntu"):
-        raise CommandError(f"packages are installed on Debian and Ubuntu only; install by hand: {' '.join(packages)}")
+        raise CommandError(
+            "imagebuild can install packages only on Debian and Ubuntu; "
+            f"install the equivalents of these packages yourself: {' '.join(packages)}"
+        )
     later = NEXT_RELEASE.get(here.get("VERSION_CODENAME", "")) if FROM_NEXT.intersection(packages) else None
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     wanted = [f"{package}/{later}" if later and package in FROM_NEXT else package for package in packages]
-    # One at a time: apt does not wait for another apt, and the first of two to end would remove the policy.
+    # Only one process at a time: apt does not wait for another apt, and the first process to end removes the policy.
     with alone(POLICY.parent):
-        # A container service that a package brings would be a second engine, on docker0. A machine that has a policy of
-        # its own, as container images do, keeps it.
+        # The policy prevents the start of the packages' docker service, which would be a second engine. An existing
+        # policy, as in container images, is kept.
         ours = not POLICY.exists()
         try:
             if ours:
-                POLICY.write_text("#!/bin/sh\nexit 101\n")  # nothing may start
+                POLICY.write_text("#!/bin/sh\nexit 101\n")  # forbids the start of every service
                 POLICY.chmod(0o755)
             if later:
                 _add_next_release(later, here["VERSION_CODENAME"])
@@ -98,34 +106,40 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
 
 
 def missing_packages(run: RunProgram = run_program) -> list[str]:
-    """List the packages that a private engine needs and this machine lacks."""
+    """Return the packages that a private engine needs and this machine lacks."""
     from imagebuild.core import debian
 
     packages = [package for program, package in PROGRAMS.items() if not which(program)]
-    if "docker-cli" in packages and debian.os_release().get("ID") == "ubuntu":  # where docker.io has the client
+    if "docker-cli" in packages and debian.os_release().get("ID") == "ubuntu":  # in which docker.io contains the client
         packages.remove("docker-cli")
     return packages if buildx_version(run) else [*packages, "docker-buildx"]
 
 
 BRIDGE_ADDRESS = "02:42:ac:1e:00:01"
-"""Hardware address of the bridge. Without one of its own a bridge takes that of its lowest port. It would change when a
-container ends, and others would send to the old one until they ask again, half a minute later."""
+"""MAC address of the bridge. Without a fixed address, a bridge has that of its lowest port. The address would change
+when that port's container ends, and other containers would use the old address for half a minute."""
 BLOCKS = (IPv4Network("172.30.0.0/16"), IPv4Network("10.213.0.0/16"), IPv4Network("192.168.192.0/18"))
 
 
 def choose_pool(taken: Iterable[IPv4Network]) -> IPv4Network:
-    """Choose addresses for the private engine's networks that overlap no route. Raises CommandError if none is left."""
-    # A VPN that routes everything in two halves does not count as taking these.
+    """Return addresses for the private engine's networks that do not overlap with a route of this machine.
+
+    Raises CommandError if all candidates overlap.
+    """
+    # Very large networks are ignored, such as the two halves of the address space that some VPNs route.
     routes = [network for network in taken if network.prefixlen >= 8]
     for pool in (pool for block in BLOCKS for pool in block.subnets(new_prefix=19)):
         if not any(map(pool.overlaps, routes)):
             return pool
     tried = ", ".join(map(str, BLOCKS))
-    raise CommandError(f"no addresses are left for a bridge: routes use all of {tried} (see `ip route`)")
+    raise CommandError(
+        f"no addresses are free for the private engine's bridge: routes use all of {tried}; "
+        "remove routes to one of these networks (`ip route` lists them)"
+    )
 
 
 def firewall_rules(pool: IPv4Network) -> list[tuple[str, str, list[str]]]:
-    """Return (table, chain, rule) of the rules that let containers of the pool connect to other networks."""
+    """Return the rules that let containers of the pool connect to other networks, as tuples (table, chain, rule)."""
     ours = str(pool)
     answers = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"]
     return [
@@ -141,13 +155,13 @@ def network_routes(run: RunProgram) -> list[tuple[IPv4Network, str]]:
 
 
 def mtu(routes: Iterable[tuple[IPv4Network, str]]) -> int:
-    """Return the largest packet that the default routes take: those of tunnels and clouds may take less than 1500."""
+    """Return the smallest MTU of the default routes, at most 1500. Tunnels and clouds may have less."""
     devices = [device for network, device in routes if network.prefixlen == 0 and device]
     return min([1500, *(int((NET / device / "mtu").read_text()) for device in devices)])
 
 
 def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
-    """Make the bridge, with the first half of the pool, and the firewall rules."""
+    """Add the firewall rules and the bridge, which gets the first half of the pool."""
     inside = next(pool.subnets())
     run("ip", "link", "add", bridge, "address", BRIDGE_ADDRESS, "type", "bridge")
     run("ip", "address", "add", f"{inside[1]}/{inside.prefixlen}", "dev", bridge)
@@ -157,16 +171,16 @@ def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
 
 
 def remove_network(bridge: str, run: RunProgram) -> None:
-    """Remove the rules and every bridge of the pool: dockerd leaves those of networks that users made.
+    """Remove the firewall rules and all bridges of the pool, also those of networks that users made.
 
-    Our bridge goes last, as it tells the pool.
+    The engine's own bridge is removed last, as its addresses are needed to find the pool.
     """
     if not (NET / bridge).exists():
         return
     routes = [(network, device) for network, device in network_routes(run) if network.prefixlen < 32]
     for pool in {network.supernet() for network, device in routes if device == bridge}:
         for table, chain, rule in firewall_rules(pool):
-            with suppress(CommandError):  # it may be gone
+            with suppress(CommandError):  # the rule may not exist
                 run("iptables", "--wait", "--table", table, "--delete", chain, *rule)
         for device in {device for network, device in routes if network.subnet_of(pool)} - {bridge}:
             run("ip", "link", "delete", device, "type", "bridge")
@@ -174,9 +188,10 @@ def remove_network(bridge: str, run: RunProgram) -> None:
 
 
 def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
-    """Make programs of `arch` (amd64 or arm64) run here: register an emulator with the kernel if it has none.
+    """Register an emulator for programs of `arch` (amd64 or arm64) with the kernel, unless this machine can run them.
 
-    The whole machine has one table of emulators. Raises ConfigError if root is needed, CommandError if a step fails.
+    The emulator is registered for the whole machine. Raises ConfigError if root is needed, CommandError if a step
+    fails.
     """
     names = [f"qemu-{CPUS[arch]}{end}" for end in ("", "-static")]  # not qemu-aarch64_be
 
@@ -191,18 +206,19 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
     described = [BINFMT_D / f"{name}.conf" for name in names]
     if not registered() and not any(path.exists() for path in described):
         install(["qemu-user-static"], run)
-    if registered():  # the package did it, as it does where systemd runs
+    if registered():  # by the package, which registers the emulator if systemd runs
         return
     with os_errors_as_command_errors():
         text = next((path for path in described if path.exists()), described[0]).read_text()
         line = next(line for line in text.splitlines() if line.startswith(":")).strip()
-        # Flag F makes the kernel hold the emulator, so that it is there in every root file system.
+        # With the flag F, the kernel opens the emulator now, so that it also works in other root file systems.
         (BINFMT / "register").write_text(line if "F" in line.rpartition(":")[2] else f"{line}F")
 
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""Starts a program with mounts and processes of its own; they end with its first process, and that with `unshare`."""
-# A system-wide containerd is hidden: it is another engine's. The shell is the first process, which has to reap others.
+"""Starts a program in its own mount and PID namespaces. If `unshare` ends, all processes in them end."""
+# The tmpfs hides a system-wide containerd, which belongs to another engine. The shell is the first process of the
+# namespace, which must reap orphaned processes.
 DAEMON = """cd /
 mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && dockerd --config-file "$0"
 exit
@@ -210,18 +226,18 @@ exit
 
 
 START_S = 60
-"""How long the engine may take until it answers."""
+"""Maximum time in seconds until the engine answers."""
 
 
 def engine_processes(paths: EnginePaths) -> dict[int, str]:
-    """Return the processes that run this engine: process id → program. All others that it has end with its shell."""
+    """Map the ids of the processes that run this engine to their programs. Its other processes end with the shell."""
     programs = {pid: Path(argv[0]).name for pid, (_, argv) in process_table().items() if str(paths.config) in argv}
     return {pid: program for pid, program in programs.items() if program in ("unshare", "sh", "dockerd")}
 
 
 def _clear(paths: EnginePaths, run: RunProgram) -> None:
-    """End the engine, and remove all that it made except its data, also what a crash or a `kill -9` left."""
-    # dockerd stops its containers first. With the shell all processes end, and `unshare` waits for the last one.
+    """Stop the engine, and remove its network and runtime files, also those that are left after a crash."""
+    # dockerd stops its containers first. All processes end with the shell, and `unshare` waits for the last one.
     for program, number, patience in (("dockerd", signal.SIGTERM, 20), ("sh", signal.SIGKILL, 10)):
         for pid, name in engine_processes(paths).items():
             if name == program:
@@ -235,19 +251,19 @@ def _clear(paths: EnginePaths, run: RunProgram) -> None:
 
 
 def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> EnginePaths:
-    """Start the private engine unless it answers, and return where it is; install the packages that it lacks first.
+    """Start the private engine if it does not run yet, and return its paths. Missing packages are installed first.
 
-    No engine that is already there is stopped, configured or upgraded. Raises ConfigError if not root, CommandError if
-    a step fails; what was started is removed again.
+    Other engines on this machine are not changed. Raises ConfigError without root, CommandError if a step fails; the
+    engine's processes and network are then removed again.
     """
     paths = EnginePaths.of(environ)
     require_root("`imagebuild engine up`")
     with os_errors_as_command_errors():
         paths.data.mkdir(parents=True, exist_ok=True)
-        with alone(paths.state):  # a second `up` or `down` would remove a half-made engine
+        with alone(paths.state):  # an `up` or `down` at the same time would remove an incomplete engine
             if flaw := engine_flaw(Endpoint(paths.host, "private"), run):
                 if engine_processes(paths):
-                    raise CommandError(f"the private engine runs, but {flaw}; end it with `imagebuild engine down`")
+                    raise CommandError(f"the private engine runs, but {flaw}; stop it with `imagebuild engine down`")
                 if missing := missing_packages(run):
                     install(missing, run)
                 _launch(paths, run)
@@ -255,12 +271,12 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
 
 
 def _launch(paths: EnginePaths, run: RunProgram) -> None:
-    """Write the configuration, make the network, and run dockerd until it answers; remove all that if it fails."""
+    """Write the configuration, make the network, start dockerd, and wait until it answers. Clean up if that fails."""
     _clear(paths, run)
     try:
         paths.run.mkdir(parents=True)
-        paths.run.chmod(0o755)  # users of the socket must get there, whatever root's umask is
-        # dockerd would give the bridge the address that it had before, which another engine may have by now.
+        paths.run.chmod(0o755)  # users of the socket must enter the folder, and root's umask may forbid that
+        # Without this file, dockerd does not reuse the bridge's previous address, which another network may have now.
         (paths.data / "network/files/local-kv.db").unlink(missing_ok=True)
         routes = network_routes(run)
         pool, largest = choose_pool(network for network, _ in routes), mtu(routes)
@@ -271,7 +287,7 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
             "exec-root": str(paths.run / "exec"),
             "pidfile": str(paths.run / "docker.pid"),
             "bridge": paths.bridge,
-            # The other half of the pool is the bridge's.
+            # The first half of the pool is for the bridge.
             "default-address-pools": [{"base": str(list(pool.subnets())[1]), "size": 24}],
             "iptables": False,
             "mtu": largest,
@@ -283,14 +299,14 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         command = (*NAMESPACES, "--propagation", "slave", "sh", "-c", DAEMON, str(paths.config))
         with paths.log.open("wb") as log:
             process = start_program(command, output=log.fileno())
-        # It may end long before this process, which then has to take its status.
+        # Reap the process when it ends, which may be long before this one ends.
         threading.Thread(target=process.wait, daemon=True).start()
         deadline = time.monotonic() + START_S
         while flaw := engine_flaw(Endpoint(paths.host, "private"), run):
             ended = process.poll() is not None
             if ended or time.monotonic() > deadline:
                 lines = "\n  ".join(paths.log.read_text(errors="replace").splitlines()[-10:])
-                problem = "ended" if ended else f"gave no usable answer in {START_S} s ({flaw})"
+                problem = "ended" if ended else f"was not ready after {START_S} s ({flaw})"
                 raise CommandError(f"the private engine {problem}; the end of {paths.log}:\n  {lines}")
             time.sleep(0.2)
     except BaseException:
@@ -299,7 +315,10 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
 
 
 def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program, *, purge: bool = False) -> None:
-    """Stop the private engine and remove its network; `purge` also deletes its data. Raises ConfigError if not root."""
+    """Stop the private engine and remove its network; with `purge`, also delete its data.
+
+    Raises ConfigError without root, CommandError if a step fails.
+    """
     paths = EnginePaths.of(environ)
     if not paths.state.exists():
         return

@@ -63,7 +63,7 @@ def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None
 
     local = ("build", "--platform", "local")
     other = tiny.imagebuild(*local, "tiny-cuda12.9-debian13-devel", "--bundle", bundle, expect=2)
-    assert "tiny-cuda12.9-debian13-devel cannot be built from it: the stage " in other.err
+    assert "tiny-cuda12.9-debian13-devel cannot be built from this bundle: the stage " in other.err
     (archive,) = bundle.glob("files/http/*/tool.tar")
     archive.write_bytes(b"X" * archive.stat().st_size)
     assert f"{archive}: has changed" in tiny.imagebuild("bundle", "verify", bundle, expect=5).err

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Make the key of a cluster, and print it.
+# Make the SSH key of a cluster, and print it.
 for tool in ssh ssh-keygen /usr/sbin/sshd; do
   command -v $tool > /dev/null || { echo "no $tool"; exit 1; }
 done

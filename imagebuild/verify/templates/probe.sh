@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Print what a host has: a line `imagebuild-probe:NAME=VALUE` for each fact, the last of which is `end`.
+# Print facts about the host and the image, each as a line `imagebuild-probe:NAME=VALUE`. The last fact is `end`.
 PATH="$PATH:/usr/sbin:/sbin"
 fact() { echo "imagebuild-probe:$1=$2"; }
 fact uid "$(id -u 2>/dev/null)"

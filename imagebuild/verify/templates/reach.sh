@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Wait until all of $NODES let root and mpiuser in, for at most $TIMEOUT seconds.
-# A server that has just been started may not answer yet; one that refuses will go on refusing.
+# Wait for at most $TIMEOUT seconds until root and mpiuser can log in to all $NODES.
+# A server that was just started may not answer yet. If a server refuses a key, do not try again.
 for user in root mpiuser; do
   id -u $user > /dev/null 2>&1 || continue
   as_user=(setpriv --reuid="$user" --regid="$(id -g $user)" --init-groups)

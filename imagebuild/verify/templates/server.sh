@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Give root and mpiuser the key $KEY, which lets them in, and start sshd.
+# Install $KEY as the private and authorized key of root and mpiuser, and start sshd.
 for user in root mpiuser; do
   id -u $user > /dev/null 2>&1 || continue
   eval "cd ~$user/.ssh"

@@ -96,5 +96,5 @@ def test_contexts_and_caches_of_one_target(run: BuildRun) -> None:
 
 
 def test_a_platform_that_the_target_is_not_for(full_plan: Plan) -> None:
-    with pytest.raises(ConfigError, match="it is for linux/amd64, linux/arm64"):
+    with pytest.raises(ConfigError, match="choose from linux/amd64, linux/arm64"):
         check_platforms(full_plan.targets, ["linux/riscv64"])

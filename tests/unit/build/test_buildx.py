@@ -155,11 +155,11 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("ucx", "write it as NAME=FOLDER"),
-        ("ucx={}/empty", "with a folder that has something in it"),
-        ("ucy={}", "use no source in git of that name; did you mean 'ucx'"),
-        ("sshd={}", "use no source in git of that name; known: "),
-        ("perftest={}", "use no source in git of that name$"),
+        ("ucx", "write NAME=FOLDER"),
+        ("ucx={}/empty", "with a folder that exists and is not empty"),
+        ("ucy={}", "no selected target has a component of this name with a source in git; did you mean 'ucx'"),
+        ("sshd={}", "no selected target has a component of this name with a source in git; known: "),
+        ("perftest={}", "no selected target has a component of this name with a source in git$"),
     ],
 )
 def test_wrong_sources(project: Project, tmp_path: Path, given: str, message: str) -> None:
@@ -300,6 +300,6 @@ def test_a_folder_that_is_no_layout_is_not_touched(run: BuildRun) -> None:
     folder = run.request.folder / run.request.targets[0].id / "layout"
     folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"layout: is no OCI layout; remove it"):
+    with pytest.raises(ConfigError, match=r"layout: exists, but is not an OCI layout; remove it"):
         run_bake(run, BuildProgress())
     assert (folder / "thesis.txt").read_text() == "mine"

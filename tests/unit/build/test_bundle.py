@@ -41,7 +41,9 @@ def test_what_a_bundle_serves_and_how_damage_is_found(tmp_path: Path) -> None:
     assert (bundle.manifest, bundle.find_damage()) == (MANIFEST, [])
     assert bundle.problem({"s": "key2"}, ["linux/amd64", "linux/arm64"]) == ""
     assert bundle.problem({"s": "key1"}, ["linux/arm64"]) == "the bundle was made without linux/arm64"
-    assert bundle.problem({"s": "key1", "t": "key9"}, ["linux/amd64"]).startswith("the stage t differs from the one")
+    assert bundle.problem({"s": "key1", "t": "key9"}, ["linux/amd64"]).startswith(
+        "the stage t has changed since the bundle was made"
+    )
     (tmp_path / "files/a").write_text("another")
     (tmp_path / "gone").unlink()
     assert bundle.find_damage() == [

@@ -125,7 +125,7 @@ def test_what_fails_on_the_way_leaves_nothing(
     with pytest.raises(CommandError, match=r"daemon\.json: Is a directory"):
         start_engine({}, installed(paths))
     process(machine, 12, "dockerd", "--config-file", str(paths.config))
-    with pytest.raises(CommandError, match="the private engine runs, but its socket does not exist; end it with"):
+    with pytest.raises(CommandError, match="the private engine runs, but its socket does not exist; stop it with"):
         start_engine({}, installed(paths))
 
 
@@ -168,7 +168,7 @@ def test_the_pool_overlaps_no_route() -> None:
     assert choose_pool(everything) == POOL
     assert choose_pool([IPv4Network("172.30.5.0/24")]) == IPv4Network("172.30.32.0/19")
     assert choose_pool([IPv4Network("172.16.0.0/12")]) == IPv4Network("10.213.0.0/19")
-    with pytest.raises(CommandError, match="no addresses are left"):
+    with pytest.raises(CommandError, match="no addresses are free"):
         choose_pool([IPv4Network("172.16.0.0/12"), IPv4Network("10.0.0.0/8"), IPv4Network("192.168.0.0/16")])
 
 

@@ -49,7 +49,7 @@ def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) 
         "adapted: library: OLD_PATH: no image has these",
         "adapted: library: PATH: /opt/x/bin is not in the image",
     ]
-    assert (status, "no selected target has such a stage" in err) == (2, True)
+    assert (status, "no selected target has this stage" in err) == (2, True)
 
 
 def test_the_header_has_the_command_that_makes_the_same_file_again(call: Call, tiny: Files) -> None:
