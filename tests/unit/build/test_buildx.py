@@ -24,7 +24,6 @@ from imagebuild.build.buildx import (
     run_bake,
 )
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
-from imagebuild.core.settings import ca_bundle
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Layout
@@ -176,18 +175,6 @@ def test_a_source_is_named_by_its_component_its_pin_or_what_it_provides(project:
         "pmix": "pmix-git", "openmpi": "openmpi-git", "mpi": "openmpi-git",
     }.items():  # fmt: skip
         assert replaced_sources(project, stages, [f"{name}={tmp_path}"]) == {f"{component}-source": str(tmp_path)}
-
-
-def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Path) -> None:
-    bundle = tmp_path / "ca.crt"
-    bundle.write_text("-----BEGIN CERTIFICATE-----\n")
-    assert ca_bundle(bundle, {"PIP_CERT": "/gone"}) == bundle
-    assert ca_bundle(None, {"SSL_CERT_FILE": "", "PIP_CERT": str(bundle), "CURL_CA_BUNDLE": "/gone"}) == bundle
-    with pytest.raises(ConfigError, match="PIP_CERT: /gone: cannot be read: No such file"):
-        ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)})
-    bundle.write_text("# A title\n")
-    with pytest.raises(ConfigError, match=f"--ca {bundle}: contains no certificate; use a file"):
-        ca_bundle(bundle, {})
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -8,7 +8,7 @@ import pytest
 
 from imagebuild.core import settings
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.settings import Mirrors, Settings, load_settings
+from imagebuild.core.settings import Mirrors, Settings, ca_bundle, load_settings, pip_conf_text
 from tests.conftest import data
 
 ROWS = data("mirrors")
@@ -56,3 +56,21 @@ def test_without_a_file_there_are_defaults(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     assert load_settings({}) == Settings()
     settings.configured_index()
+
+
+def test_the_ca_bundle_is_the_one_given_or_the_one_the_machine_uses(tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.crt"
+    bundle.write_text("-----BEGIN CERTIFICATE-----\n")
+    assert ca_bundle(bundle, {"PIP_CERT": "/gone"}) == bundle
+    assert ca_bundle(None, {"SSL_CERT_FILE": "", "PIP_CERT": str(bundle), "CURL_CA_BUNDLE": "/gone"}) == bundle
+    with pytest.raises(ConfigError, match="PIP_CERT: /gone: cannot be read: No such file"):
+        ca_bundle(None, {"PIP_CERT": "/gone", "CURL_CA_BUNDLE": str(bundle)})
+    bundle.write_text("# A title\n")
+    with pytest.raises(ConfigError, match=f"--ca {bundle}: contains no certificate; use a file"):
+        ca_bundle(bundle, {})
+
+
+def test_pip_is_told_the_index() -> None:
+    assert pip_conf_text("https://i.example/s/") == "[global]\nindex-url = https://i.example/s/\n"
+    assert pip_conf_text("http://10.0.0.1:80/s/").splitlines()[-1] == "trusted-host = 10.0.0.1"
+    assert "https://me:a%40b@i.example/s/" in pip_conf_text("https://i.example/s/", ("me", "a@b"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,8 @@ from imagebuild.bench.verification import CheckResult
 from imagebuild.project.plan import make_plan
 from imagebuild.render.image import image_labels
 from imagebuild.render.resolve import resolve_recipe
-from imagebuild.verify.rules import IMAGE_CHECKS, judge_images, read_images
+from imagebuild.verify.elf import read
+from imagebuild.verify.rules import IMAGE_CHECKS, describe_code, judge_images, read_images, runs
 from imagebuild.verify.subject import ImageFinder
 from tests.conftest import ROOT, Files, data
 from tests.unit import image_files
@@ -312,3 +314,19 @@ def test_every_rule_has_a_test_that_it_finds_a_fault() -> None:
     assert tested == set(IMAGE_CHECKS) - {"readable"}
     waiver = json.loads((ROOT / "schemas/matrix.json").read_text())["$defs"]["CheckWaiver"]
     assert waiver["properties"]["rule"]["enum"] == list(IMAGE_CHECKS)[1:]
+
+
+@pytest.mark.parametrize(
+    ("has", "capability", "right"),
+    [
+        ("code 80", "80", True), ("code 80", "89", True), ("code 89", "80", False), ("code 90", "100", False),
+        ("ptx 80", "120", True), ("ptx 90", "80", False), ("code 90a", "90", True), ("code 100a", "103", False),
+        ("code 100f", "103", True), ("ptx 100f", "120", False), ("ptx 90a", "100", False), ("code 100", "103", True),
+    ],
+)  # fmt: skip
+def test_which_code_runs_where(has: str, capability: str, right: bool) -> None:
+    kind, number = has.split()
+    suffix = {"a": 1 << 20, "f": 1 << 21}.get(number[-1], 0)
+    made = read(io.BytesIO(elf(fatbin=image_files.fatbin((kind, int(number.rstrip("af")), suffix)))))
+    assert describe_code(made) == f"{kind.replace('ptx', 'PTX')} for {number}"
+    assert runs(made, capability) == right

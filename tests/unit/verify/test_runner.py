@@ -1,4 +1,4 @@
-"""What the runners decide, and the runner `exec:PREFIX` with real programs of this machine."""
+"""The surroundings that runners report, and the runner `exec:PREFIX` with real programs of this machine."""
 
 import os
 import pwd
@@ -9,7 +9,6 @@ import pytest
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import KEPT
-from imagebuild.verify.docker import CDI, GPU, container_options, with_share_of_gpus
 from imagebuild.verify.runner import (
     Command,
     ExecSession,
@@ -47,33 +46,6 @@ def test_the_probe_is_read_between_other_lines(old: str, new: str, why: dict[str
     assert (have.why, have.user, have.facts) == (why, "root", {"kernel": "6.1", "os": "Some Linux"})
     assert (have.gpus, have.rdma) == (0 if "gpu" in why else 8, "rdma" not in why)
     assert read_probe(PROBED.replace("end=", "")) is None
-
-
-# Containers
-
-
-def test_containers_are_started_with_what_the_engine_may_have() -> None:
-    """The first options that the engine takes win: first without limits, then without GPUs, then without cards."""
-    best, *_, least = container_options({"MemTotal": 64 << 30, "Runtimes": {"nvidia": {}}, "CDISpecDirs": ["/etc/cdi"]})
-    assert {u["Name"]: u["Soft"] for u in best["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
-    assert (best["shm_size"], best["device_requests"], "devices" in best) == (32 << 30, [GPU], True)
-    assert least.keys() == {"hostname", "shm_size", "cap_add"}
-    found = [
-        ("ulimits" in o, [r.driver for r in o.get("device_requests", ())], "devices" in o)
-        for o in container_options({"CDISpecDirs": ["/etc/cdi"]})
-    ]
-    with_limits = [(True, ["cdi"], True), (True, ["cdi"], False), (True, [], True), (True, [], False)]
-    assert found == with_limits + [(False, *rest) for _, *rest in with_limits]
-
-
-def test_nodes_share_the_gpus() -> None:
-    options = {"hostname": "check", "device_requests": [GPU]}
-    second = with_share_of_gpus(options, 1, 2, 8)["device_requests"][0]
-    assert second["DeviceIDs"] == ["4", "5", "6", "7"]
-    cdi = with_share_of_gpus({"device_requests": [CDI]}, 0, 2, 2)["device_requests"][0]
-    assert (cdi["Driver"], cdi["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=0"])
-    assert with_share_of_gpus(options, 0, 4, 2) == options
-    assert with_share_of_gpus({"hostname": "check"}, 0, 2, 8) == {"hostname": "check"}
 
 
 # Prefixes

@@ -14,7 +14,6 @@ from imagebuild.verify import elf
 from imagebuild.verify.elf import Loader, NotElf, gpu_code
 from imagebuild.verify.files import Elf, GpuCode, Layer, Tree
 from imagebuild.verify.layers import scan
-from imagebuild.verify.rules import describe_code, runs
 from tests.unit import image_files
 from tests.unit.image_files import REAL, Files, cache, symlink
 
@@ -64,22 +63,6 @@ def test_parts_of_fat_binaries() -> None:
             gpu(first[:cut])
     with pytest.raises(ValueError, match="no fat binary"):
         gpu(b"something else, of some length")
-
-
-@pytest.mark.parametrize(
-    ("has", "capability", "right"),
-    [
-        ("code 80", "80", True), ("code 80", "89", True), ("code 89", "80", False), ("code 90", "100", False),
-        ("ptx 80", "120", True), ("ptx 90", "80", False), ("code 90a", "90", True), ("code 100a", "103", False),
-        ("code 100f", "103", True), ("ptx 100f", "120", False), ("ptx 90a", "100", False), ("code 100", "103", True),
-    ],
-)  # fmt: skip
-def test_which_code_runs_where(has: str, capability: str, right: bool) -> None:
-    kind, number = has.split()
-    suffix = {"a": SUFFIX_A, "f": SUFFIX_F}.get(number[-1], 0)
-    made = read(image_files.elf(fatbin=image_files.fatbin((kind, int(number.rstrip("af")), suffix))))
-    assert describe_code(made) == f"{kind.replace('ptx', 'PTX')} for {number}"
-    assert runs(made, capability) == right
 
 
 def read_layer(files: Files) -> Layer:
