@@ -1,1 +1,1 @@
-"""Give tags to verified digests, with their evidence; list, compare, scan and prune what was published."""
+"""Publishing of verified images, with attestations; scans, comparison, listing and pruning of images."""

@@ -1,4 +1,4 @@
-"""Judge what is attached to an image, and attach more."""
+"""Verification and addition of attachments, such as SBOMs, to images in registries."""
 
 from __future__ import annotations
 
@@ -36,21 +36,25 @@ from imagebuild.report.document import Report
 
 INDEX = "index"
 DEFAULT_KINDS = ("sbom", "provenance", "verification")
-"""Kinds of attachments that `attest verify` requires by default."""
+"""The kinds of attachments that `attest verify` requires if no others are named."""
 
 
 # Verify
 
 
 Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
-"""`failed`: it is genuine, and says that something is wrong. `broken`: it is damaged, or about something else."""
+"""The outcome for an attachment.
+
+`failed`: the attachment is intact, but it reports a failure, or its signature is not trusted. `broken`: the attachment
+is damaged or about another image. `skipped`: the attachment does not count.
+"""
 
 
 class AttestFinding(Model):
-    """Say whether one attachment of an image is right, or that one is missing."""
+    """The outcome for one attachment of an image, or for one that is missing."""
 
     subject: str
-    """A platform, or `index`."""
+    """The platform of the image, or `index`."""
     digest: str
     """Digest of the manifest that the attachment refers to."""
     kind: str
@@ -58,22 +62,22 @@ class AttestFinding(Model):
     outcome: Outcome
     detail: str
     attachment: str | None = None
-    """Digest of the attachment's own manifest."""
+    """Digest of the attachment's own manifest. None if the attachment is missing, and for signatures."""
     required: bool = False
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether the image must not be trusted: damage always counts, the rest where it was required."""
+        """Whether the image must not be trusted. Damage always counts; the other outcomes count for required kinds."""
         return self.outcome == "broken" or (self.required and self.outcome != "passed")
 
 
 class AttestResult(Model):
-    """Hold the content of the file that `imagebuild attest verify --json` writes."""
+    """The file that `imagebuild attest verify --json` writes."""
 
     image: str
-    """Name of the image, as the user gave it."""
+    """The name of the image on the command line."""
     digest: str
-    """Digest of the index or, for an image without one, of the manifest."""
+    """Digest of the index. If the image has no index: digest of the manifest."""
     findings: tuple[AttestFinding, ...]
 
     @property
@@ -84,17 +88,17 @@ class AttestResult(Model):
 def verify_attachments(
     reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None
 ) -> AttestResult:
-    """Judge every attachment of an image, and name the required kinds that are missing.
+    """Judge every attachment of an image, and report the required kinds that are missing.
 
-    Without `trust`, no signature is asked for, so that nothing but damage and mix-ups is found. A tag is looked up
-    once; everything after that is about its digest. Raises ConfigError if there is no such image or it is unclear what
-    is required, CommandError if the registry fails, and ResultError if it has something else by this name.
+    Without `trust`, signatures are not checked, so only damaged attachments and attachments of other images are found.
+    A tag is resolved once; after that, only its digest is used. Raises ConfigError if the image does not exist or
+    `required` is not valid, CommandError if the registry fails, and ResultError if the name is not that of an image.
     """
     known = (*PREDICATES, SIGNATURE)
     if unknown := [kind for kind in required if kind not in known]:
-        raise ConfigError(f"--require {unknown[0]}: unknown kind; use {', '.join(known)}")
+        raise ConfigError(f"--require {unknown[0]}: unknown kind; use one of {', '.join(known)}")
     if SIGNATURE in required and not trust:
-        raise ConfigError(f"--require signature: whose? give {WHOSE}")
+        raise ConfigError(f"--require signature: the signer is not named; add {WHOSE}")
     found = image_in_registry(str(reference), reference, registry, Path())
     place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
@@ -105,7 +109,7 @@ def verify_attachments(
         judged = list(_judge_attached(place, digest, members, index, trust))
         if trust:
             problem = trust.image_problem(reference.at(digest))
-            signed = problem or "by the key or identity that was named"
+            signed = problem or "by the named key or identity"
             judged.append((SIGNATURE, "failed" if problem else "passed", signed, None))
         none = f"the registry lists none{' that is signed' if trust else ''}"
         counted = {kind for kind, outcome, *_ in judged if outcome != "skipped"}
@@ -124,17 +128,18 @@ def verify_attachments(
 def _judge_attached(
     place: Repository, digest: str, members: Mapping[str, str], index: str, trust: Signer | None
 ) -> Iterator[tuple[str, Outcome, str, str | None]]:
-    """Yield kind, outcome, detail and digest of what is attached to a manifest; what does not count is skipped.
+    """Yield the kind, outcome, detail and digest of each attachment of a manifest.
 
-    It may be about any of the members, platform → digest: those of an index, or the image itself.
+    `members` maps platforms to digests: all images of an index, or only the image itself. An attachment may be about
+    any of them.
     """
     manifest = place.manifest(digest).content
     believed: list[tuple[Attestation, BaseModel]] = []
     for attestation, value, problem in read_attached(place, digest):
-        # Whoever may push can attach, so an attachment without a trusted signature does not count.
+        # Everybody who may push can attach files, so an attachment without a trusted signature does not count.
         unsigned = trust.attestation_problem(attestation, manifest) if trust and attestation.content else ""
         if unsigned:
-            yield attestation.kind, "skipped", f"not believed: {unsigned}", attestation.digest
+            yield attestation.kind, "skipped", f"not trusted: {unsigned}", attestation.digest
             continue
         if problem:
             yield attestation.kind, "broken", problem, attestation.digest
@@ -153,14 +158,14 @@ def _judge_attached(
 
 
 def _scanned(scan: ScanResult) -> tuple[str, str]:
-    """Return the scanner without its version, and the image: of scans that are equal in both, the newest counts."""
+    """Return the scanner without its version, and the image. Only the newest scan for such a pair counts."""
     return scan.scanner.partition(" ")[0], scan.digest
 
 
 def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) -> tuple[Outcome, str]:
-    """Judge whether a predicate is about the image of a platform, and what it says. Anybody may have written it.
+    """Judge whether a predicate is about the image of a platform and reports success. Anybody may have written it.
 
-    `index` is the digest of the index that lists the image, or its own.
+    `index` is the digest of the index that lists the image. If there is no index: the digest of the image.
     """
     if other := mismatch(value, digest, platform, (index,)):
         return "broken", other
@@ -169,9 +174,9 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
         case SpdxDocument():
             summary = f"{len(value.contents)} packages and components"
         case Provenance():
-            summary = f"{value.sources}, of which {len(value.replaced)} stood in for others"
+            summary = f"{value.sources}, {len(value.replaced)} of them replaced others"
             if value.folders:
-                failure = f"built from folders that nobody can compare: {', '.join(value.folders)}"
+                failure = f"built from local folders, whose content is unknown: {', '.join(value.folders)}"
         case VerifyResult():
             outcomes = Counter(check.outcome for check in value.checks)
             summary = f"{outcomes['passed']} checks passed, {outcomes['skipped']} skipped"
@@ -193,23 +198,23 @@ def add_attachment(
     reference: ImageReference, registry: Registry, kind: str, content: bytes, *, file: Path,
     platform: str | None = None, signer: Signer | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Attach the content of a file to the images that it is about, and to their index, if that is what was named.
+    """Attach the content of a file to the images that it is about. If `reference` names an index, also to the index.
 
-    Return the digests of the attachments that are new; a signer signs them. Raises ConfigError if the image is not
-    named by digest, and for content about another image; ResultError for content of another kind.
+    Return the digests of the new attachments. A signer signs them. Raises ConfigError if the image is not named by
+    digest or the content is about another image. Raises ResultError if the content is of another kind.
     """
     place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
     index = str(found.digest)
     if not reference.digest:
-        raise ConfigError(f"{reference}: name the image by digest: the tag may have moved; now it names {index}")
+        raise ConfigError(f"{reference}: a tag may move; name the image by its digest, which is {index} now")
     value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
-    # What says neither image nor platform is of the platform that is named.
+    # A file that names neither an image nor a platform is about the platform that the user named.
     names = found.platforms if platform is None and any(about(value)) else (platform,)
     wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
     problem = ""
     for image in map(found.image, names):
         if other := mismatch(value, image.digest, image.platform, (index,)):
-            problem = f"{file}: is no {kind} of {image.digest}: {other}"
+            problem = f"{file}: is not a {kind} of {image.digest}: {other}"
             continue
         new = attachment_of(value, document, image.digest, image.platform)
         manifests = map(place.manifest, dict.fromkeys((image.digest, index)))
@@ -223,13 +228,13 @@ def add_attachment(
 def missing_attachments(
     place: Repository, wanted: Iterable[tuple[Descriptor, Sequence[NewAttachment]]], signer: Signer | None
 ) -> list[tuple[Descriptor, NewAttachment]]:
-    """Return what images lack of the attachments that they shall have.
+    """Return the wanted attachments that the images do not have yet.
 
-    With a signer, only attachments that it trusts count: anybody who may push can have attached others.
+    With a signer, only attachments with its signature count, because everybody who may push can attach files.
     """
 
     def identity(kind: str, content: str) -> tuple[str, str]:
-        # The same image built again needs no second provenance: the two differ only in the time.
+        # A rebuild of the same image needs no second provenance, which would differ only in the time.
         return kind, "" if kind == "provenance" else content
 
     missing: list[tuple[Descriptor, NewAttachment]] = []
@@ -241,7 +246,7 @@ def missing_attachments(
         present = Counter(same for same, _ in listed)
         if signer and listed:
             manifest = place.manifest(subject.digest).content
-            # Only what says to be the same is verified: of scans, there is one more each week.
+            # Only attachments with the same content are verified, because an image gets another scan every week.
             asked = {identity(new.kind, digest_of(new.content)) for new in attachments}
             read = [read_attestation(place, item, subject.digest) for same, item in listed if same in asked]
             trusted = [item for item in read if not signer.attestation_problem(item, manifest)]
@@ -255,9 +260,9 @@ def missing_attachments(
 
 
 def attach(place: Repository, subject: Descriptor, new: NewAttachment, signer: Signer | None = None) -> str:
-    """Attach a predicate to an image, signed if there is a signer, and return the digest of the attachment.
+    """Attach a predicate to an image, and return the digest of the attachment. A signer signs it first.
 
-    Raises CommandError if the registry fails or nothing can be signed.
+    Raises CommandError if the registry or the signer fails.
     """
     name = place.name.rpartition("/")[2]
     bundle = b""

@@ -1,4 +1,4 @@
-"""Read what registries have of the matrix's images into `images.json`, and write the README's table of images."""
+"""The catalogue of published images (`images.json`), and the README's table of images."""
 
 from __future__ import annotations
 
@@ -40,46 +40,48 @@ from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 
 WORKERS = 8
-"""Images that are read at a time, each with a few requests."""
+"""Maximum number of images that are read at the same time. Each takes a few requests."""
 READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
-"""Errors that an image which somebody else made may cause."""
+"""Errors that an image of another tool can cause."""
 REVISION = "org.opencontainers.image.revision"
-"""Annotation of an index with the commit that it was built from."""
+"""Annotation of an index: the commit that its images were built from."""
 
 
 def read_catalog(path: Path) -> Catalog:
-    """Read an `images.json`. Raises ConfigError without a file, ResultError if it is something else."""
+    """Read an `images.json`. Raises ConfigError if the file does not exist, ResultError if it is not a catalogue."""
     return read_written(Catalog, files.read_text(path), str(path))
 
 
 @dataclass(frozen=True)
 class CatalogReader:
-    """Read what the registries of a plan have; an image that cannot be read is one of the catalogue's problems."""
+    """Reads the catalogue of a plan from its registries. Images that cannot be read become its problems."""
 
     project: Project
     plan: Plan
     trust: Signer | None = None
-    """Whose signatures are looked for."""
+    """The signer whose signatures the catalogue reports. None: signatures are not checked."""
     freshness: Freshness | None = None
-    """What of these images the distribution has mended."""
+    """The security updates for the packages of these images."""
     connect: Callable[[str], Registry] = connect_registry
 
     @cached_property
     def _pending(self) -> dict[str, int]:
-        """Return digest → how many packages have updates, of the images that were looked at."""
+        """Maps the digest of each judged image to the number of its packages that have updates."""
         judged = self.freshness.images if self.freshness else ()
         return {image.digest: len(image.updates) for image in judged if not image.problem}
 
     def read(self, now: datetime) -> Catalog:
         """Return the catalogue of all images.
 
-        Raises ConfigError if a tag names no registry, CommandError if a registry cannot be read at all.
+        Raises ConfigError if a tag does not name a registry, CommandError if a registry cannot be read at all.
         """
         problems: list[str] = []
         images: list[PublishedImage] = []
         names = {tag.rpartition(":")[0]: t.image for t in self.plan.targets for tag in (*t.tags, *t.aliases)}
         if bare := [name for name in names if full_reference(name) != name]:
-            raise ConfigError(f"catalog: {bare[0]} names no registry; give --registry, or `repository:` in the matrix")
+            raise ConfigError(
+                f"catalog: {bare[0]} does not name a registry; add --registry, or `repository:` to the matrix"
+            )
         registries = {host: self.connect(host) for host in {parse_reference(name).host for name in names}}
         for name, image in names.items():
             reference = parse_reference(name)
@@ -97,7 +99,10 @@ class CatalogReader:
     def _image(
         self, place: Repository, image: str, tagged: tuple[str, Sequence[str]]
     ) -> tuple[PublishedImage | None, list[str]]:
-        """Return the image of a digest with its tags, None if it cannot be read; and what could not be read of it."""
+        """Return the image with a digest, and problems while reading it. The image is None if it cannot be read.
+
+        `tagged` is the digest and the tags that name it.
+        """
         digest, tags = tagged
         name, problems = f"{place}@{digest}", list[str]()
         try:
@@ -153,36 +158,36 @@ class CatalogReader:
 
 
 def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
-    """Sort the images of one name by time, then by version."""
+    """Sort the images of a repository by time, then by version."""
 
     def age(image: PublishedImage) -> tuple[str, str]:
-        # All reproducible images of a commit have the same time; their checks ran later.
+        # All reproducible images of a commit have the same time, so the time of their checks decides.
         return image.created, max((c.started for p in image.platforms for c in p.checks), default="")
 
     return sorted(images, key=lambda image: (*age(image), natural_order(image.tag), image.digest), reverse=True)
 
 
 def _tags_by_digest(place: Repository) -> dict[str, list[str]]:
-    """Return digest → the tags that name it."""
+    """Return a mapping from each digest to the tags that name it."""
     tags = [tag for tag in place.tags() if not REFERRERS_TAG.fullmatch(tag)]
     by_digest: dict[str, list[str]] = {}
     for tag, digest in zip(tags, for_each(place.digest, tags, place.registry, jobs=WORKERS), strict=True):
-        if digest:  # a tag may have been deleted meanwhile
+        if digest:  # None if the tag was deleted meanwhile
             by_digest.setdefault(digest, []).append(tag)
     return by_digest
 
 
 def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
-    """Return the versions of NCCL and MPI, by which people choose an image besides its axes."""
+    """Return the versions of NCCL and MPI. People choose an image by these and by its axes."""
     provides = {name: component.model.provides for name, component in project.components.items()}
     known = {name: version for c, version in versions.items() for name in (c, *provides.get(c, ()))}
-    # The version of Open MPI in HPC-X is only a series; that of HPC-X is exact.
+    # HPC-X states only the series of its Open MPI, but its own version is exact.
     mpi = f"HPC-X {known['hpcx']}" if "hpcx" in known else f"Open MPI {known['mpi']}" if "mpi" in known else ""
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
 
 
 def scan_summary(result: ScanResult) -> Scan:
-    """Return what the catalogue says of a scan."""
+    """Return the catalogue's summary of a scan."""
     facts = result.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
     counts = Counter(finding.severity for finding in result.findings)
     waived = sum(finding.waived is not None for finding in result.findings)
@@ -190,7 +195,7 @@ def scan_summary(result: ScanResult) -> Scan:
 
 
 def checks_summary(result: VerifyResult) -> Checks:
-    """Return what the catalogue says of a verification, and of the GPUs that its benchmarks name."""
+    """Return the catalogue's summary of a verification, with the GPU that its benchmarks name."""
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings or Surroundings(runner="")
     runs = [run for check in result.checks if check.results for run in check.results.runs]
@@ -204,22 +209,24 @@ def checks_summary(result: VerifyResult) -> Checks:
 
 BEGIN, END = "<!-- images:begin -->", "<!-- images:end -->"
 MOST_VALUES = 3
-"""Values of an axis that are listed; of more, the first and the last are."""
+"""Maximum number of values of an axis that are listed. If there are more, only the first and the last are."""
 
 
 def replace_table(name: str, text: str, table: str) -> str:
-    """Return a text with this table between its markers.
+    """Replace the table between the markers of a text.
 
-    `name` is that of the file. Raises ConfigError unless each marker is there once, in this order.
+    `name` is the name of the file. Raises ConfigError unless the text contains each marker once, in this order.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ConfigError(f"{name}: put one line {BEGIN} and one line {END} where the table of images shall be")
+        raise ConfigError(
+            f"{name}: table markers are missing or repeated; write one line {BEGIN} and, after it, one line {END}"
+        )
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{table}{END}{rest.partition(END)[2]}"
 
 
 def images_table(project: Project, plan: Plan) -> str:
-    """Return the table of the matrix's images as Markdown."""
+    """Return a Markdown table of the matrix's images."""
     images = project.matrix.model.images
     axes = list(dict.fromkeys(axis for image in images.values() for axis in image.axes))
     rows = []
@@ -245,6 +252,6 @@ def images_table(project: Project, plan: Plan) -> str:
 
 
 def _listed(values: Sequence[str]) -> str:
-    if len(values) > MOST_VALUES and values[0][0].isdigit():  # names have no order that everybody knows
+    if len(values) > MOST_VALUES and values[0][0].isdigit():  # only numbers have an order that everybody knows
         return f"{values[0]} to {values[-1]} ({len(values)})"
     return ", ".join(values) or NONE

@@ -1,4 +1,4 @@
-"""Decide whether the image of a target may be published and under which tags; give every reason against it."""
+"""The decision whether an image may be published, with all reasons against it, and its tags."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_
 from imagebuild.verify.runner import EXEC
 
 READABLE = "readable"
-"""Image check that says that the image's files could be read. Where it passed, an image check that was skipped had
-nothing to judge, and is no reason against publishing."""
+"""The check that passes if the image's files could be read. If it passed, a skipped check of the image's files had
+nothing to judge, and does not prevent publishing."""
 
 
 @dataclass(frozen=True)
 class PublishRule:
-    """Describe a check that the image of a target may have to pass."""
+    """A check that the image of a target may have to pass."""
 
     name: str
-    """`component/check`."""
+    """The component and the check, such as `nccl/all-reduce`."""
     always: bool
-    """Whether the check must have passed for every image: it needs no special hardware, at most several nodes."""
+    """Whether every image must pass the check, because it needs no special hardware. Several nodes are not special."""
     sha256: str = ""
-    """Hash of the check as the project has it."""
+    """Hash of the check in this checkout of the project."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Name the built image of a platform, or give the reason why there is none to publish."""
+    """The image that was built for a platform, or the reason why there is none to publish."""
 
     platform: Platform
     digest: str = ""
     builds: tuple[EvidenceFile[BuildResult], ...] = ()
     image: PlatformImage | None = None
-    """What a registry has by this digest."""
+    """The image in the registry. None if the registry does not have it."""
     reason: str = ""
 
     @property
     def repository(self) -> str:
-        """Return the repository that the image was pushed to."""
+        """The repository that the build pushed the image to."""
         return self.builds[0].value.repository or ""
 
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
-    """Return the image that the builds of a target name for a platform.
+    """Return the image that the build results of a target name for a platform.
 
-    Builds with different digests are a reason against all of them: which is the right one is not guessed.
+    If the results name different digests, none is chosen, because nothing says which one is right.
     """
     builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
@@ -70,12 +70,12 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
     by_digest = {build.value.manifests[platform]: build for build in pushed}
     if len(by_digest) > 1:
         listed = ", ".join(f"{digest} ({build.path})" for digest, build in sorted(by_digest.items()))
-        return Choice(platform, reason=f"several builds: {listed}; keep only the result of the one to publish")
+        return Choice(platform, reason=f"several builds: {listed}; remove the results of all but one")
     return Choice(platform, digest=next(iter(by_digest)), builds=tuple(pushed))
 
 
 def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
-    """Return the checks that apply to a target: those of its files, and those of its components.
+    """Return the checks that apply to a target: those of the image's files, and those of its components.
 
     Raises ConfigError if a script cannot be read.
     """
@@ -86,7 +86,7 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
         for check in project.components[component].model.checks:
             if matches(check.when, axes):
                 sha256 = hash_of_check(check, script_of(project, component, check))
-                # Several nodes are no special hardware: in an engine they are containers.
+                # Several nodes are not special hardware, because containers can stand for them.
                 anywhere = all(parse_need(need)[0] == "nodes" for need in check.needs)
                 rules.append(PublishRule(f"{component}/{check.name}", anywhere, sha256))
                 if check.results:
@@ -95,7 +95,9 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
 
 
 def key_of_target(renderer: Renderer, target: Target) -> str:
-    """Return the digest of what a published image of a target depends on, with the code that judges its files.
+    """Return a hash of everything that decides whether a published image of a target is up to date.
+
+    This includes the code that checks the image's files.
 
     Raises ConfigError if a script or a template cannot be read.
     """
@@ -105,14 +107,14 @@ def key_of_target(renderer: Renderer, target: Target) -> str:
 def objections(
     target: Target, choice: Choice, evidence: Evidence, policy: Publish, rules: Sequence[PublishRule]
 ) -> list[str]:
-    """Return every reason why a chosen image may not be published; empty if it may.
+    """Return every reason why a chosen image may not be published. Empty if it may be published.
 
-    `evidence` is about this image; `rules` are what it must fulfil besides the policy.
+    `evidence` contains only results about this image. `rules` are the checks that apply to the target.
     """
     if not choice.digest:
         return [choice.reason]
     if choice.image is None:
-        return [f"{choice.repository} does not have it any more; build it again with --push"]
+        return [f"{choice.repository} does not contain it any more; build it again with --push"]
     failed_scans = [scan for scan in evidence.of_type(ScanResult) if scan.value.verdict != "passed"]
     return [
         *_label_objections(target, choice.platform, choice.image),
@@ -122,7 +124,7 @@ def objections(
 
 
 def _label_objections(target: Target, platform: Platform, image: PlatformImage) -> Iterator[str]:
-    """Compare platform and labels of the image with the plan."""
+    """Yield the differences between the plan and the platform and labels of the image."""
     if image.platform != platform:
         yield f"the image is for {image.platform}"
 
@@ -134,16 +136,16 @@ def _label_objections(target: Target, platform: Platform, image: PlatformImage) 
     wants = facts(target.id, target.components, target.axes)
     for name in sorted({*has, *wants}):
         if has.get(name) != wants.get(name):
-            yield f"{name}: the image has {has.get(name, 'none')}, the plan {wants.get(name, 'none')}"
+            yield f"{name}: the image has {has.get(name, 'none')}, the plan has {wants.get(name, 'none')}"
 
 
 def _check_objections(
     target: Target, choice: Choice, verifications: Sequence[EvidenceFile[VerifyResult]], policy: Publish,
     rules: Sequence[PublishRule],
 ) -> Iterator[str]:  # fmt: skip
-    """Name checks that failed, and required checks that neither passed nor failed."""
+    """Yield the checks that failed, and the required checks that were skipped or did not run."""
     if not verifications:
-        yield f"not verified: no result names {choice.digest}; run `imagebuild verify` on it"
+        yield f"not verified: no result is about {choice.digest}; run `imagebuild verify` on this image"
         return
     hashes = {rule.name: rule.sha256 for rule in rules}
     decided, inapplicable, skipped = set[str](), set[str](), dict[str, str]()
@@ -158,7 +160,7 @@ def _check_objections(
                 skipped[name] = f"{unproven} ({verification.path})"
             elif check.sha256 != hashes.get(name, check.sha256):
                 skipped[name] = (
-                    f"the result is of another version of this check than this checkout has ({verification.path}); "
+                    f"the result is from another version of this check than in this checkout ({verification.path}); "
                     "run `imagebuild verify` again"
                 )
             elif check.outcome == "passed":
@@ -175,25 +177,25 @@ def _check_objections(
     for rule in rules:
         pattern = next((pattern for pattern in required if _fits(rule, pattern)), "")
         if rule.name not in decided and (pattern or (rule.always and rule.name not in inapplicable)):
-            why = f"; publish.require has {pattern}" if pattern else ""
+            why = f"; publish.require contains {pattern}" if pattern else ""
             yield f"{rule.name} was {f'skipped: {skipped[rule.name]}' if rule.name in skipped else 'not run'}{why}"
     for pattern in required:
         if not any(_fits(rule, pattern) for rule in rules):
-            yield f"publish.require has {pattern}, but this target has no such check"
+            yield f"publish.require contains {pattern}, but this target has no such check"
 
 
 def _unproven(result: VerifyResult) -> str:
-    """Return why it is not known that the checks ran in this image; empty if it is known."""
+    """Return why nothing proves that the checks ran in this image. Empty if it is proven."""
     runner = result.surroundings.runner if result.surroundings else ""
     proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
     if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
         return ""
     why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
-    return f"it ran through {runner}, but {IMAGE}/{SAME_FILES} {why}"
+    return f"the check ran through {runner}, but {IMAGE}/{SAME_FILES} {why}"
 
 
 def _fits(rule: PublishRule, pattern: str) -> bool:
-    """Return whether a pattern names a check; it names the verdict on a check's speed only if it ends like that."""
+    """Return whether a pattern matches a check. Only a pattern that ends with `SPEED` matches a verdict on speed."""
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
 
 
@@ -201,27 +203,30 @@ def _fits(rule: PublishRule, pattern: str) -> bool:
 
 
 DIRTY = "-dirty"
-"""Suffix of a revision that stands for a commit with uncommitted changes."""
+"""The suffix of a revision if there were uncommitted changes."""
 
 
 def fill_tags(templates: Sequence[str], builds: Collection[BuildResult]) -> tuple[tuple[str, ...], str]:
-    """Return the tags with `{revision}` filled in, and why nothing of these builds may be published; empty if it may.
+    """Return the tags with `{revision}` filled in, and the reason why these builds may not be published.
 
-    It has to be of one commit and no other files; a tag names the day of `build --rebuild` after the commit.
+    The reason is empty if they may be published. All builds must be from one commit without changed files. The day of
+    `build --rebuild` follows the commit in a tag.
     """
     commits = sorted({build.revision or "" for build in builds})
     days = sorted({f"-{build.rebuilt:%Y%m%d}" if build.rebuilt else "" for build in builds})
     if changed := [commit for commit in commits if commit.endswith(DIRTY)]:
-        return (), f"built from files that differ from commit {changed[0][:12]}; commit them, and build it again"
+        return (), f"built from files that differ from commit {changed[0][:12]}; commit them, then build again"
     if len(commits) > 1:
         listed = ", ".join(commit[:12] or "an unknown one" for commit in commits)
-        return (), f"its builds are of different commits: {listed}; build all platforms again"
+        return (), f"its builds are from different commits: {listed}; build all platforms again from one commit"
     if len(days) > 1:
         listed = ", ".join(day.removeprefix("-") or "without --rebuild" for day in days)
-        return (), f"its builds are of different days: {listed}; build all platforms on one day"
+        return (), f"its builds are from different days: {listed}; build all platforms again with the same --rebuild"
     commit, day = next(iter(commits), ""), next(iter(days), "")
     if not any(REVISION in template for template in templates):
-        return tuple(templates), "tags without {revision} cannot say that this is a rebuild" if day else ""
+        return tuple(
+            templates
+        ), "a rebuild needs its day in the tag; add {revision} to the tags of the matrix" if day else ""
     if not commit:
-        return (), "a build does not name its commit; build in a git repository"
+        return (), "a build does not name its commit; build again in a git repository"
     return tuple(template.replace(REVISION, commit[:REVISION_DIGITS] + day) for template in templates), ""

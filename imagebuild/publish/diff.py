@@ -1,4 +1,4 @@
-"""Compare two images: components, packages, environment and layers."""
+"""Comparison of two images: components, packages, environment and layers."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from imagebuild.verify.layers import scan_all
 from imagebuild.verify.subject import ImageFinder
 
 Changes = dict[str, tuple[str | None, str | None]]
-"""Name → both values of what differs; None where an image does not have it."""
+"""Maps the name of each difference to the values in both images. None: the image has no such value."""
 
 
 class ComparedImage(Model):
-    """Identify one of the two images."""
+    """One of the two images."""
 
     name: str
     origin: str
-    """Where it was found."""
+    """Where the image was found, such as an engine or a registry."""
     digest: str
     platform: str
     size_bytes: int
-    """Of the layers: compressed, unless it is of an engine that keeps them unpacked."""
+    """Size of the layers. They are compressed, unless the image is in an engine that stores unpacked layers."""
 
 
 class Comparison(Model):
-    """Hold the content of the file that `imagebuild diff --json` writes."""
+    """The file that `imagebuild diff --json` writes."""
 
     a: ComparedImage
     b: ComparedImage
     differences: dict[str, Changes]
-    """`components`, `packages`, `environment` and `layers`, as far as they could be compared."""
+    """The differences in `components`, `packages`, `environment` and `layers`. `packages` is missing if they could not
+    be compared."""
     notes: tuple[str, ...] = ()
-    """What was not compared, and where facts come from that may be others than those of the layers."""
+    """What was not compared, and which facts do not come from the layers."""
 
     @property
     def differs(self) -> bool:
@@ -52,10 +53,11 @@ class Comparison(Model):
 
 
 def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | None = None) -> Comparison:
-    """Find two images, read them, and compare them; of several platforms, this machine's unless one is named.
+    """Find, read and compare two images.
 
-    Raises ConfigError if there is no such image, CommandError if the engine or a registry fails, and ResultError if
-    something cannot be read.
+    `platform` chooses the platform of images for several platforms. Default: the platform of this machine. Raises
+    ConfigError if an image does not exist, CommandError if the engine or a registry fails, and ResultError if an image
+    cannot be read.
     """
     own = f"linux/{ARCHITECTURES.get(machine.machine())}"
     notes, sides, facts = list[str](), list[ComparedImage](), list[dict[str, dict[str, str]]]()
@@ -85,25 +87,25 @@ def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> Changes:
 
 
 DPKG = "var/lib/dpkg/status"
-"""The list of installed packages."""
+"""Path of dpkg's list of installed packages."""
 
 
 def _packages(image: PlatformImage, notes: list[str]) -> dict[str, str]:
-    """Return the distribution's packages; of an image in a registry, by its SBOM if it has one, without its layers."""
+    """Return the distribution's packages. If an image in a registry has an SBOM, its layers are not fetched."""
     packages = attached_packages(image.repository, image.digest) if image.repository else ()
     if packages:
-        notes.append(f"packages of {image.name} are those of its SBOM; no layer was fetched")
+        notes.append(f"packages of {image.name} come from its SBOM; no layer was fetched")
     elif entry := Tree(scan_all([image.fetch(layer) for layer in image.layers])).get(DPKG):
         packages = installed_packages((entry.text or b"").decode("utf-8", "replace"))
     if not packages:
-        notes.append(f"packages are not compared: {image.name} has none of dpkg")
+        notes.append(f"packages are not compared: {image.name} has no dpkg packages")
     if not image.compressed:
-        notes.append(f"layers of {image.name} are not compressed, so a registry has other sizes and digests")
+        notes.append(f"layers of {image.name} are not compressed; sizes and digests in a registry differ")
     return dict(sorted(package_versions(packages, image.architecture).items()))
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print a comparison as tables, with the summary last."""
+    """Print a comparison as tables, followed by a summary."""
     a, b = comparison.a, comparison.b
     for letter, side in (("A", a), ("B", b)):
         out.print(f"[bold]{letter}[/] {escape(f'{side.name}, of {side.origin}, {side.platform}, {side.digest}')}")
@@ -114,5 +116,5 @@ def print_comparison(comparison: Comparison) -> None:
             print_table(("", "A", "B"), [map(escape, row) for row in rows])
     for note in comparison.notes:
         out.print(f"[yellow]-[/] {escape(note)}")
-    differ = "something differs" if comparison.differs else "nothing that was compared differs"
-    out.print(f"{differ}; {format_size(a.size_bytes)} becomes {format_size(b.size_bytes)}")
+    differ = "the images differ" if comparison.differs else "no difference in what was compared"
+    out.print(f"{differ}; size {format_size(a.size_bytes)} in A, {format_size(b.size_bytes)} in B")

@@ -1,4 +1,4 @@
-"""Read results of builds, verifications, scans and benchmarks, from files or attachments; say whose each is."""
+"""Results of builds, verifications, scans and benchmarks, read from files or attachments, and assigned to images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PREDICATES: Mapping[str, type[BaseModel]] = {
     "benchmark": Report,
     "scan": ScanResult,
 }
-"""Kind of attachment → what it says."""
+"""Maps each kind of attachment to the type of its content."""
 FILES: Mapping[type[BaseModel], frozenset[str]] = {
     BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
     SpdxDocument: frozenset({"spdxVersion"}),
@@ -40,16 +40,17 @@ FILES: Mapping[type[BaseModel], frozenset[str]] = {
     Report: frozenset({"about", "runs", "sources"}),
     ScanResult: frozenset({"digest", "scanner", "findings", "verdict"}),
 }
-"""What a JSON file may be → keys by which it is recognised. Provenance is made from the result of the build."""
+"""Maps each type of result file to the keys that identify it. There are no provenance files: publishing makes them."""
 
 
 def read_attached(
     place: Repository, digest: str, kind: str | None = None
 ) -> Iterator[tuple[Attestation, BaseModel | None, str]]:
-    """Yield what is attached to an image, the newest first, as a type of `PREDICATES`, None for other kinds.
+    """Yield each attachment of an image, its content and its problem, the newest attachment first.
 
-    With each comes what is wrong with it: it is damaged, about another image, or something else than its kind says.
-    Who signed it is not checked; anybody who may push can have written it. Raises CommandError if the registry fails.
+    The content is None for kinds that are not in `PREDICATES`, and for attachments with a problem. The problem says
+    that the attachment is damaged, about another image, or not of its kind; otherwise it is empty. Signatures are not
+    checked, and everybody who may push can attach files. Raises CommandError if the registry fails.
     """
     for item in read_attestations(place, digest, kind):
         name, model, value, problem = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind), None, item.problem
@@ -61,23 +62,24 @@ def read_attached(
 
 
 def attached_packages(place: Repository, digest: str) -> tuple[Package, ...]:
-    """Return the distribution's packages by the newest SBOM of an image that can be read and lists any; else none."""
+    """Return the distribution's packages from the newest readable SBOM of an image. Empty if no SBOM lists any."""
     for _, document, _ in read_attached(place, digest, "sbom"):
         if isinstance(document, SpdxDocument) and document.debian_packages:
             return document.debian_packages
     return ()
 
 
-# Whose result it is
+# The image that a result is about
 
 
 UNNAMED = "an image without a digest"
 
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
-    """Return what a result is about instead of the image of a platform; empty if it is about that image.
+    """Return what a result is about instead of the image of a platform. Empty if it is about this image.
 
-    Of a result that names no digest, or an index which lists the image, the platform decides.
+    `indexes` are the digests of the indexes that list the image. If a result names such an index, or no digest, its
+    platform decides.
     """
     digests, platforms = about(value)
     if others := digests - {digest, *(indexes if platforms else ())}:
@@ -88,7 +90,7 @@ def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[s
 
 
 def about(value: BaseModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the digests and the platforms that a result names; provenance and some reports name no digest."""
+    """Return the digests and the platforms that a result names. Provenance and some reports do not name a digest."""
     match value:
         case ScanResult():
             return frozenset({value.digest}), frozenset({value.platform})
@@ -105,7 +107,7 @@ def about(value: BaseModel) -> tuple[frozenset[str], frozenset[str]]:
 
 @dataclass(frozen=True)
 class EvidenceFile(Generic[T_co]):
-    """Hold the content of a file: the JSON as it is, and the result that it stands for."""
+    """A file with a result: its JSON, and the same as a typed value."""
 
     path: Path
     document: Mapping[str, Any]
@@ -114,14 +116,14 @@ class EvidenceFile(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Evidence:
-    """Hold every result that was read."""
+    """All results that were read."""
 
     files: Sequence[EvidenceFile[BaseModel]] = ()
     unused: Sequence[str] = ()
-    """Files of results that are of no image in particular, and why."""
+    """For each result that cannot be assigned to one image: its file, and the reason."""
 
     def of_image(self, digest: str, platform: str, indexes: Collection[str]) -> Evidence:
-        """Return the results about the image of a platform, which these indexes list."""
+        """Return the results about the image of a platform. `indexes` are the digests of the indexes that list it."""
         files = [file for file in self.files if about(file.value)[0] & {digest, *indexes}]
         return Evidence([file for file in files if not mismatch(file.value, digest, platform, indexes)])
 
@@ -130,15 +132,15 @@ class Evidence:
 
 
 def read_evidence(paths: Iterable[Path]) -> Evidence:
-    """Read these JSON files, and all JSON files of these folders that are not hidden.
+    """Read JSON files, and all JSON files in folders except hidden ones. Files of other tools are ignored.
 
-    Raises ConfigError if a path does not exist or cannot be read. Raises ResultError for a file that is not JSON, and
-    for a result of imagebuild that is not complete: what it lacks might say that a check failed.
+    Raises ConfigError if a path does not exist or cannot be read. Raises ResultError if a file is not JSON, or if a
+    result of imagebuild is not complete, because the missing part could contain a failed check.
     """
     distinct: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"{path}: no such folder; name folders with results of build, verify or scan")
+            raise ConfigError(f"{path}: does not exist; name a folder with results of build, verify or scan")
         for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
             if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
                 distinct.setdefault(file.resolve(), file)
@@ -148,7 +150,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
         try:
             document = json.loads(files.read_text(file))
         except (ValueError, RecursionError) as error:
-            why = f"not valid JSON: {error}; if it is cut off, get it again, or remove it"
+            why = f"is not valid JSON: {error}; copy the file again, or remove it"
             raise ResultError(f"{file}: {why}") from None
         keys = document.keys() if isinstance(document, dict) else set()
         model = next((model for model, wanted in FILES.items() if wanted <= keys), None)
@@ -158,9 +160,9 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
         read.append(EvidenceFile(file, document, value))
         digests, platforms = about(value)
         if len(platforms) > 1:
-            unused.append(f"{file}: is about {', '.join(sorted(platforms))}; verify each platform alone")
+            unused.append(f"{file}: is about {', '.join(sorted(platforms))}; verify each platform separately")
         elif UNNAMED in digests or not (digests or model is BuildResult):
-            unused.append(f"{file}: names no digest; verify the image as NAME@DIGEST")
+            unused.append(f"{file}: does not name a digest; verify the image as NAME@DIGEST")
     return Evidence(read, unused)
 
 
@@ -169,7 +171,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
 
 @dataclass(frozen=True, order=True)
 class NewAttachment:
-    """Hold a predicate to attach to an image in a registry."""
+    """A predicate (the content of an attestation) to attach to an image in a registry."""
 
     kind: str
     content: bytes
@@ -177,7 +179,7 @@ class NewAttachment:
 
 
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
-    """Return what to attach of a file that was read: without private facts, and with its time."""
+    """Return the attachment for a result: without private facts, and with the time of the result."""
     created = ""
     match value:
         case VerifyResult():
@@ -197,7 +199,7 @@ def _plain(model: Model) -> dict[str, Any]:
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
-    """Return a verification of a platform's image that anybody may read: without host, user, environment and logs."""
+    """Return a verification of a platform's image for the public: without host, user, environment and logs."""
     if place := result.surroundings:
         facts = {name: value for name, value in place.facts.items() if name != "host"}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})

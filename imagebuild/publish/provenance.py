@@ -1,4 +1,4 @@
-"""State how an image was made, as the predicate of SLSA provenance. Pure."""
+"""SLSA provenance: a statement of how an image was made. Makes no requests and reads no files."""
 
 from __future__ import annotations
 
@@ -33,29 +33,31 @@ from imagebuild.project.records import BuildResult
 from imagebuild.render.recipe import Recipe
 
 INSTEAD_OF = "instead-of"
-"""Annotation of a dependency that replaced one of the lock: the URI of the one in the lock."""
+"""Annotation of a dependency that replaced one from the lock. The value is the URI from the lock."""
 FOLDER_URI = "urn:imagebuild:folder:"
-"""Beginning of the URI of a dependency that was a folder of the building machine; nobody can tell what was in it."""
+"""URI prefix of a dependency that was a local folder of the building machine, so that its content is unknown."""
 
 
 class Resource(BaseModel):
-    """Describe a resource as in-toto does, by its address, its digest or both."""
+    """A resource descriptor of in-toto: a source with its address, its digest or both."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
     name: str = ""
     uri: str = ""
     digest: dict[str, str] = {}
-    """`sha256` or `gitCommit`; empty for a repository, which has a key, and for a folder."""
+    """Digests by their algorithm, `sha256` or `gitCommit`. Empty for a folder, and for a package repository, which a
+    key protects."""
     annotations: dict[str, str] = {}
 
 
 def _resources(
     lock: Lock, owner: str, source: Source, platform: Platform, replaced: Mapping[str, str]
 ) -> Iterator[Resource]:
-    """Yield what a source of a component, a base or an image is; of wheels, those for the platform.
+    """Yield the resources for one source. Wheels for other platforms are left out.
 
-    `replaced` is the field of `BuildResult` with what the build used instead.
+    `owner` is the name of the component, base or image that uses the source. `replaced` is the field of `BuildResult`
+    that lists what the build used instead.
     """
     match source:
         case BaseImage(reference):
@@ -95,14 +97,14 @@ def _resources(
 
 
 BUILD_TYPE = "urn:imagebuild:build-type:v1"
-"""docs/supply-chain.md says what the parameters of a build of this type mean."""
+"""The type of our builds. docs/supply-chain.md describes its parameters."""
 BUILDER = "urn:imagebuild:builder:"
 LEVEL = "none claimed: the builder describes its own work, and whoever may start it may change what it writes"
 PROJECT = "project"
 
 
 class Provenance(BaseModel):
-    """Hold what we read of an SLSA provenance, which may be another builder's."""
+    """The part of an SLSA provenance that we read. Another builder may have written it."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -111,17 +113,17 @@ class Provenance(BaseModel):
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Return the URIs of the lock's dependencies for which the build used something else."""
+        """The URIs of the lock's dependencies for which the build used something else."""
         return tuple(item.annotations[INSTEAD_OF] for item in self.dependencies if INSTEAD_OF in item.annotations)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Return the names of dependencies that were folders of the building machine."""
+        """The names of dependencies that were folders of the building machine."""
         return tuple(item.name for item in self.dependencies if item.uri.startswith(FOLDER_URI))
 
     @property
     def sources(self) -> str:
-        """Say how many sources there are, and which commit of the project."""
+        """The number of sources and the commit of the project, as text."""
         project = next((item for item in self.dependencies if item.name == PROJECT), Resource())
         commit = project.digest.get("gitCommit", "")[:12]
         return f"{len(self.dependencies)} sources, {f'commit {commit}' if commit else 'an unknown commit'}"
@@ -132,16 +134,16 @@ def provenance_of(
 ) -> dict[str, Any]:
     """Return the provenance of the image of a platform.
 
-    `dockerfile` is the text that this checkout renders for the target; `workflow` is the address of the workflow that
-    signs this and built the image, which others may have called. Raises ResultError if the build was of another text,
-    as the provenance would then name other sources than the build had. Raises ConfigError if a source has no pin.
+    `dockerfile` is the text that this checkout renders for the target. `workflow` is the address of the CI workflow
+    that built the image and signs the provenance. Raises ResultError if the image was built from another Dockerfile,
+    because the provenance would then name the wrong sources. Raises ConfigError if a source has no pin in the lock.
     """
     if result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
         raise ResultError(
-            f"{result.target}: was built from another Dockerfile than this checkout renders; take the checkout of the "
-            f"build ({result.revision or 'its commit is unknown'}), with the same options"
+            f"{result.target}: was built from another Dockerfile than this checkout renders; check out the commit of "
+            f"the build ({result.revision or 'unknown'}), and use the same options"
         )
-    # On GitHub the workflow is what vouches for a build; other CI systems name their builders by an https address.
+    # On GitHub, the workflow identifies the builder. Other CI systems name their builders by an https address.
     builder = workflow or result.workflow or result.builder
     if not builder.startswith("https://"):
         builder = BUILDER + quote(builder or "unknown", safe="")

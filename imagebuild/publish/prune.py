@@ -1,4 +1,4 @@
-"""Delete what builds pushed long ago and nothing needs any more. No other module deletes anything in a registry."""
+"""Deletion of old staged images that nothing needs. No other module deletes anything in a registry."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from imagebuild.oci.registry import DeletionDisabled, Repository
 from imagebuild.project.plan import staged_tag
 
 JOBS = 16
-"""Requests at a time: they are small, and a repository has thousands of tags."""
+"""Maximum number of parallel requests. They are small, and a repository has thousands of tags."""
 
 
 @dataclass(frozen=True)
 class PruneVerdict:
-    """Say whether an image or index in a staging repository is deleted."""
+    """The decision whether an image or index in a staging repository is deleted."""
 
     digest: str
     pushed: datetime
     """Time of the last push."""
     verdict: Literal["delete", "too young", "needed"]
     parts: tuple[str, ...] = ()
-    """Digests of the manifests below it that go with it."""
+    """Digests of the manifests in an index that are deleted with it."""
 
 
 def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
-    """Judge what was pushed to a staging repository, the oldest first.
+    """Decide which images and indexes of a staging repository are deleted, and return them, the oldest push first.
 
-    It goes if all of its pushes are older than the limit, no other tag there names it or a manifest below it, and
-    nothing there refers to one of them. Manifests below it go with it unless something that stays has them, too.
-    Published repositories are not looked at: what they have is a copy. Raises CommandError if the registry fails.
+    An image or index is deleted if all of its pushes are older than the limit, no other tag names it or a manifest in
+    it, and no attachment refers to one of these. Manifests in a deleted index are deleted too, unless an index that
+    stays contains them. Published repositories are not read, because they contain copies. Raises CommandError if the
+    registry fails.
     """
     registry, tags = staging.registry, staging.tags()
     names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
-    # By a tag `sha256-…`, registries and cosign list what refers to a manifest.
+    # The tag `sha256-…` lists what refers to a manifest: registries without a referrers API and cosign use it.
     needed = {f"sha256:{match[1]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
     read = for_each(staging.find, names, registry, jobs=JOBS)
     named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
@@ -57,7 +58,7 @@ def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[
     referrers = for_each(staging.referrers, asked, registry, jobs=JOBS)
     needed.update(digest for digest, listed in zip(asked, referrers, strict=True) if listed)
     goes = {digest for digest in old if needed.isdisjoint(whole[digest])}
-    # A part of what stays may have been pushed alone, too.
+    # A manifest in an index that stays may also have been pushed separately.
     needed.update(chain(*(whole[digest] for digest in pushes.keys() - goes)))
     return tuple(
         PruneVerdict(
@@ -69,12 +70,12 @@ def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[
 
 
 def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
-    """Delete what the verdicts say, and return the number of manifests.
+    """Delete the images and indexes with the verdict `delete`. Return the number of deleted manifests.
 
-    Raises DeletionDisabled if the registry does not allow deletion, CommandError if it fails.
+    Raises DeletionDisabled if the registry does not allow deletion, CommandError if the registry fails.
     """
     deleted: set[str] = set()
-    # An index goes before a part of it that was pushed alone, too.
+    # An index is deleted before a manifest in it that was also pushed separately.
     for verdict in sorted((v for v in verdicts if v.verdict == "delete"), key=lambda v: -len(v.parts)):
         refused = []
         for digest in verdict.parts:
@@ -83,9 +84,9 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
             except DeletionDisabled:
                 raise
             except CommandError:
-                # Some registries do not delete a part of an index that still exists.
+                # Some registries do not delete a manifest in an index that still exists.
                 refused.append(digest)
-        # Its own manifest is the last: until then its tag tells the next run what is left to do.
+        # The manifest with the tag is deleted last, so that an interrupted run can be repeated.
         for digest in (verdict.digest, *refused):
             staging.delete(digest)
         deleted |= {verdict.digest, *verdict.parts}
@@ -93,10 +94,10 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
 
 
 def _push_time(tag: str, digest: str) -> datetime | None:
-    """Return the time of the push that left this tag; None for another tag, or one that names another digest."""
+    """Return the time of the push that created a tag. None if it is another kind of tag, or one for another digest."""
     try:
         pushed = datetime.strptime(tag, f"staged-%Y%m%dT%H%M%SZ-{digest[7:19]}").replace(tzinfo=UTC)
     except ValueError:
         return None
-    # strptime takes numbers with fewer digits, too.
+    # strptime also accepts numbers with fewer digits.
     return pushed if staged_tag(digest, pushed) == tag else None

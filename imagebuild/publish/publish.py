@@ -1,7 +1,7 @@
-"""Publish verified images: look at everything, then copy, attach and sign, and give tags last.
+"""Publishing of verified images: check everything, copy the images, attach and sign, and push the tags last.
 
-`decide` says whether an image may be published; here it is done. A tag is given only when the registry has everything
-that the tag will name.
+`decide` decides whether an image may be published. A tag is pushed only when the registry contains everything that the
+tag will refer to.
 """
 
 from __future__ import annotations
@@ -33,56 +33,56 @@ from imagebuild.render.recipe import Recipe
 from imagebuild.render.renderer import Renderer
 
 JOBS = 4
-"""Targets that are published at a time."""
+"""Maximum number of targets that are published at the same time."""
 
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """Describe what to publish, from which results, and who signs it."""
+    """What to publish, the results that prove it, and the signer."""
 
     select: Sequence[str]
-    """Targets; if empty, those that the folders have a build of."""
+    """The targets. Default: all targets that the folders contain a build of."""
     folders: Sequence[Path]
     """Folders with results of builds, verifications, scans and benchmarks."""
     dry_run: bool = False
     signer: Signer | None = None
-    """Sign images and what is attached to them."""
+    """The signer for images and attachments. None: nothing is signed."""
     origin: Mapping[str, str] | None = None
-    """Run, workflow, source and commit of the job that signs without a key, which a build has to name: anybody may have
-    written its result."""
+    """The run, workflow, source and commit of this CI job, if it signs without a key. A build result must name the same
+    values, because anybody could have written it."""
 
 
 class Planned(NamedTuple):
-    """Hold what this checkout says of a target: what its image must fulfil, and what its provenance is made of."""
+    """What this checkout says about a target: the checks for its image, and the sources for its provenance."""
 
     project: Project
     recipe: Recipe
     dockerfile: str
     rules: tuple[PublishRule, ...]
     key: str
-    """Tells later whether what is published is up to date."""
+    """A hash of everything the image depends on. It shows later whether the published image is up to date."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Describe what shall be published for a target."""
+    """The images, attachments and tags to publish for a target."""
 
     target: Target
     images: tuple[PlatformImage, ...]
     index: Manifest
     current: Mapping[ImageReference, str | None]
-    """Tag or alias → the digest that it names now; None if it does not exist."""
+    """Maps each tag and alias to the digest that it names now. None: the tag does not exist."""
     wanted: Sequence[tuple[Descriptor, Sequence[NewAttachment]]]
-    """Each image, and the index, with what shall be attached to it."""
+    """Each image and the index, with their wanted attachments."""
 
     @property
     def missing(self) -> list[ImageReference]:
-        """Return the tags and aliases that do not name the index yet."""
+        """The tags and aliases that do not name the index yet."""
         return [name for name, digest in self.current.items() if digest != self.index.digest]
 
 
 Connect = Callable[[str], Registry]
-"""Returns the registry of a host, always the same one for a host."""
+"""Returns the registry for a host: the same object for the same host."""
 
 
 def repository_of(name: ImageReference, connect: Connect) -> Repository:
@@ -90,10 +90,10 @@ def repository_of(name: ImageReference, connect: Connect) -> Repository:
 
 
 def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, connect: Connect) -> PublishResult:
-    """Publish targets; a target that is refused or fails does not stop the others.
+    """Publish targets. A target that is refused or fails does not stop the others.
 
-    Raises ConfigError, NothingSelected or ResultError before anything is published, if the request or a result is
-    wrong, and CommandError if the key that signs cannot be read.
+    If the request or a result is wrong, raises ConfigError, NothingSelected or ResultError before anything is
+    published. Raises CommandError if the signing key cannot be read.
     """
     if request.signer:
         _ = request.signer.trusted
@@ -102,7 +102,9 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
     targets = [target for target in select_targets(plan, request.select) if request.select or target.id in built]
     if not targets:
         folders = ", ".join(map(str, request.folders))
-        raise NothingSelected(f"--results {folders}: no result.json of a target of the plan; build one first")
+        raise NothingSelected(
+            f"--results {folders}: no result.json of a target in the plan; run `imagebuild build` first"
+        )
     planned = [
         Planned(
             renderer.project, renderer.recipe(target), renderer.dockerfile(target).text,
@@ -122,7 +124,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
             return Published(target=planned.recipe.target.id, state="failed", reasons=(str(error),))
 
     def check_again(published: Published) -> Published:
-        """See whether another publisher moved a tag that was just given."""
+        """Check whether another publisher moved a tag that was just pushed."""
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
@@ -135,13 +137,13 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
     return PublishResult(targets=tuple(done), unused=tuple(evidence.unused))
 
 
-# Look, and change nothing
+# Check everything, and change nothing
 
 
 def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, connect: Connect) -> Draft | Published:
-    """Find the images of a target, judge them, and look up its tags; return a refusal with every reason against them.
+    """Find and judge the images of a target, and look up its tags.
 
-    Raises CommandError if a registry fails.
+    If the target may not be published, returns a refusal with every reason. Raises CommandError if a registry fails.
     """
     target, policy = planned.recipe.target, planned.project.matrix.model.publish
     choices = tuple(
@@ -162,7 +164,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
             attachments = sorted({attachment_of(file.value, file.document, *of_image) for file in own.files})
             kinds = {"provenance", *(attachment.kind for attachment in attachments)}
             absent = [kind for kind in policy.require_attachments if kind not in kinds]
-            against += [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in absent]
+            against += [f"no {kind} for this digest; publish.require-attachments requires it" for kind in absent]
             try:
                 attachments.append(_provenance(choice, planned, request))
             except ImagebuildError as error:
@@ -175,7 +177,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
         for name in map(parse_reference, (*names, *target.aliases)):
             current[name] = repository_of(name, connect).digest(name.wanted)
         reasons += [
-            f"{tag} names {current[tag]} and never moves; this is {index.digest}; build from a new commit for a new tag"
+            f"{tag} names {current[tag]} and must not move to {index.digest}; build from a new commit for a new tag"
             for tag in map(parse_reference, names)
             if current[tag] not in (None, index.digest)
         ]
@@ -184,14 +186,14 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
             target=target.id, state="refused", digest=index.digest if index else None, reasons=tuple(reasons),
             platforms={choice.platform: choice.digest for choice in choices if choice.digest},
         )  # fmt: skip
-    # A tag names the index, so the index gets the same statements as its platforms.
+    # A tag names the index, so the index gets the attachments of all platforms.
     every = {(new.kind, new.content): new for _, attachments in wanted for new in attachments}
     wanted.append((index.descriptor, list(every.values())))
     return Draft(target, images, index, current, wanted)
 
 
 def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
-    """Find a chosen image where it was pushed to or, if it is not there any more, where the target is published."""
+    """Find the chosen image in the repository it was pushed to or, if it was deleted there, where it is published."""
     places = (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)) if choice.digest else ()
     for name in map(parse_reference, places):
         place = repository_of(name, connect)
@@ -205,42 +207,43 @@ ATTEMPT = "/attempts/"
 
 
 def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
-    """Make the provenance of an image from the results of its build.
+    """Make the provenance of an image from the result of its build.
 
-    Raises ResultError if the image was built from another Dockerfile than this checkout renders, and ConfigError if it
-    is of another origin than the job that signs, or if something in it came from a folder of the builder.
+    Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
+    another CI run than the signing one built the image, or if a source was a folder of the building machine.
     """
-    # Equal images of several builds have one provenance: that of the first build.
+    # If several builds made the same image, the provenance is that of the first build.
     build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
     for name, own in (request.origin or {}).items():
         named = getattr(build, name) or "unknown"
-        # The second attempt of a run may publish what the first built.
+        # A second attempt of a run may publish an image that the first attempt built.
         if named.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
             raise ConfigError(
-                f"{name} of its build is {named}, and that of this job {own or 'unknown'}; who signs without a key "
-                "publishes what the same run built"
+                f"{name} of its build is {named}, but {name} of this job is {own or 'unknown'}; without a key, publish "
+                "in the same run that builds"
             )
     workflow = str(request.signer.identity) if request.signer and request.origin else ""
     lock = planned.project.lock
     document = provenance_of(build, choice.platform, planned.recipe, lock, planned.dockerfile, workflow=workflow)
     if folders := Provenance.model_validate(document).folders:
-        raise ConfigError(f"{', '.join(folders)} came from a folder that nobody can compare; build without --source")
+        raise ConfigError(f"{', '.join(folders)} was a local folder with unknown content; build without --source")
     return NewAttachment("provenance", encode_predicate(document))
 
 
 INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
-"""Beginnings of the labels that an index repeats as annotations."""
+"""Prefixes of the labels that an index repeats as annotations."""
 
 
 def make_index(images: Sequence[PlatformImage], builds: Sequence[BuildResult], key: str) -> Manifest:
-    """Return the index of the images of all platforms; annotations are the labels that they share and their origin.
+    """Return the index of the images of all platforms.
 
-    Equal arguments give equal bytes, whenever and wherever the index is made. The origin is in no image: each commit
-    would make it another one. `created` is the date of the files, not of the build. `key` is the target's.
+    Its annotations are the labels that all images share, the origin and the target's `key`. Images do not contain the
+    origin, because each commit would then change them. `created` is the date of the files, not of the build. Equal
+    arguments give equal bytes.
     """
     shared = set.intersection(*(set(image.labels.items()) for image in images))
     annotations = {name: value for name, value in shared if name.startswith(INDEX_LABELS)}
-    # All builds that are published are of one commit.
+    # All builds are from one commit, otherwise they are refused.
     origin = {name: max(getattr(build, name) or "" for build in builds) for name in ("source", "revision")}
     origin["created"] = max(str(image.config.get("created") or "") for image in images)
     annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in origin.items() if value} | {KEY: key}
@@ -250,17 +253,18 @@ def make_index(images: Sequence[PlatformImage], builds: Sequence[BuildResult], k
 
 
 KEY = "imagebuild.key"
-"""Annotation of an index with the key of its target when it was published."""
+"""Annotation of an index: the key of its target when it was published."""
 
 
-# What is published already
+# Compare with what is published
 
 
 def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: Connect) -> list[Target]:
-    """Return the targets for which no image of their present key and of all platforms is published.
+    """Return the targets whose published image is missing or not up to date.
 
-    All aliases of a target have to name it; a target without one is never known to be published. Raises CommandError
-    if a registry fails, ConfigError if a template or a script cannot be read.
+    A target is up to date if all its aliases name an index with its current key and all its platforms. A target
+    without an alias is never up to date. Raises CommandError if a registry fails, ConfigError if a template or a script
+    cannot be read.
     """
     keys = {target.id: key_of_target(renderer, target) for target in targets}
 
@@ -282,10 +286,11 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 
 
 def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
-    """Store images, attachments and signatures in every repository, then give the tags.
+    """Store images, attachments and signatures in every repository, then push the tags.
 
-    Raises CommandError if a registry or the signer fails before the first tag. If that happens later, or another
-    publisher interferes, the result is `failed`, with the tags that were given. No tag names anything incomplete.
+    Raises CommandError if a registry or the signer fails before the first tag is pushed. If a failure happens later, or
+    another publisher moves a tag, the result is `failed` and lists the pushed tags. No tag ever names an incomplete
+    image.
     """
     signer = None if request.dry_run else request.signer
     places = {name.name: repository_of(name, connect) for name in draft.current}.values()
@@ -308,9 +313,9 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
     if published.state != "published":
         return published
     if signer and (attached or signed) and signer.fault:
-        raise CommandError(f"nothing was sent, as it could not be signed: {signer.fault}")
+        raise CommandError(f"nothing was sent, because signing fails: {signer.fault}")
     for place in places:
-        # A small blob shows whether we may write there, before anything large is sent.
+        # A small upload shows whether we may write, before anything large is sent.
         place.check_writable()
     for place in places:
         if not place.has(digest):
@@ -337,19 +342,21 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
 
 
 def _check_stored(place: Repository, index: Manifest) -> None:
-    """Raise CommandError unless the registry has the index, its images and their blobs."""
+    """Raise CommandError unless the registry contains the index, its images and their blobs."""
     digests = (index.digest, *(child.digest for child in manifests_of(index.document)))
     manifests = [place.find(digest) for digest in digests]
     if lost := [digest for digest, manifest in zip(digests, manifests, strict=True) if not manifest]:
-        raise CommandError(f"{place}: accepted {lost[0]}, but does not have it; no tag was given; publish again")
+        raise CommandError(f"{place}: accepted {lost[0]}, but does not contain it; no tag was pushed; publish again")
     blobs = {blob.digest for manifest in manifests if manifest for blob in blobs_of(manifest.document)}
     present = for_each(place.has_blob, blobs, place.registry)
     if lost := [digest for digest, has in zip(blobs, present, strict=True) if not has]:
-        raise CommandError(f"{place}: does not have blob {lost[0]}; no tag was given; push the image again and publish")
+        raise CommandError(
+            f"{place}: does not contain blob {lost[0]}; no tag was pushed; push the image again, then publish"
+        )
 
 
 def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None:
-    """Judge what the registry has as `attest verify` would. Raises CommandError if it would not trust the image."""
+    """Raise CommandError if `attest verify` would not trust the stored image."""
     kinds = {new.kind for _, attachments in draft.wanted for new in attachments} | ({SIGNATURE} if trust else set())
     image = ImageReference(place.registry.host, place.name, digest=draft.index.digest)
     for finding in verify_attachments(image, place.registry, sorted(kinds), trust).findings:
@@ -357,24 +364,24 @@ def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None
             attachment = f" {finding.attachment}" if finding.attachment else ""
             raise CommandError(
                 f"{image}: {finding.subject}: its {finding.kind}{attachment} is {finding.outcome}: {finding.detail}; "
-                "no tag was given; see `imagebuild attest verify`"
+                "no tag was pushed; run `imagebuild attest verify` for details"
             )
 
 
 def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
-    """Make a tag or an alias name the index. Raises CommandError if another publisher's digest is there."""
+    """Push a tag or an alias for the index. Raises CommandError if another publisher moved it."""
     place, ours = repository_of(name, connect), draft.index.digest
     _check_is_ours(name, (ours, draft.current[name]), place.digest(name.wanted))
     _check_is_ours(name, (ours,), place.put_manifest(draft.index, name.wanted))
 
 
 def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found: str | None) -> None:
-    """Raise CommandError unless a tag names what is expected; our index is the first of that."""
+    """Raise CommandError unless a tag names one of the expected digests. The first one is that of our index."""
     if found not in expected:
         happened = f"moved it to {found}" if found else "removed it"
         raise CommandError(
             f"{name}: another publisher {happened} while this one moved it to {expected[0]}; "
-            "find out which is right, and let one publish at a time"
+            "decide which digest is right, and let only one publisher run at a time"
         )
 
 
@@ -388,7 +395,7 @@ _MARKS = {
 
 
 def print_published(result: PublishResult, plan: Plan) -> None:
-    """Print the outcome of each target, and the licences that whoever publishes the images accepts."""
+    """Print the outcome of each target, and the licence terms that apply to publishing its images."""
     for target in result.targets:
         out.print(f"{_MARKS[target.state]} {target.target} {target.digest or ''}".rstrip())
         attached = ", ".join(f"{number} {kind}" for kind, number in target.attached.items())

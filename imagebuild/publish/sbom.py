@@ -1,4 +1,4 @@
-"""Make the SBOM of an image: what syft finds, and the components that no package manager knows. SPDX 2.3 as JSON."""
+"""The SBOM of an image, as SPDX 2.3 JSON: the packages that syft finds, and the components of the project."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ LICENSE_REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 
 
 def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Document:
-    """Return the SPDX document of an image: always the same for the same image and components.
+    """Return the SPDX document of an image. The same image and components always give the same document.
 
-    Raises CommandError if syft is missing or fails, and ResultError if it writes no JSON, or if the image's creation
+    Raises CommandError if syft is missing or fails, and ResultError if its output is not JSON or the image's creation
     time cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
@@ -47,20 +47,20 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
 
 
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
-    """Return the SPDX document that syft writes about the only image of an OCI layout. Uses no network.
+    """Return the SPDX document that syft writes about the only image in an OCI layout. Uses no network.
 
-    `folder` is for files that syft needs. Raises CommandError if syft is missing or fails, ResultError if it writes no
-    JSON.
+    `folder` is for temporary files of syft. `program` is the path of syft; by default, it is searched. Raises
+    CommandError if syft is missing or fails, ResultError if its output is not JSON.
     """
     syft = program or syft_program()
     if not syft:
-        raise CommandError(f"`syft` is missing, which finds the packages in an image; {INSTALL_SYFT}")
-    # An empty file of settings: those in somebody's home directory would change what is found.
+        raise CommandError(f"`syft` is missing; it finds the packages in an image; {INSTALL_SYFT}")
+    # An empty settings file, because settings in the home directory would change the findings.
     settings = folder / "syft.yaml"
     settings.touch()
     variables = {
         "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_CACHE_DIR": str(folder / "cache"),
-        # Files are left out of our documents, so their digests need not be computed.
+        # Our documents do not list files, so syft need not compute their digests.
         "SYFT_FILE_METADATA_SELECTION": "none",
     }  # fmt: skip
     arguments = ("--quiet", "--config", str(settings), f"oci-dir:{layout}", "--output", "spdx-json@2.3")
@@ -68,7 +68,7 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
     try:
         document: Document = json.loads(output)
     except ValueError as error:
-        raise ResultError(f"syft wrote something that is not JSON: {error}") from None
+        raise ResultError(f"the output of syft is not JSON: {error}") from None
     return document
 
 
@@ -76,10 +76,10 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
 
 
 def complete_document(syft: Document, image: PlatformImage, components: Mapping[str, Component]) -> Document:
-    """Return the document of an image, made from the one that syft wrote, in a fixed order.
+    """Return the SPDX document of an image: that of syft, with the project's components, in a fixed order.
 
-    Each component that the labels name is a package; `components` tell licence and homepage of those that are known.
-    The namespace depends on nothing but the content. Raises ResultError if the creation time cannot be read.
+    Each component in the labels becomes a package. `components` provides licences and homepages. The namespace depends
+    only on the content. Raises ResultError if the creation time cannot be read.
     """
     try:
         created = datetime.fromisoformat(str(image.config.get("created") or "1970-01-01T00:00:00Z")).astimezone(UTC)
@@ -92,7 +92,7 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
         "checksums": [{"algorithm": "SHA256", "checksumValue": image.digest.removeprefix("sha256:")}],
         "externalRefs": _purl("oci", title.lower(), image.digest, arch=image.architecture),
     }  # fmt: skip
-    # Files are left out: the image's package database has them, and they are ten times as long as all else.
+    # Files are left out, because the image's package database lists them, and they would take ten times more space.
     files = {item["SPDXID"] for item in syft.get("files", ())}
     (root,) = (r["relatedSpdxElement"] for r in syft["relationships"] if r["relationshipType"] == "DESCRIBES")
     packages = [{**p, "filesAnalyzed": False, **(own if p["SPDXID"] == root else {})} for p in syft["packages"]]
@@ -149,7 +149,7 @@ def _purl(kind: str, name: str, version: str, **qualifiers: str) -> list[dict[st
 
 
 def _licenses(component: Component) -> dict[str, dict[str, str]]:
-    """Return an entry for each licence of a component that is not in the list of SPDX."""
+    """Return an entry for each licence of a component that is not in the SPDX licence list."""
     files = ", ".join(component.license_files)
     text = f"The text is {f'in the image: {files}' if files else f'at {component.homepage}'}"
     found = LICENSE_REF.findall(component.license)
@@ -160,7 +160,7 @@ def _licenses(component: Component) -> dict[str, dict[str, str]]:
 
 
 class SpdxPackage(BaseModel):
-    """Hold what is read of a package."""
+    """The part of an SPDX package that we read."""
 
     SPDXID: str
     checksums: tuple[dict[str, str], ...] = ()
@@ -168,7 +168,7 @@ class SpdxPackage(BaseModel):
 
 
 class SpdxDocument(BaseModel):
-    """Hold what is read of an SPDX document, also of one that another tool wrote."""
+    """The part of an SPDX document that we read. Another tool may have written it."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -179,25 +179,25 @@ class SpdxDocument(BaseModel):
 
     @cached_property
     def described(self) -> frozenset[str]:
-        """Return the ids of what the document is about."""
+        """The ids of the elements that the document describes."""
         subject = (DOCUMENT, "DESCRIBES")
         related = [r for r in self.relationships if (r.get("spdxElementId"), r.get("relationshipType")) == subject]
         return self.documentDescribes | {str(relation.get("relatedSpdxElement")) for relation in related}
 
     @property
     def digests(self) -> frozenset[str]:
-        """Return the digests of the images that it describes."""
+        """The digests of the described images."""
         sums = (sum_ for package in self.packages if package.SPDXID in self.described for sum_ in package.checksums)
         return frozenset(f"sha256:{s.get('checksumValue')}" for s in sums if s.get("algorithm") == "SHA256")
 
     @property
     def contents(self) -> tuple[SpdxPackage, ...]:
-        """Return what the described image consists of."""
+        """The packages in the described image."""
         return tuple(package for package in self.packages if package.SPDXID not in self.described)
 
     @property
     def debian_packages(self) -> tuple[debian.Package, ...]:
-        """Return the packages of dpkg that it lists."""
+        """The dpkg packages in the described image."""
         packages = []
         urls = (str(ref.get("referenceLocator")) for package in self.contents for ref in package.externalRefs)
         for url in map(PackageURL.from_string, (url for url in urls if url.startswith("pkg:deb/"))):

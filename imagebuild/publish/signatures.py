@@ -1,4 +1,4 @@
-"""Sign and verify images and attestations with cosign."""
+"""Signatures of images and attestations, made and verified with cosign."""
 
 from __future__ import annotations
 
@@ -23,102 +23,108 @@ from imagebuild.oci.registry import connect_registry
 
 PASSWORD = "COSIGN_PASSWORD"  # noqa: S105 - a variable's name
 NO_SERVICES = '{"mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+json"}'
-"""What cosign signs with where nothing goes to a transparency log."""
+"""Signing configuration for cosign 3 without a transparency log."""
 NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}'
-"""What cosign trusts besides a key; without it, cosign fetches the roots of the public log, which needs a network."""
+"""Trusted roots for cosign besides a key: none. Without this file, cosign fetches those of the public log."""
 
 PUBLIC_KEY = "COSIGN_PUBLIC_KEY"
 WHOSE = "--key FILE, or --certificate-identity with --certificate-oidc-issuer"
 SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
-"""What cosign names where the services of the public log cannot be used."""
+"""Names in cosign's errors if the services of the public log cannot be reached."""
 
 
 @dataclass(frozen=True)
 class Cosign:
-    """Call cosign, version 2.5 or newer, with these variables."""
+    """The program cosign, version 2.5 or newer, and its environment variables."""
 
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run: Callable[..., str] = run_program
     program: str | None = None
-    """None: search for it."""
+    """Path of the program. None: it is searched in PATH."""
 
     def __call__(self, *arguments: str | Path) -> str:
-        """Return what the program prints. Raises CommandError if it is missing or fails."""
+        """Run cosign, and return its output. Raises CommandError if cosign is missing or fails."""
         program = self.program or which("cosign")
         if not program:
             raise CommandError(
-                f"`cosign` is missing, which signs images and verifies signatures; install it: {INSTALL_COSIGN}"
+                f"`cosign` is missing; it signs images and verifies signatures; install it: {INSTALL_COSIGN}"
             )
         try:
             return self.run(program, *map(str, arguments), env=self.environ)
         except CommandError as error:
-            # Before the last line come terms of use, and the same error once more.
+            # The last line is the error. Before it, cosign prints terms of use and the same error.
             last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
             text = last.removeprefix("Error: ").removeprefix("error during command execution: ")
-            remedy = "; the public log cannot be used from here: --key with --no-tlog needs none"
+            remedy = "; the public log cannot be reached; use --key with --no-tlog, which does not need it"
             raise CommandError(f"{text}{remedy if SERVICES.search(text) else ''}") from None
 
     @cached_property
     def is_before_3(self) -> bool:
-        """Return whether it writes bundles only when told to. Distributions leave out the version's number."""
+        """Whether cosign is older than version 3, which writes bundles by default.
+
+        Its version is not asked for, because packages of distributions leave it out.
+        """
         return "--new-bundle-format" in self("attest-blob", "--help")
 
     def connection(self, image: ImageReference) -> list[str]:
-        """Return the arguments for the registry of an image."""
+        """Return the options that cosign needs for the registry of an image."""
         is_plain = connect_registry(image.host, environ=self.environ).base.startswith("http:")
         return ["--allow-http-registry"] if is_plain else []
 
 
 _TRIAL = Lock()
-"""Keeps threads from signing the trial at the same time."""
+"""Lets only one thread at a time make the trial signature."""
 
 
 @dataclass(frozen=True)
 class Signer:
-    """Name whose signatures are meant: those of a key, or of an identity that an issuer vouches for. Sign, and verify.
+    """The key or identity that signs, or whose signatures are trusted.
 
-    With neither, cosign signs as the identity of CI, and nothing can be verified.
+    An identity is certified by an issuer. With neither a key nor an identity, cosign signs as the identity of the CI
+    job, and signatures cannot be verified.
     """
 
     key: str | None = None
-    """File, or the address of a key in a form that cosign knows: the private key where `signs`, else the public one."""
+    """File or address of the key, as cosign accepts it: the private key if `signs`, otherwise the public key."""
     identity: str | None = None
     issuer: str | None = None
     log: bool = True
-    """Whether signatures are written to the public transparency log, and have to be in it."""
+    """Whether new signatures are written to the public transparency log, and verified ones must be in it."""
     cosign: Cosign = field(default_factory=Cosign)
     signs: bool = False
 
     @property
     def name(self) -> str:
-        """Return the identity, or the name of the key."""
+        """The identity, or the file name of the key."""
         return self.identity or Path(self.key or "").name
 
     def check(self) -> None:
-        """Raise ConfigError if it is not clear who is meant or the key cannot be used, CommandError without cosign."""
+        """Raise ConfigError if the signer is ambiguous or the key cannot be used, CommandError if cosign is missing."""
         is_file = self.key is not None and "://" not in self.key
         if is_file and not Path(str(self.key)).is_file():
-            raise ConfigError(f"--key {self.key}: no such file; `cosign generate-key-pair` makes one")
+            raise ConfigError(f"--key {self.key}: no such file; create a key with `cosign generate-key-pair`")
         if (self.key and self.identity) or bool(self.identity) != bool(self.issuer):
-            raise ConfigError(f"whose signature? give {WHOSE}")
+            raise ConfigError(f"the signer is ambiguous; use either {WHOSE}")
         if self.identity and not self.log:
             raise ConfigError(
-                "--no-tlog: needs --key; a certificate is valid for minutes, and only the log says when it was used"
+                "--no-tlog: needs --key; without a key, only the log proves that a short-lived certificate was valid"
             )
-        # Only a key outside of key management services has a password.
+        # Keys in key management services have no password.
         if self.signs and (is_file or (self.key or "").startswith("env://")) and PASSWORD not in self.cosign.environ:
-            raise ConfigError(f"--key {self.key}: set {PASSWORD} to the key's password, which may be empty")
+            raise ConfigError(
+                f"--key {self.key}: {PASSWORD} is not set; set it to the key's password, which may be empty"
+            )
         self.cosign("version")
 
     @cached_property
     def trusted(self) -> tuple[Cosign, tuple[str, ...]]:
-        """Return cosign, and its arguments that name whose signatures are to be trusted.
+        """The program cosign, and its options for the trusted signer.
 
-        Raises ConfigError if nobody is named, CommandError if the key cannot be read.
+        Raises ConfigError if no signer is named, CommandError if the key cannot be read.
         """
         cosign, key = self.cosign, self.key
         if not (key or self.identity):
-            raise ConfigError(f"no signer is named; give {WHOSE}; in a job of GitHub they are known")
+            raise ConfigError(f"no signer is named; add {WHOSE}; only a GitHub job knows its own identity")
         if key and self.signs:
             public = cosign("public-key", "--key", key)
             cosign, key = replace(cosign, environ={**cosign.environ, PUBLIC_KEY: public}), f"env://{PUBLIC_KEY}"
@@ -129,9 +135,9 @@ class Signer:
 
     @cached_property
     def fault(self) -> str:
-        """Return why a trial signature fails or is not trusted; empty if it is. It is tried once.
+        """The reason why a trial signature fails or is not trusted. Empty if it works. It is made once.
 
-        The trial uses key, password, identity and log, so the log gets one more entry.
+        The trial uses the key, password, identity and log, so it adds an entry to the log.
         """
         with _TRIAL:
             try:
@@ -141,14 +147,14 @@ class Signer:
                 return str(error)
 
     def sign(self, images: Iterable[ImageReference]) -> None:
-        """Sign images that are named by their digests. Raises CommandError if cosign fails."""
+        """Sign images, which must be named by digest. Raises CommandError if cosign fails."""
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             arguments = self._arguments(Path(folder))
             for image in images:
                 self.cosign("sign", *arguments, *self.cosign.connection(image), str(image))
 
     def attest(self, kind: str, content: bytes, name: str, manifest: bytes) -> bytes:
-        """Return the signed statement that the image with this manifest has this predicate, as a sigstore bundle.
+        """Sign the statement that a predicate is about the image with this manifest. Return it as a sigstore bundle.
 
         Raises CommandError if cosign fails.
         """
@@ -172,14 +178,14 @@ class Signer:
         return ["--yes", *key, "--signing-config", str(config)]
 
     def image_problem(self, image: ImageReference) -> str:
-        """Return why an image, named by digest, has no trusted signature, in cosign's words; empty if it has one."""
+        """Return cosign's reason why an image, named by digest, has no trusted signature. Empty if it has one."""
         return self._problem("verify", *self.cosign.connection(image), "--output", "json", str(image))
 
     def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str:
-        """Return why an attestation of the image with this manifest has no trusted signature; empty if it has one."""
+        """Return why an attestation of the image with this manifest has no trusted signature. Empty if it has one."""
         if not attestation.bundle:
-            return "nobody signed it"
-        # cosign 2 does not compare the type with the bundle's; that was done when the attestation was read.
+            return "it is not signed"
+        # cosign 2 does not compare the type with that in the bundle; reading the attestation did.
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
             subject.write_bytes(manifest)
@@ -201,14 +207,14 @@ class Signer:
 
 
 GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
-"""Who vouches for the identity of a job of GitHub."""
+"""The issuer that certifies the identity of a GitHub job."""
 
 
 def job_workflow(environ: Mapping[str, str]) -> str:
-    """Return the workflow file that a job of GitHub is in, with its revision; empty elsewhere.
+    """Return the workflow file that defines this GitHub job, with its revision. Empty outside of GitHub.
 
-    In a workflow that others call, variables name the caller, and only the job's token says whose job it is. Fulcio
-    certifies that (`job_workflow_ref`). Raises CommandError if GitHub gives no token.
+    In a reusable workflow, the environment variables name the caller, and only the job's token names the workflow
+    itself (`job_workflow_ref`), which Fulcio certifies. Raises CommandError if GitHub does not issue a token.
     """
     if not (address := environ.get("ACTIONS_ID_TOKEN_REQUEST_URL")):
         return environ.get("GITHUB_WORKFLOW_REF", "")
@@ -218,4 +224,4 @@ def job_workflow(environ: Mapping[str, str]) -> str:
         claims = json.loads(web.read(f"{address}&audience=sigstore"))["value"].split(".")[1]
         return str(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["job_workflow_ref"])
     except (CommandError, LookupError, TypeError, ValueError) as error:
-        raise CommandError(f"GitHub does not say who signs: {type(error).__name__}: {error}") from None
+        raise CommandError(f"cannot read the identity of this GitHub job: {type(error).__name__}: {error}") from None

@@ -1,4 +1,4 @@
-"""Write the page of a catalogue: a table of all images, a picker that reads it, and what is known of each."""
+"""The HTML page of a catalogue: a table of all images, a picker, and the details of each image."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from imagebuild.report.document import NONE
 from imagebuild.report.page import render_page, template_text
 
 Badge = tuple[State, str]
-"""A verdict: its state, which gives the colour, and its text."""
+"""A verdict: its state, which sets the colour, and its text."""
 
 
 def write_site(catalog: Catalog, folder: Path) -> Path:
-    """Write `images.json` and a page that shows it, and return the path of the page.
+    """Write `images.json` and the page that shows it. Return the path of the page.
 
     Raises ConfigError if the folder cannot be written to.
     """
@@ -29,7 +29,7 @@ def write_site(catalog: Catalog, folder: Path) -> Path:
 
 
 def catalog_page(catalog: Catalog) -> str:
-    """Return the page, always the same for the same catalogue."""
+    """Return the HTML page. The same catalogue always gives the same page."""
     repositories = dict.fromkeys(image.repository for image in catalog.images)
     return render_page(
         "catalog.html.j2",
@@ -46,20 +46,20 @@ def catalog_page(catalog: Catalog) -> str:
 
 
 TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
-"""Titles of what people choose an image by, in their order; other axes come after them."""
+"""Titles of the columns by which people choose an image, in this order. Other axes follow."""
 
 
 def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
-    """Return axis, `nccl` or `mpi` → the title of its column, of those that some of these images have."""
+    """Return the columns of the table: a mapping from each axis, `nccl` and `mpi`, if an image has it, to its title."""
     found = dict.fromkeys(key for image in images for key in (*image.axes, *image.stack))
     return {key: TITLES.get(key, key) for key in (*TITLES, *found) if key in found}
 
 
 def pull_commands(repository: str) -> dict[str, str]:
-    """Return title → command that gets or runs an image of a repository, which includes the registry.
+    """Return a mapping from titles to commands that pull or run an image. `repository` includes the registry.
 
-    `{ref}` stands for `:tag` or `@sha256:…`, `{enroot}` for the same with a colon: enroot 3 and 4.0 take a digest where
-    a tag stands, and not after an `@`.
+    In the commands, `{ref}` stands for `:tag` or `@sha256:…`. `{enroot}` stands for the same with a colon instead of
+    `@`, because enroot 3 and 4.0 accept a digest only there.
     """
     enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
     return {
@@ -77,7 +77,7 @@ def pull_commands(repository: str) -> dict[str, str]:
 
 
 def checks_badge(runs: Sequence[Checks]) -> Badge:
-    """Sum up all verifications of a platform: failures of any run count, the rest is that of the best run."""
+    """Return the verdict of all verifications of a platform: the failures of all runs, or else the best run."""
     if not runs:
         return "skipped", "not checked"
     if failed := sum(run.failed for run in runs):
@@ -89,7 +89,7 @@ def checks_badge(runs: Sequence[Checks]) -> Badge:
 
 
 def scan_badge(scan: Scan | None) -> Badge:
-    """Return the verdict of a scan, with the number of its worst findings."""
+    """Return the verdict of a scan, with the number of findings of the worst severity."""
     if scan is None:
         return "skipped", "not scanned"
     counts = [f"{scan.counts[s]} {s}" for s in reversed(get_args(Severity)) if scan.counts.get(s)]
@@ -97,7 +97,7 @@ def scan_badge(scan: Scan | None) -> Badge:
 
 
 def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
-    """Return the worst badge of the checks of all platforms, and that of their scans."""
+    """Return the worst badge for the checks of all platforms, and the worst badge for their scans."""
 
     def rank(badge: Badge) -> int:
         return ("failed", "skipped", "passed").index(badge[0])
@@ -107,5 +107,5 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
 
 def format_day(time: str) -> str:
-    """Return the day of a time; a dash for the beginning of Unix time, which stands for an unknown time."""
+    """Return the day of a time. A dash for an unknown time, which the start of Unix time also stands for."""
     return NONE if not time or time.startswith(("1970-01-01", "0001-")) else time[:10]

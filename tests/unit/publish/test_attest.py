@@ -68,7 +68,7 @@ def test_the_log_is_left_out_only_when_asked(signers: Signers, published: Publis
 
 def test_what_signing_needs_is_looked_at_first(signers: Signers, monkeypatch: pytest.MonkeyPatch) -> None:
     without_password = Cosign({"HOME": "/"}, signers.fake.run, "cosign")
-    with pytest.raises(ConfigError, match=r"ours\.key: set COSIGN_PASSWORD"):
+    with pytest.raises(ConfigError, match=r"ours\.key: COSIGN_PASSWORD is not set; set it to"):
         Signer(str(signers.folder / "ours.key"), cosign=without_password, signs=True).check()
     for key in (None, "gcpkms://projects/x"):
         Signer(key, cosign=without_password, signs=True).check()
@@ -88,13 +88,13 @@ def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_calle
     assert job_workflow({"GITHUB_WORKFLOW_REF": callers, **address, **token}) == ours
     assert github.asked == ["bearer t"] * 2
     for status, content in ((200, b"{}"), (403, b"")):
-        with pytest.raises(CommandError, match="GitHub does not say who signs"):
+        with pytest.raises(CommandError, match="cannot read the identity of this GitHub job"):
             job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{serve(Answer(status, content)).address}?x"})
 
 
 def test_nobodys_signature_is_not_verified() -> None:
     for signer in (Signer("awskms:///k", "me", "issuer"), Signer(identity="me")):
-        with pytest.raises(ConfigError, match="whose signature"):
+        with pytest.raises(ConfigError, match="the signer is ambiguous"):
             signer.check()
 
 
@@ -182,11 +182,11 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
         ("provenance", lambda _: provenance(ARM64), "broken", "is about linux/arm64"),
         (
             "provenance", lambda _: provenance(AMD64, {"name": "x", "annotations": {"instead-of": "pkg:oci/debian"}}),
-            "passed", "of which 1 stood in for others",
+            "passed", "1 of them replaced others",
         ),
         (
             "provenance", lambda _: provenance(AMD64, {"name": "ucx-source", "uri": "urn:imagebuild:folder:ucx"}),
-            "failed", "built from folders that nobody can compare: ucx-source",
+            "failed", "built from local folders, whose content is unknown: ucx-source",
         ),
     ],
 )  # fmt: skip
@@ -264,7 +264,7 @@ def test_add_results_that_were_measured_later(published: Published, signers: Sig
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("verification", verification(OTHER), "is no verification of sha256:.*about another image"),
+        ("verification", verification(OTHER), "is not a verification of sha256:.*about another image"),
         ("benchmark", {}, "file.json: about: Field required"),
         ("sbom", b"no", "file.json: .*Invalid JSON"),
     ],
@@ -275,7 +275,7 @@ def test_add_refuses_what_is_not_about_the_image(
     with pytest.raises((ConfigError, ResultError), match=message):
         add(published, kind, content)
     assert published.place.referrers(published.amd64) == ()
-    with pytest.raises(ConfigError, match=f"name the image by digest: .* now it names {published.digest}"):
+    with pytest.raises(ConfigError, match=f"name the image by its digest, which is {published.digest} now"):
         add_attachment(published.reference, published.registry, "sbom", b"{}", file=Path("f"))
 
 
@@ -298,6 +298,9 @@ def test_commands(published: Published, command: Call, monkeypatch: pytest.Monke
     assert command(*add)[1].startswith(f"registry.test/{REPOSITORY}@sha256:")
     status, _, text = command(*add, "--key", "k")
     assert (status, "--certificate-identity and --no-tlog: need --sign" in text) == (2, True)
-    for kind, message in (("sboom", "unknown kind; use sbom, provenance"), ("signature", "whose? give --key")):
+    for kind, message in (
+        ("sboom", "unknown kind; use one of sbom, provenance"),
+        ("signature", "the signer is not named; add --key"),
+    ):
         status, _, text = command("attest", "verify", published.reference, "--require", kind)
         assert (status, message in text) == (2, True)

