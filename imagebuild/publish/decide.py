@@ -195,7 +195,7 @@ def _unproven(result: VerifyResult) -> str:
 
 
 def _fits(rule: PublishRule, pattern: str) -> bool:
-    """Return whether a pattern matches a check. Only a pattern that ends with `SPEED` matches a verdict on speed."""
+    """Return whether a pattern matches a check. A verdict on speed needs a pattern with the same suffix."""
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
 
 

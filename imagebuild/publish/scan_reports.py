@@ -120,7 +120,7 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
     ]
     if left_out:
         listed = ", ".join(sorted(others))
-        notes.append(f"{plural(left_out, 'result')} about something else than vulnerabilities left out: {listed}")
+        notes.append(f"left out {plural(left_out, 'result')} of other kinds than vulnerabilities: {listed}")
     return ScanReport(
         scanner, tuple(findings), tuple(unstated), frozenset(_digests(run)),
         started=str(next((i["startTimeUtc"] for i in invocations if "startTimeUtc" in i), "")), notes=tuple(notes),

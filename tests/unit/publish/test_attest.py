@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core.errors import CommandError, ConfigError, ResultError
+from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.oci import registry as registry_module
 from imagebuild.oci.attestation import BUNDLE_MEDIA, KINDS, STATEMENT_MEDIA, list_attestations, read_attestations
 from imagebuild.oci.layout import Attachment, Descriptor
 from imagebuild.oci.registry import Repository
-from imagebuild.publish import signatures
 from imagebuild.publish.attest import DEFAULT_KINDS, AttestResult, add_attachment
-from imagebuild.publish.signatures import Cosign, Signer, job_workflow
 from tests.attached import provenance, scan, spdx, verification
-from tests.faulty import Answer
 from tests.registry_fake import FakeRegistry
 from tests.report_samples import GOOD
-from tests.unit.conftest import Call, Serve
+from tests.unit.conftest import Call
 from tests.unit.publish.conftest import AMD64, ARM64, PLATFORMS, REPOSITORY, Published, Signers
 
 OTHER = f"sha256:{'9' * 64}"
@@ -51,51 +48,6 @@ def test_what_is_listed_without_its_type_is_looked_at(published: Published, monk
              for item in published.place.referrers(published.amd64)]  # fmt: skip
     monkeypatch.setattr(Repository, "referrers", lambda *_: plain)
     assert [item.kind for item in read_attestations(published.place, published.amd64)] == ["scan"]
-
-
-# Signing
-
-
-def test_the_log_is_left_out_only_when_asked(signers: Signers, published: Published) -> None:
-    option = "--tlog-upload=false" if signers.fake.version == 2 else "--signing-config"
-    for log in (True, False):
-        signers.fake.calls.clear()
-        published.attach("scan", scan(OTHER), signer=signers.signer(log=log))
-        (call,) = [call for call in signers.fake.calls if call[0] == "attest-blob" and call[1:] != ("--help",)]
-        assert (option in call) != log
-        assert ("--new-bundle-format" in call) == (signers.fake.version == 2)
-
-
-def test_what_signing_needs_is_looked_at_first(signers: Signers, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_password = Cosign({"HOME": "/"}, signers.fake.run, "cosign")
-    with pytest.raises(ConfigError, match=r"ours\.key: COSIGN_PASSWORD is not set; set it to"):
-        Signer(str(signers.folder / "ours.key"), cosign=without_password, signs=True).check()
-    for key in (None, "gcpkms://projects/x"):
-        Signer(key, cosign=without_password, signs=True).check()
-    monkeypatch.setattr(signatures, "which", lambda _: None)
-    with pytest.raises(CommandError, match=r"`cosign` is missing.*apt-get install cosign"):
-        Signer(identity="me", issuer="https://issuer.example").check()
-
-
-def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_called_it(serve: Serve) -> None:
-    ours, callers = (f"acme/images/.github/workflows/{name}.yml@refs/heads/main" for name in ("build", "fresh"))
-    claims = base64.urlsafe_b64encode(json.dumps({"job_workflow_ref": ours}).encode()).decode().rstrip("=")
-    assert job_workflow({"GITHUB_WORKFLOW_REF": callers}) == callers
-    assert job_workflow({}) == ""
-    github = serve(Answer(502), Answer(200, json.dumps({"value": f"e30.{claims}.x"}).encode()))
-    token = {"ACTIONS_ID_TOKEN_REQUEST_TOKEN": "t"}
-    address = {"ACTIONS_ID_TOKEN_REQUEST_URL": f"{github.address}?api-version=2"}
-    assert job_workflow({"GITHUB_WORKFLOW_REF": callers, **address, **token}) == ours
-    assert github.asked == ["bearer t"] * 2
-    for status, content in ((200, b"{}"), (403, b"")):
-        with pytest.raises(CommandError, match="cannot read the identity of this GitHub job"):
-            job_workflow({"ACTIONS_ID_TOKEN_REQUEST_URL": f"{serve(Answer(status, content)).address}?x"})
-
-
-def test_nobodys_signature_is_not_verified() -> None:
-    for signer in (Signer("awskms:///k", "me", "issuer"), Signer(identity="me")):
-        with pytest.raises(ConfigError, match="the signer is ambiguous"):
-            signer.check()
 
 
 # Verifying

@@ -1,31 +1,34 @@
-"""Only images whose checks passed get tags."""
+"""Tags, aliases, attachments and signatures of published images; interruptions, other publishers, random evidence."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import re
-from collections.abc import Callable, Mapping
+import random
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagebuild.bench.verification import CheckResult
-from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
+from imagebuild.bench.verification import Outcome
+from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 from imagebuild.oci.attestation import encode_predicate
-from imagebuild.oci.layout import INDEX, manifests_of
+from imagebuild.oci.layout import INDEX, blobs_of, manifests_of
 from imagebuild.oci.reference import parse_reference
+from imagebuild.project.records import Published
 from imagebuild.publish.attest import attach, verify_attachments
 from imagebuild.publish.evidence import NewAttachment
 from imagebuild.publish.signatures import Signer
-from tests.conftest import LIBRARY, data
 from tests.cosign_fake import FakeCosign
-from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, HOST, NEW, OLD, Done, Site
+from tests.faulty import Answer
+from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Done, Site, passing
+from tests.registry_fake import FakeRegistry, Request
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
-OTHER = "sha256:" + "7" * 64
 
 
 @pytest.fixture
@@ -56,124 +59,6 @@ def test_a_verified_target_gets_its_tags_and_aliases(site: Site) -> None:
         path.write_text(json.dumps({**json.loads(path.read_text()), "started": "2026-11-20T10:00:00+00:00"}))
     again = site.publish().only
     assert (again.state, again.digest) == ("unchanged", done.digest)
-
-
-def arrange(site: Site, changed: Mapping[str, Any]) -> dict[str, str]:
-    """Build, stage, verify and perhaps scan both platforms, as tests/data/publish/refused.yaml says."""
-    image = {"name": NEW, "platform": AMD64, "content": AMD64.encode(), **changed.get("image", {})}
-    digests = {ARM64: site.stage(NEW, ARM64, ARM64.encode()), AMD64: site.stage(**image)}
-    site.built(NEW, {ARM64: digests[ARM64]})
-    if "unbuilt" not in changed:
-        site.built(NEW, {AMD64: digests[AMD64]}, **changed.get("build", {}))
-    site.verified(digests[ARM64], ARM64)
-    verify = dict(changed.get("verify", {}))
-    if "checks" in verify:
-        verify["checks"] = [CheckResult.model_validate(check) for check in verify["checks"]]
-    site.verified(digests[AMD64], **verify)
-    if later := changed.get("later"):
-        site.verified(digests[AMD64], file="later/verify.json", outcomes=later)
-    if verdict := changed.get("scan"):
-        site.scanned(digests[AMD64], verdict)
-    if act := changed.get("act"):
-        ACTS[act](site)
-    return digests
-
-
-def edit(site: Site, **changed: object) -> dict[str, Any]:
-    """Change the verification of amd64; what it was."""
-    path = next(path for path in site.evidence.rglob("verify.json") if AMD64 in path.read_text())
-    document: dict[str, Any] = json.loads(path.read_text())
-    path.write_text(json.dumps(document | changed))
-    return document
-
-
-def built_twice(site: Site) -> None:
-    other = site.stage(NEW, AMD64, b"another")
-    site.built(NEW, {AMD64: other}, file="again/result.json", started="2026-11-22T10:00:00Z")
-    site.verified(other)
-
-
-def of_other_checks(site: Site) -> None:
-    """Since it was verified, the script of a check has changed; the other platform's result is of the new one."""
-    site.files.component("library", LIBRARY + CHECKS.replace('It works, run: "true"', 'It works, run: "exit 0"'))
-    site.read()
-    site.verified(site.stage(NEW, ARM64, ARM64.encode()), ARM64)
-
-
-ACTS: Mapping[str, Callable[[Site], object]] = {
-    "built_twice": built_twice,
-    "of_other_checks": of_other_checks,
-    "of_another_digest": lambda site: edit(site, digest=OTHER),
-    "of_no_digest": lambda site: edit(site, digest=None),
-    "of_several_platforms": lambda site: edit(site, platform=f"{AMD64}, {ARM64}"),
-    "pruned": lambda site: site.fake.at("acme/tiny-staging").delete(edit(site)["digest"]),
-}
-REFUSED = data("publish/refused")
-
-
-@pytest.mark.parametrize("changed", REFUSED["evidence"].values(), ids=REFUSED["evidence"])
-def test_faults_are_refused_with_their_reason(changed: Mapping[str, Any], site: Site) -> None:
-    arrange(site, changed)
-    site.fake.calls.clear()
-    done = site.publish(NEW)
-    assert done.states == ["refused"]
-    assert done.result.exit_status == 1
-    assert changed["reason"] in done.reasons
-    assert not site.fake.calls, "something was changed for a target that is refused"
-
-
-def test_the_arranged_site_is_published_where_nothing_is_wrong(site: Site) -> None:
-    """What the faults above are added to; the same image built twice is one, and a place that was proven counts."""
-    digests = arrange(site, {"verify": {"runner": "exec:ssh node", "outcomes": {"image/same-files": "passed"}}})
-    site.built(NEW, {AMD64: digests[AMD64]}, file="again/result.json")
-    assert site.publish().states == ["published"]
-
-
-def test_every_reason_is_said_at_once_and_other_targets_are_published(site: Site) -> None:
-    site.ready(OLD)
-    digests = arrange(site, {"verify": {"outcomes": {"library/works": "failed", "library/newest": "skipped"}}})
-    site.scanned(digests[ARM64], "failed")
-    done = site.publish()
-    assert (done.states, done.result.exit_status) == (["published", "refused"], 1)
-    assert "linux/amd64: library/works failed" in done.reasons
-    assert "linux/amd64: library/newest was skipped" in done.reasons
-    assert "linux/arm64: scan failed" in done.reasons
-    assert set(site.tags()) == {f"cuda12.9-tool3.4-{COMMIT[:7]}", "cuda12.9"}
-
-
-def test_checks_that_do_not_apply_may_be_skipped(site: Site) -> None:
-    """By the condition of a check, and by a rule that has nothing to look at in an image that could be read."""
-    site.ready(OLD, outcomes={"image/size": "skipped"})
-    assert site.publish().states == ["published"]
-
-
-def test_a_verification_of_an_index_counts_for_its_platform(site: Site) -> None:
-    digests = {platform: site.stage(NEW, platform, platform.encode()) for platform in (AMD64, ARM64)}
-    site.built(NEW, digests, digest=OTHER)
-    site.verified(OTHER, AMD64, file="amd64/verify.json")
-    assert "linux/arm64: not verified" in site.publish().reasons
-    site.verified(OTHER, ARM64, file="arm64/verify.json")
-    assert site.publish().states == ["published"]
-
-
-def test_what_the_policy_asks_for_may_be_in_other_files(tmp_path: Path) -> None:
-    """A row asks nothing of other platforms and targets."""
-    rows = '{when: {arch: amd64, cuda: ">=13"}, checks: [library]}, {when: {cuda: "12.9"}, checks: [library/newest]}'
-    site = Site(tmp_path, policy=f"publish: {{require: [{rows}], require-attachments: [sbom, scan]}}\n")
-    digests = site.ready(NEW)
-    gpu = "library/on-gpu was skipped: it was skipped; publish.require contains library/*"
-    lacking = [f"no {kind} for this digest; publish.require-attachments requires it" for kind in ("sbom", "scan")]
-    asked = [(AMD64, gpu), *product((AMD64, ARM64), lacking)]
-    assert site.publish().only.reasons == tuple(f"{platform}: {reason}" for platform, reason in asked)
-    for (_, platform), digest in digests.items():
-        site.verified(digest, platform, file=f"gpu/{platform}/verify.json", outcomes={"library/on-gpu": "passed"})
-        site.listed(digest)
-        site.scanned(digest, platform=platform)
-    done = site.publish().only
-    assert done.state == "published"
-    assert done.attached == {"provenance": 4, "sbom": 4, "scan": 4, "verification": 8}
-    site.ready(OLD)
-    assert "publish.require contains library/newest, but this target has no such check" in site.publish(OLD).reasons
 
 
 @dataclass
@@ -288,15 +173,6 @@ def test_an_immutable_tag_never_moves(site: Site) -> None:
     assert tags.items() <= site.tags().items(), "an alias was moved to a target that was refused"
 
 
-def test_a_build_of_no_commit_gets_no_tag_that_names_one(site: Site) -> None:
-    site.ready(NEW, revision=None)
-    assert "a build does not name its commit" in site.publish().reasons
-    site.files.replace("matrix.yaml", "-{revision}", "")
-    site.read()
-    site.ready(NEW, revision=None)
-    assert site.publish().states == ["published"]
-
-
 def test_without_names_it_is_what_was_built(site: Site) -> None:
     with pytest.raises(NothingSelected, match="no result.json of a target"):
         site.publish()
@@ -305,33 +181,156 @@ def test_without_names_it_is_what_was_built(site: Site) -> None:
     assert site.publish("tiny").states == ["unchanged", "refused"]
 
 
-def test_cut_off_results_are_not_ignored(site: Site) -> None:
-    """A check that failed might be in the part that is missing."""
+# Interruptions, other publishers, and random evidence
+
+
+def incomplete(fake: FakeRegistry, repository: str = "acme/tiny") -> list[str]:
+    """What the tags that people pull by name, directly or not, and the registry has not."""
+    held = fake.repositories.get(repository)
+    lacking = []
+    for tag, digest in (dict(held.tags) if held else {}).items():
+        assert held
+        index = held.manifests.get(digest)
+        lacking += [tag] if index is None else []
+        for child in manifests_of(index.document) if index else ():
+            manifest = held.manifests.get(child.digest)
+            lacking += [child.digest] if manifest is None else []
+            blobs = blobs_of(manifest.document) if manifest else ()
+            lacking += [blob.digest for blob in blobs if blob.digest not in held.blobs]
+    return lacking
+
+
+class Interrupted:
+    """Make write number `n` of a registry fail, before it is done or after."""
+
+    def __init__(self, fake: FakeRegistry, n: int, *, done: bool) -> None:
+        self.fake, self.n, self.done = fake, n, done
+        self.writes = 0
+        self.answer, self.lock = fake.answer, threading.Lock()
+        fake.answer = self  # type: ignore[method-assign]
+
+    def __call__(self, request: Request) -> Answer:
+        if request.method in ("GET", "HEAD"):
+            return self.answer(request)
+        with self.lock:
+            self.writes += 1
+            fails = self.writes == self.n
+        if fails and not self.done:
+            raise CommandError("interrupted")
+        answer = self.answer(request)
+        assert not incomplete(self.fake), f"after {request.method} {request.path}, a tag names what is not all there"
+        if fails:
+            raise CommandError("interrupted")
+        return answer
+
+
+def state(fake: FakeRegistry) -> dict[str, Any]:
+    return {
+        name: (sorted(held.tags.items()), sorted(held.manifests), sorted(held.blobs))
+        for name, held in fake.repositories.items()
+    }
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_interrupted_at_any_write_and_run_again_it_ends_the_same(tmp_path: Path, done: bool) -> None:
+    site = Site(tmp_path)
     site.ready(NEW)
-    path = site.leave("more/verify.json", (next(site.evidence.rglob("verify.json"))).read_text()[:500])
-    with pytest.raises(ResultError, match=rf"{path}: is not valid JSON"):
-        site.publish()
-    path.write_text('{"image": "x", "digest": null, "target": null, "platform": "linux/amd64", "checks": 5}')
-    with pytest.raises(ResultError, match=rf"{path}: checks: .* another version"):
-        site.publish()
+    staged = deepcopy(site.fake.repositories)
+    site.publish()
+    wanted, given = state(site.fake), set[tuple[str, ...]]()
+    for n in itertools.count(1):
+        site.fake = FakeRegistry(HOST)
+        site.fake.repositories = deepcopy(staged)
+        interrupted = Interrupted(site.fake, n, done=done)
+        first = site.publish().only
+        if interrupted.writes < n:
+            break
+        assert first.state == "failed"
+        given.add(first.given)
+        assert site.publish().only.state in ("published", "unchanged")
+        assert state(site.fake) == wanted, f"write {n}"
+    assert n > 15  # so many there are to interrupt
+    assert {(), (f"{HOST}/acme/tiny:{TAG}",)} < given  # says what was given before
 
 
-def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
-    arrange(site, {"act": "of_no_digest"})
-    (path, why) = site.publish().result.unused[0].split(": ")
-    assert (json.loads(Path(path).read_text())["digest"], why.partition(";")[0]) == (None, "does not name a digest")
-    edit(site, platform=f"{AMD64}, {ARM64}")
-    (problem,) = site.publish().result.unused
-    assert "is about linux/amd64, linux/arm64; verify each platform separately" in problem
-    # What is no result of ours is left alone.
-    for name, text in {"index.json": '{"schemaVersion": 2}', "list.json": "[1, 2]", ".hidden.json": "{"}.items():
-        site.leave(name, text)
-    assert len(site.publish().result.unused) == 1
+def test_another_publisher_before_our_tag(tmp_path: Path) -> None:
+    """While we copied, the tag was given to something else: it stays, and so do the aliases."""
+    site = Site(tmp_path)
+    site.ready(NEW)
+    # Another machine with the same commit and registry, whose build came out different.
+    other = Site(site.root / "other", fake=site.fake)
+    other.ready(NEW, content=b"other")
+    theirs: list[Published] = []
+
+    def meanwhile(what: str, repository: str, name: str) -> None:
+        if what == "mount" and not theirs:
+            site.fake.before = None
+            theirs.append(other.publish().only)
+
+    site.fake.before = meanwhile
+    done = site.publish()
+    assert (done.states, theirs[0].state) == (["failed"], "published")
+    assert str(theirs[0].digest) in done.reasons
+    assert done.result.exit_status == 4
+    assert site.tags() == dict.fromkeys((TAG, "cuda13.0", "latest"), theirs[0].digest)
 
 
-@pytest.mark.parametrize(("policy", "mistake"), REFUSED["policies"].items())
-def test_mistakes_in_the_policy(tmp_path: Path, policy: str, mistake: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        Site(tmp_path, policy=f"publish: {policy}\n")
-    assert mistake in str(error.value)
-    assert re.match(rf"{tmp_path}/project/matrix.yaml:\d+: ", str(error.value))
+def evidence_of(site: Site) -> Iterator[tuple[str, str, Outcome]]:
+    """Digest, check and outcome, read from the files as they are."""
+    for path in site.evidence.rglob("verify*.json"):
+        document = json.loads(path.read_text())
+        for check in document["checks"]:
+            yield document["digest"], f"{check['component']}/{check['check']}", check["outcome"]
+
+
+def at_random(site: Site, seed: int) -> None:
+    """Leave builds and verifications of both targets, most of them good."""
+    chance = random.Random(seed)
+    pool = []
+    for name in (NEW, OLD):
+        for platform in (AMD64, ARM64):
+            for i in range(chance.choice((1, 1, 1, 2))):
+                digest = site.stage(name, platform, f"{name}{platform}{i}".encode())
+                pool.append(digest)
+                if chance.random() < 0.95 and (i == 0 or chance.random() < 0.2):
+                    message = name if chance.random() < 0.95 else NEW
+                    site.built(message, {platform: digest}, f"{digest[7:]}/result.json")
+                for k in range(chance.choice((0, 1, 1, 1, 1, 2))):
+                    about = digest if chance.random() < 0.95 else chance.choice(pool)
+                    outcomes: dict[str, Outcome] = {
+                        check: "failed" if chance.random() < 0.5 else "skipped"
+                        for check in passing(name) if chance.random() < 0.004
+                    }  # fmt: skip
+                    site.verified(about, platform, f"{digest[7:]}/verify{k}.json", outcomes, name)
+
+
+def test_whatever_the_evidence_tags_name_only_what_passed(tmp_path: Path) -> None:
+    states: list[str] = []
+    site = Site(tmp_path)
+    for seed in range(40):
+        site.fake, site.evidence = FakeRegistry(HOST), tmp_path / str(seed)
+        site.evidence.mkdir()
+        at_random(site, seed)
+        done = site.publish("*")
+        states += done.states
+        passed: dict[str, set[str]] = {}
+        failed: set[str] = set()
+        for digest, check, outcome in evidence_of(site):
+            passed.setdefault(digest, set()).update({check} if outcome == "passed" else ())
+            failed |= {digest} if outcome == "failed" else set()
+        for tag in site.tags():
+            index = site.fake.at("acme/tiny").find(tag)
+            assert index
+            children = manifests_of(index.document)
+            assert [child.platform for child in children] == [AMD64, ARM64]
+            name = index.document["annotations"]["imagebuild.target"]
+            # A rule may have found nothing to look at in an image that could be read.
+            wanted = {c for c, o in passing(name).items() if o == "passed" and not c.startswith("image/")}
+            for child in children:
+                assert child.digest not in failed, f"{tag} names an image with a failed check"
+                assert wanted | {"image/readable"} <= passed[child.digest], f"{tag} names what nobody verified"
+        assert not incomplete(site.fake)
+        assert all((target.state == "refused") == bool(target.reasons) for target in done.result.targets)
+    # Were the evidence all good or all bad, this would prove little.
+    assert 10 < states.count("published") < 70
+    assert states.count("refused") == 80 - states.count("published")

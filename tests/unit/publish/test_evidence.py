@@ -1,0 +1,41 @@
+"""Result files are read completely, and those that are about no particular image are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from imagebuild.core.errors import ResultError
+from tests.publish_fakes import AMD64, ARM64, NEW, Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_cut_off_results_are_not_ignored(site: Site) -> None:
+    """A check that failed might be in the part that is missing."""
+    site.ready(NEW)
+    path = site.leave("more/verify.json", (next(site.evidence.rglob("verify.json"))).read_text()[:500])
+    with pytest.raises(ResultError, match=rf"{path}: is not valid JSON"):
+        site.publish()
+    path.write_text('{"image": "x", "digest": null, "target": null, "platform": "linux/amd64", "checks": 5}')
+    with pytest.raises(ResultError, match=rf"{path}: checks: .* another version"):
+        site.publish()
+
+
+def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
+    site.ready(NEW)
+    site.edit(digest=None)
+    (path, why) = site.publish().result.unused[0].split(": ")
+    assert (json.loads(Path(path).read_text())["digest"], why.partition(";")[0]) == (None, "does not name a digest")
+    site.edit(platform=f"{AMD64}, {ARM64}")
+    (problem,) = site.publish().result.unused
+    assert "is about linux/amd64, linux/arm64; verify each platform separately" in problem
+    # What is no result of ours is left alone.
+    for name, text in {"index.json": '{"schemaVersion": 2}', "list.json": "[1, 2]", ".hidden.json": "{"}.items():
+        site.leave(name, text)
+    assert len(site.publish().result.unused) == 1
