@@ -1,1 +1,1 @@
-"""Report the results of benchmarks and checks to people and to CI."""
+"""Show the results of benchmarks and checks to people and to CI."""

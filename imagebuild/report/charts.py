@@ -1,4 +1,4 @@
-"""Lay out charts: what plotly.js draws, and tables with the same numbers. Pure."""
+"""Make the charts of a page: figures for plotly.js, and tables with the same numbers. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from imagebuild.bench.models import Limit, Run, SpeedClaim
 from imagebuild.report.document import NONE, format_bytes, format_number, one_line
 
 PALETTE = ("#2f7ed8", "#c2571a", "#178a6b", "#a855c7", "#9a7b00", "#d6336c", "#5b7083", "#7a5cff")
-"""Colours of lines. Each has a contrast of at least 3:1 to the white and to the dark page."""
+"""Colours of lines. Each has a contrast of at least 3:1 to the light and to the dark page."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross")
 CEILING_COLOUR = "#d64545"
 HEAT_COLOURS = [[0.0, "#fff0d9"], [0.6, "#ee9a4d"], [0.85, "#3d9a8b"], [1.0, "#0b4f5c"]]
-"""Pairs that are slower than the best have warm colours, which stand out. The colours get steadily darker, so that they
-can be printed in grey."""
+"""Colours of heat maps. Slow pairs have warm colours, which stand out. Faster pairs are darker, so that a print in grey
+remains readable."""
 MOST_COLUMNS_WITH_NUMBERS = 16
-"""Rows and columns of a matrix up to which the cells of its heat map contain their numbers."""
+"""Largest number of rows or columns for which the cells of a heat map contain numbers."""
 
 Figure = dict[str, Any]
-"""The `data` and `layout` that plotly.js draws."""
+"""The `data` and `layout` of a chart of plotly.js."""
 
 
 class NumberTable(NamedTuple):
-    """Hold a table of numbers; the first cell of each row is its head."""
+    """A table of numbers. The first cell of each row is its header."""
 
     caption: str
     columns: Sequence[str]
@@ -33,7 +33,7 @@ class NumberTable(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """Hold a chart, and what a page shows around it."""
+    """A chart, with its title, tables and notes."""
 
     id: str
     title: str
@@ -44,10 +44,10 @@ class Drawing(NamedTuple):
 
 
 def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]) -> Drawing:
-    """Draw the bus bandwidth of runs, which have names, over message size on logarithmic axes.
+    """Draw bus bandwidth over message size on logarithmic axes. `runs` are names, runs and claims about their speed.
 
-    Ceilings are dashed and red, references dotted and in the colour of the first line that has them; each is drawn
-    once.
+    A ceiling is a dashed red line. A reference is a dotted line in the colour of the first run with this reference.
+    Equal ceilings and references are drawn once.
     """
     traces = [_trace(name, run, number) for number, (name, run, _) in enumerate(runs)]
     sizes = [size for trace in traces for size in trace["x"]] or [1]
@@ -58,12 +58,12 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
         for kind, limit, style in (("ceiling", speed.ceiling, ceiling), ("reference", speed.reference, reference)):
             if limit and (name := f"{kind} {limit.value:.4g} GB/s") not in limits:
                 limits[name] = limit
-                # Labels of references would lie over those of ceilings; the legend has them.
+                # Labels of references would overlap those of ceilings. References are only in the legend.
                 label = {"text": [name if kind == "ceiling" else "", ""], "textposition": "top right"}
                 ends = {"x": [min(sizes), max(sizes)], "y": [limit.value] * 2, "mode": "lines+text"}
                 traces.append({"name": name, "hoverinfo": "name", "line": style, **ends, **label})
     values = [value for trace in traces for value in trace["y"]] or [1.0]
-    # At least a decade, so that a flat line looks flat.
+    # The axis covers at least a factor of ten, so that a flat line looks flat.
     top = math.log10(max(values))
     low = min(math.log10(min(values)), top - 1)
     first, last = min(sizes).bit_length() - 1, max(sizes).bit_length()
@@ -85,7 +85,7 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
 
 
 def _trace(name: str, run: Run, number: int) -> dict[str, Any]:
-    """Return the line of a run: the better placement of each row that logarithmic axes have; details show both."""
+    """Return the line of a run: the faster half of each row. The hover text shows both halves."""
     points = []
     for row in sorted(run.rows, key=lambda row: row.size_bytes):
         details = [" ".join(filter(None, (row.dtype, row.redop)))]
@@ -123,9 +123,10 @@ def _run_table(name: str, run: Run) -> NumberTable:
 
 
 def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequence[str] = ()) -> Figure:
-    """Return the heat map of a matrix, whose rows and columns may have `names`.
+    """Return the heat map of a matrix. `names` are the labels of its rows and columns. Default: their numbers.
 
-    Its colours are scaled to the data, but over a quarter of the best value at least, so that noise is no pattern.
+    The colours cover the range of the data, but at least a quarter of the best value, so that noise does not look like
+    a pattern.
     """
     cells = [[None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in matrix]
     rows, columns = len(cells), max(map(len, cells), default=0)
@@ -139,7 +140,7 @@ def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequenc
         "zmin": least if is_time else min(least, 0.75 * most),
         "zmax": max(most, least / 0.75) if is_time else most,
         "colorscale": HEAT_COLOURS,
-        # Of times, the long ones are slow.
+        # For latencies, high values are slow.
         "reversescale": is_time,
         "hoverongaps": False,
         "hovertemplate": "%{y} ↔ %{x}<br><b>%{z:.4g} " + _plotly_text(unit) + "</b><extra></extra>",
@@ -178,5 +179,5 @@ def bar_chart(names: Sequence[str], values: Sequence[float], unit: str, median: 
 
 
 def _plotly_text(text: str) -> str:
-    """Return text for plotly, which interprets some tags, entities and placeholders."""
+    """Return the text, escaped for plotly, which interprets some tags, entities and placeholders."""
     return escape(one_line(text, 120), quote=False).replace("%{", "%\u200b{")

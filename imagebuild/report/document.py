@@ -1,6 +1,7 @@
-"""Define what a report says: what was read, the claims about it, and an assertion for each thing that can fail.
+"""The contents of a report: results, the claims about them, and an assertion for each thing that can fail.
 
-The terminal, JSON, Markdown, JUnit and the page show this model. Pure, except that `gather_files` reads files.
+All output formats (terminal, JSON, Markdown, JUnit, HTML) show this model. Only `gather_files` and the functions that
+it calls read files.
 """
 
 from __future__ import annotations
@@ -39,90 +40,96 @@ from imagebuild.report.sweeps import Sweep, find_sweeps
 ClaimKind = Literal["data", "participation", "speed"]
 Kind = Literal["sweep", "data", "participation", "speed", "check", "reading"]
 Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
-"""`ok`: all three claims hold for every result. `limited`: nothing failed and nothing that was asked for is open, but
-something was not asked for, or was accepted by name."""
+"""The verdict of a report.
+
+`ok`: all three claims hold for every result. `limited`: nothing failed and every requested claim holds, but some claims
+were not requested, or the user accepted them with `--allow`.
+"""
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
 SHOWN_STATES: tuple[State, ...] = ("passed", "failed", "open", "skipped")
 NONE = "\u2013"
-"""Shown for a value that is unknown or absent."""
+"""The text for an unknown or absent value."""
 
 
 class Entry(NamedTuple):
-    """Hold a result in words, with the claims about it."""
+    """A result, its name, and the claims about it."""
 
     result: Measurement
     judgement: Judgement
     name: str
-    """The subject, with file and number where several results of a kind have the same."""
+    """The subject of the result. If several results have the same subject, the name includes the file and a number."""
     sweep: Sweep | None
+    """The sweep that the result belongs to, if any."""
 
 
 class ReportRow(NamedTuple):
-    """Hold a row of the table of results: a result, a sweep, a diagnosis or a comparison with the baseline."""
+    """A row in the table of results: a result, a sweep, a diagnosis or a comparison with the baseline."""
 
     state: State
-    """What the worst claim counts as."""
+    """The state of the worst claim."""
     name: str
     words: tuple[str, ...]
-    """What is claimed about data, participation and speed; a dash for nothing."""
+    """The claims about data, participation and speed; a dash if a claim is not applicable."""
     best: str
+    """The best value, with its unit."""
     reason: str = ""
-    """Of the claim about speed."""
+    """The reason for the claim about speed."""
     source: str = ""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Return what all forms of the report show of it."""
+        """The cells that all formats of the report show."""
         return self.name, *self.words, self.best
 
 
 class Assertion(NamedTuple):
-    """State something that should hold, and whether it does."""
+    """A statement that should hold, and whether it does."""
 
     kind: Kind
     source: str
-    """The file, or for a check the image."""
+    """The file with the result, or the image of a check."""
     subject: str
     state: State
     word: str
-    """The result as the judge or check words it: `wrong`, `too slow`, `skipped`."""
+    """The outcome in the word of the claim or check, such as `wrong`, `too slow` or `skipped`."""
     reason: str = ""
     seconds: float = 0.0
     output: str = ""
-    """Of a check that failed."""
+    """The output of a failed check."""
 
 
 class ReportOrigin(Model):
-    """Say where a report comes from."""
+    """The origin of a report."""
 
     title: str
     created: str
-    """ISO 8601, UTC."""
+    """Date and time in ISO 8601, UTC."""
     imagebuild: str
     """Version of imagebuild that wrote the report."""
     files: tuple[str, ...]
-    """Files and folders, as they were named."""
+    """Files and folders, as named on the command line."""
     profile: str | None = None
     baseline: str | None = None
-    """Earlier report that results were compared with."""
+    """The earlier report that the results were compared with."""
     allowed: tuple[Openness, ...] = ()
     verdict: Overall | None = None
-    """For programs that read the file."""
+    """The verdict, for programs that read the JSON."""
 
 
 class Report(Results):
-    """Hold the results that were read and the claims about them; the file that `imagebuild report --json` writes."""
+    """A report. `imagebuild report --json` writes it."""
 
     about: ReportOrigin
     judgements: tuple[Judgement, ...] = ()
-    """Claims about each result that was measured, in their order, then about each dcgmi diag."""
+    """The claims about each measured result, in order, then about each dcgmi diag."""
     comparisons: tuple[Judgement, ...] = ()
-    """Claims about each comparison with a baseline."""
+    """The claims about each comparison with the baseline."""
     verifications: tuple[VerifyResult, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     nothing_in: tuple[str, ...] = ()
-    """Files without a result that were named, or that look like logs of the folder that they are in."""
+    """Files without a result that should have one: the user named them, or they look like the other logs in their
+    folder."""
 
     @model_validator(mode="after")
     def _has_a_judgement_on_each_result(self) -> Self:
@@ -133,19 +140,19 @@ class Report(Results):
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Return everything that was measured: collectives, matrices, tables."""
+        """The measured results: collectives, matrices and tables."""
         sweeps = [next((s for s in self.sweeps if s.holds(result)), None) for result in self.measured]
         names = unique_names([(result.subject, result.source) for result in self.measured])
         return tuple(map(Entry, self.measured, self.judgements, names, sweeps))
 
     @property
     def assertions(self) -> tuple[Assertion, ...]:
-        """Return all assertions, failed and open ones first, otherwise in the order of the files."""
+        """All assertions: failed ones first, then open ones, then the others in the order of the files."""
         return tuple(sorted(_assert_all(self), key=lambda assertion: min(STATES.index(assertion.state), 2)))
 
     @property
     def problems(self) -> tuple[Assertion, ...]:
-        """Return the assertions that do not hold, then those that are open."""
+        """The failed assertions, then the open ones."""
         return tuple(assertion for assertion in self.assertions if assertion.state in ("failed", "open"))
 
     @property
@@ -167,13 +174,13 @@ class Report(Results):
 
     @property
     def state(self) -> State:
-        """Return what the verdict counts as; `skipped` if it is limited."""
+        """The state that the verdict counts as. A limited report counts as `skipped`."""
         states: dict[Overall, State] = {"ok": "passed", "limited": "skipped", "open": "open"}
         return states.get(self.overall, "failed")
 
     @property
     def exit_status(self) -> int:
-        """Return 5 if nothing could be read, 1 if something failed or is open, else 0."""
+        """The exit status: 5 if nothing could be read, 1 if an assertion failed or is open, else 0."""
         return 5 if self.overall == "nothing-read" else int(self.state in ("failed", "open"))
 
     @property
@@ -183,7 +190,7 @@ class Report(Results):
 
     @property
     def headline(self) -> str:
-        """Return the worst result, in one sentence."""
+        """The verdict, with the worst result, in one sentence."""
         assertions = self.assertions
         match self.overall:
             case "nothing-read":
@@ -204,12 +211,12 @@ class Report(Results):
 
     @property
     def unread_lines(self) -> int:
-        """Return the number of lines, in all files, that look like a result and could not be read."""
+        """The number of lines in all files that look like results but could not be read."""
         return sum(source.unread for source in self.sources)
 
 
 def _assert_all(report: Report) -> Iterator[Assertion]:
-    """Yield an assertion for each thing that can fail; the three claims about a result are separate ones."""
+    """Yield an assertion for each thing that can fail. The three claims about a result are separate assertions."""
     for sweep in report.sweeps:
         for outlier in sweep.outliers:
             yield Assertion("sweep", sweep.subject, outlier.label, "failed", "slow", sweep.reason(outlier))
@@ -230,7 +237,7 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
                 reason += f" ({hint} --allow {claim.allow})"
             yield Assertion(kind, judgement.source, judgement.subject, state, claim.state, reason)
     for verification in report.verifications:
-        # The claims about the speed of what other checks measured are among `judgements`.
+        # If a check measured something, `judgements` already has the claims of the check that judges its speed.
         measured = {(check.component, f"{check.check}{SPEED}") for check in verification.checks if check.results}
         for check in verification.checks:
             if not check.judgements or (check.component, check.check) not in measured:
@@ -247,7 +254,7 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
 
 
 def rows_of(report: Report) -> list[ReportRow]:
-    """Return the table of results: sweeps, results that are part of none, diagnoses, comparisons with the baseline."""
+    """Return the table of results: sweeps, results outside of sweeps, diagnoses, comparisons with the baseline."""
     entries, allowed = report.entries, report.about.allowed
 
     def state_of(judgement: Judgement) -> State:
@@ -256,7 +263,7 @@ def rows_of(report: Report) -> list[ReportRow]:
     rows = []
     for sweep in report.sweeps:
         own = [entry.judgement for entry in entries if entry.sweep is sweep]
-        # How many of its runs have each claim: `134 right, 2 wrong`.
+        # The number of runs with each claim, such as `134 right, 2 wrong`.
         counts = [Counter(words).most_common() for words in zip(*map(words_of, own), strict=True)]
         words = [", ".join(word if n == len(own) else f"{n} {word}" for word, n in count) for count in counts]
         words[-1] += f"; {len(sweep.outliers) or ''} {sweep.word}".replace("  ", " ")
@@ -275,13 +282,13 @@ def rows_of(report: Report) -> list[ReportRow]:
 
 
 def words_of(judgement: Judgement) -> tuple[str, ...]:
-    """Return what is claimed about data, participation and speed, without reasons; a dash for nothing."""
+    """Return the claims about data, participation and speed without reasons; a dash for one that is not applicable."""
     words = (judgement.data.state, judgement.participation.state, judgement.speed.words)
     return tuple(word if claim.standing() else NONE for claim, word in zip(judgement.claims, words, strict=True))
 
 
 def _known_claims(assertions: Sequence[Assertion]) -> str:
-    """Return what is known of data, participation and speed: `data right, speed not judged for 3 of 8`."""
+    """Summarise the claims about data, participation and speed: `data right, speed not judged for 3 of 8`."""
     parts = []
     for kind in ("sweep", *CLAIMS):
         words = Counter((a.state, a.word) for a in assertions if a.kind == kind and a.word != "not applicable")
@@ -294,9 +301,9 @@ def _known_claims(assertions: Sequence[Assertion]) -> str:
 
 
 def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
-    """Return the first assertion of those with the same word and reason, and the subjects of all.
+    """Group assertions with the same word and reason. Return the first assertion and all subjects of each group.
 
-    A subject that occurs several times is `name (3 times)`.
+    A subject that occurs several times becomes `name (3 times)`.
     """
     groups: defaultdict[tuple[str, str], list[Assertion]] = defaultdict(list)
     for assertion in assertions:
@@ -309,23 +316,26 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
     return result
 
 
-# What files contain
+# Files
 
 
 def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
-    """Read files, and all files of folders whose names do not begin with a dot.
+    """Read files and folders, without files in a folder whose names begin with a dot.
 
-    Return a report with the claims that the files have (results without any are judged without a profile), the files
-    with output of benchmarks, and what the report is made from, as absolute paths. A report in a folder with logs or
-    results of verify is left out, as it may say the same. Raises ConfigError if a file cannot be opened, ResultError if
-    a file that imagebuild wrote, or compressed data, cannot be read.
+    The first value is the report. Results without claims in the files are judged without a profile. The second value
+    are the log files, the third the absolute paths of all files in the report.
+
+    A report in a folder that also has logs or results of verify is left out, because it may contain the same results.
+    Raises ConfigError if a file cannot be opened, ResultError if compressed data or a file that imagebuild wrote cannot
+    be read.
     """
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
     verified = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
     others = [file for file, content in contents.items() if content is None]
 
-    # Files that verify kept beside its result → whether they are output of a benchmark, which was read at that time.
+    # Maps each file that verify wrote beside its result to whether it is a log of a benchmark. The result already
+    # contains what is in that log.
     kept: dict[Path, bool] = {}
     for file, verification in verified.items():
         folder = file.parent.resolve()
@@ -342,11 +352,11 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
     parts += [part for verification in verified.values() for part in _judged_checks(verification)]
     parts += [(report, report.judgements) for report in earlier]
     merged = Results(**{kind: [r for part, _ in parts for r in getattr(part, kind)] for kind in Results.model_fields})
-    # The claims in the order of the results: of all runs, all matrices, all tables, then of the diagnoses.
+    # `Report` expects claims in the order of the results: runs, matrices, tables, then diagnoses.
     judged = [pair for part, claims in parts for pair in zip(part.measured, claims, strict=False)]
     judged.sort(key=lambda pair: get_args(Measurement).index(type(pair[0])))
     diagnoses = [claim for part, claims in parts for claim in claims[len(part.measured) :]]
-    note = "a report beside logs, which may say the same; name it to read it"
+    note = "a report beside logs may contain the same results; name the report to read it"
     notes = (Source(path=str(file), tools=(), lines=0, unread=0, note=note) for file in left_out)
     known = set(contents) - set(unread) | {Path(source.path) for source in results.sources if source.tools}
     empty = [str(path) for path in named if path not in known and not any(path in file.parents for file in known)]
@@ -373,9 +383,10 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
 
 
 def _judged_checks(verification: VerifyResult) -> Iterator[tuple[Results, Sequence[Judgement]]]:
-    """Yield the results of checks with their claims: those of the check of their speed, if there is one.
+    """Yield the benchmark results of checks, with the claims about them.
 
-    Raises ResultError if these are not about the results.
+    The claims are those of the check that judges the speed, if there is one. Raises ResultError if they do not match
+    the results.
     """
     judged = {(check.component, check.check): check.judgements for check in verification.checks if check.judgements}
     for check in verification.checks:
@@ -383,15 +394,16 @@ def _judged_checks(verification: VerifyResult) -> Iterator[tuple[Results, Sequen
             own = judge_results(check.results)
             judgements = judged.get((check.component, f"{check.check}{SPEED}"), own)
             if len(judgements) != len(own):
-                raise ResultError(f"{check.component} {check.check}: its judgements are not about its results")
+                raise ResultError(f"{check.component} {check.check}: its judgements do not match its results")
             yield check.results, judgements
 
 
 def _lost_logs(sources: Iterable[Source]) -> list[str]:
-    """Return the files without a result that may be logs of runs that left none.
+    """Return the files without a result that are probably logs of failed runs.
 
-    Such a file is named like a log but for numbers, or holds nothing but errors and lies beside several logs. Beside a
-    single log, errors may be what workers of the job wrote. An empty `job.err` beside `job.out` is no log.
+    Such a file has the same name as a log except for numbers, or contains only errors and lies beside several logs.
+    Beside a single log, a file with errors may come from workers of the same job. An empty `job.err` beside `job.out`
+    does not count.
     """
 
     def kind(path: PurePath) -> str:
@@ -410,23 +422,23 @@ def _lost_logs(sources: Iterable[Source]) -> list[str]:
 
 
 def _files_in(path: Path) -> list[Path]:
-    """Return the file, or all of the folder but pages, as `--html` writes. Raises ConfigError for a name JSON lacks."""
+    """Return the file, or all files in the folder except HTML pages. Raises ConfigError if a name is not UTF-8."""
     files = [path]
     if path.is_dir():
         inner = (file for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != ".html")
         files = [file for file in inner if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     for file in files:
-        if re.search("[\ud800-\udfff]", str(file)):  # what Python makes of other bytes
+        if re.search("[\ud800-\udfff]", str(file)):  # how Python represents bytes that are not UTF-8
             raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it")
     return files
 
 
 def read_own_file(file: Path) -> VerifyResult | Report | None:
-    """Return what imagebuild wrote into a file, None for a file of others. Raises ResultError if it is invalid."""
+    """Return the contents of a file that imagebuild wrote, or None for another file. Raises ResultError if invalid."""
     try:
         with open_log(file) as opened:
             head = opened.read(4096)
-            # Files of imagebuild begin with one of these keys; files of benchmarks, which may be large, are read once.
+            # Files of imagebuild begin with one of these keys. Other files may be large, so do not parse them here.
             if not head.lstrip().startswith(b"{") or not (b'"image"' in head or b'"runs"' in head):
                 return None
             opened.seek(0)
@@ -444,7 +456,7 @@ def read_own_file(file: Path) -> VerifyResult | Report | None:
 
 
 def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:
-    """Return names for pairs of subject and file: equal subjects also have the file and, if needed, a number."""
+    """Return a name for each pair of subject and file. Equal subjects get the file name and, if needed, a number."""
     times = Counter(subject for subject, _ in subjects)
     names = [f"{subject}, {PurePath(file).name}" if times[subject] > 1 else subject for subject, file in subjects]
     times, numbers, unique = Counter(names), Counter[str](), []
@@ -455,11 +467,12 @@ def unique_names(subjects: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def best_value(result: Measurement) -> str:
-    """Return the best value of a result.
+    """Return the best value of a result with its unit.
 
-    * a run of nccl-tests: the bus bandwidth that is judged, `482.3 GB/s at 8 GiB`
-    * a matrix: the least and the highest value of its pairs, `374.0 to 395.2 GB/s`
-    * a table: the highest average bandwidth, or the least typical (else average) latency, `1.92 µs at 2 B`
+    * For a run of nccl-tests: the bus bandwidth that is judged, such as `482.3 GB/s at 8 GiB`.
+    * For a matrix: the lowest and the highest value, such as `374.0 to 395.2 GB/s`.
+    * For a table: the highest average bandwidth, or the lowest typical (else average) latency, such as `1.92 µs at 2
+      B`.
     """
     value, size = None, None
     unit: str | None = "GB/s"
@@ -486,33 +499,33 @@ def best_value(result: Measurement) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Return a size in binary units with up to two decimals: `512 B`, `1 GiB`, `1.5 MiB`."""
+    """Return a size in binary units with up to two decimals, such as `512 B`, `1 GiB` or `1.5 MiB`."""
     power = min(max(0, size.bit_length() - 1) // 10, 4)
     return f"{round(size / 1024**power, 2):g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def format_number(value: float | None) -> str:
-    """Return a measurement with four digits, or all before the point; a dash if it is unknown."""
+    """Return a number with four significant digits, or as an integer from 1000 on; a dash for None."""
     if value is None:
         return NONE
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 TERMINAL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-"""Sequences that colour text, move the cursor or set the title of a terminal."""
+"""Escape sequences that colour text, move the cursor or set the title of a terminal."""
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""Control characters, characters that change the direction of text, and characters that XML forbids."""
+"""Control characters, characters that change the direction of text, and characters that XML does not allow."""
 
 
 def visible(text: str) -> str:
-    """Return the text without anything that acts on the program that shows it, and with line ends of Unix."""
+    """Return the text without terminal sequences, with Unix line ends, and with a � for each invisible character."""
     text = TERMINAL_SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return INVISIBLE.sub("\ufffd", text)
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Return the text for a cell of a table: without line ends, and at most `limit` characters long."""
+    """Return the text on one line, shortened to `limit` characters."""
     text = " ".join(visible(text).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,6 +1,6 @@
-"""Write pages that need no network: that of a report, and the frame of the catalogue's.
+"""Write HTML pages that load nothing from the network: the page of a report, and the frame of the catalogue's page.
 
-What was read from files is text in them, never markup.
+Contents of files are always text in a page, never markup.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from imagebuild.report.text import template_of
 
 STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": NONE}
 DIAGNOSES: dict[str, State] = {"ok": "passed", "warned": "skipped", "waived": "skipped"}
-"""Verdict of a diagnostic → its state; every other is a failure."""
+"""Maps the verdict of a diagnosis to its state. All other verdicts are failures."""
 MOST_PROBLEMS = 8
-"""Problems that are listed at the top of the page."""
+"""Largest number of problems at the top of the page."""
 
 
 def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0) -> str:
-    """Return the page of a report, with these of its `log_count` logs.
+    """Return the page of a report. `logs` are those of the `log_count` logs that the page has room for.
 
     Raises ConfigError if a chart is needed and plotly is not installed.
     """
@@ -88,16 +88,15 @@ def render_page(
     data: object = None,
     **values: Any,
 ) -> str:
-    """Return a page that holds everything it needs: styles, charts and scripts.
+    """Return a page that includes all its styles, charts and scripts.
 
-    `package` has the template. `program` is the page's own script, whose text is trusted; it reads `data`, and can make
-    tables sortable.
-    Raises ConfigError if there are charts and plotly is not installed.
+    `package` contains the template. `program` is the script of the page; it must be trusted. It reads `data`, and can
+    make tables sortable. Raises ConfigError if there are charts and plotly is not installed.
     """
     program = program and template_text(__package__, "sorting.js") + program
     figures = {drawing.id: drawing.figure for drawing in drawings}
     plotly = f"{plotly_js()}\n{template_text(__package__, 'charts.js')}" if figures else ""
-    # The browser runs the scripts with these digests, and no other.
+    # The browser runs only scripts with these digests.
     digests = [sha256(text.encode()).digest() for text in (program, plotly) if text]
     policy = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     page = template_of(
@@ -116,12 +115,12 @@ def render_page(
 
 
 def template_text(package: str, name: str) -> str:
-    """Return a style sheet or a script that lies beside the templates of a package."""
+    """Return a style sheet or a script in the folder `templates` of a package."""
     return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def plotly_js() -> str:
-    """Return the program that draws the charts. Raises ConfigError if plotly is not installed."""
+    """Return plotly.js, which draws the charts. Raises ConfigError if plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
@@ -131,23 +130,23 @@ def plotly_js() -> str:
 
 
 KEPT_BYTES = 128 * 1024
-"""Bytes that are kept of each log: its end shows how a benchmark ended, and debug output can have 100 MB."""
+"""Largest part of a log in a page, in bytes. The end is kept. Debug output may have 100 MB."""
 MOST_LOG_BYTES = 1024 * 1024
-"""Bytes that are kept of all logs together."""
+"""Largest total size of the logs in a page, in bytes."""
 
 
 class LogText(NamedTuple):
-    """Hold the text of a log, or its end."""
+    """The text of a log, or its end."""
 
     source: str
     text: str
     total_bytes: int
     dropped_bytes: int
-    """Bytes before `text` that were left out."""
+    """Number of bytes before `text` that were left out."""
 
 
 def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, ...]:
-    """Return the ends of logs, until they are `MOST_LOG_BYTES`; those that cannot be read any more are left out."""
+    """Return the ends of logs, up to `MOST_LOG_BYTES` in total. Logs that are no longer readable are left out."""
     logs: list[LogText] = []
     room = MOST_LOG_BYTES
     for path in paths:
@@ -159,7 +158,7 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
         except (OSError, ResultError):
             continue
         if total > kept:
-            data = data[data.find(b"\n", 0, 4096) + 1 :]  # without the rest of a line, which could mislead
+            data = data[data.find(b"\n", 0, 4096) + 1 :]  # without the first line, which is incomplete
         room -= len(data)
         if room < 0:
             break
@@ -167,14 +166,14 @@ def read_logs(paths: Iterable[Path], kept: int = KEPT_BYTES) -> tuple[LogText, .
     return tuple(logs)
 
 
-# The parts of a report's page
+# Charts of a report
 
 
 class Page(NamedTuple):
-    """Hold the results of a report that its page draws."""
+    """The charts of a report."""
 
     sweeps: Sequence[tuple[Sweep, Drawing, NumberTable]]
-    """Each sweep with its picture and a table of its runs, the slowest first."""
+    """Each sweep with its chart and a table of its runs, the slowest first."""
     charts: Sequence[Drawing]
     matrices: Sequence[Drawing]
 
@@ -184,7 +183,7 @@ class Page(NamedTuple):
 
 
 def lay_out(report: Report) -> Page:
-    """Return the parts of the page that are drawn."""
+    """Return the charts of a report."""
     runs = [(entry, entry.result) for entry in report.entries if isinstance(entry.result, Run)]
     sweeps = []
     for number, sweep in enumerate(report.sweeps, 1):
@@ -212,7 +211,7 @@ def _matrix_picture(id_: str, test: BandwidthTest) -> Drawing:
 
 
 def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
-    """Draw pairs as a matrix of hosts, single hosts and larger groups as bars, the slowest first."""
+    """Draw a sweep of pairs as a matrix of hosts, and other sweeps as bars, the slowest first."""
     hosts = [(host.label, f"{host.gb_s:.4g}", str(host.runs), str(host.slow_runs)) for host in sweep.hosts]
     numbers = NumberTable("Hosts", ("host", "best GB/s", "runs", "slow runs"), hosts)
     if sweep.nodes == 2:
@@ -228,7 +227,7 @@ def _sweep_picture(id_: str, sweep: Sweep) -> Drawing:
 
 
 def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
-    """Yield a chart of bus bandwidth over message size for each scale, since ceilings depend on the scale."""
+    """Yield a chart of bus bandwidth over message size for each number of ranks and nodes, on which ceilings depend."""
 
     def scale(item: tuple[Entry, Run]) -> tuple[bool, int, int]:
         return item[1].ranks is None, item[1].nodes or 0, item[1].ranks or 0
@@ -247,7 +246,7 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
 
 
 def versions_of(report: Report) -> list[tuple[str, str, str]]:
-    """Return versions of tools, devices and facts of the places where checks ran, each with where it was found."""
+    """Return the versions of tools, the devices, and facts about the places of checks, each with its source."""
     about = report.about
     facts = [
         ("imagebuild", about.imagebuild, "this report"),

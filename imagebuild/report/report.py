@@ -1,4 +1,4 @@
-"""Make a report: read files, judge what is in them, write the forms that were asked for."""
+"""Make a report: read files, judge the results in them, and write the requested formats."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def make_report(
     allowed: Sequence[str],
     outputs: Mapping[str, Path | None],
 ) -> Report:
-    """Make the report on files and folders, and write it as JUnit XML and as a page if that was asked for.
+    """Make the report on files and folders, and write it as JUnit XML and as an HTML page if requested.
 
-    Speed is judged by the profile (of folders of `profiles`; of one name, the last one's counts) and by the baseline,
-    if there are any. `outputs` has the files of `--json`, which the caller writes, `--junit` and `--html`; `-` is the
-    standard output. Raises ConfigError if an argument is wrong, a file to write is one that was read, or plotly is
-    missing for a page.
+    `profile` and `baseline` are the references for speed. `profiles` are the folders with profiles; a later folder
+    replaces profiles with the same name. `outputs` maps `--json`, `--junit` and `--html` to files; the caller writes
+    the JSON. `-` is the standard output. Raises ConfigError if an argument is wrong, an output would overwrite an
+    input, or the page needs plotly and it is not installed.
     """
     for kind in set(allowed) - set(get_args(Openness)):
         raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
@@ -71,13 +71,13 @@ def make_report(
 
 
 def check_outputs(outputs: Mapping[str, Path | None], read: Collection[Path]) -> None:
-    """Raise ConfigError if two options name the same file, or one a folder or a file that was read."""
+    """Raise ConfigError if an output is a folder, an input, or the same file as another output."""
     places: dict[Path, str] = {}
     for option, path in outputs.items():
         if path and path.is_dir():
             raise ConfigError(f"{option} {path}: is a folder; name a file")
         if path is None or (path.exists() and not path.is_file()):
-            continue  # a device takes everything
+            continue  # a device can be the output of several options
         place = path.resolve()
         if path != STDOUT and place in read:
             raise ConfigError(f"{option} {path}: would replace a file that is read; name another one")

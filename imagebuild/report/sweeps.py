@@ -1,14 +1,14 @@
-"""Find slow hosts and pairs among runs of the same benchmark on many groups of hosts: a sweep of a cluster. Pure.
+"""Find slow hosts in a sweep: many runs of the same benchmark, each on another group of hosts. Pure.
 
-A run counts with the bandwidth that is judged. A slow host spoils the runs of its partners too, so a host counts with
-its best run: only a slow host has none that is fast. The centre is the median of the hosts.
+The value of a run is the bandwidth by which it is judged. The value of a host is its best run, because a slow partner
+makes any run slow: only a slow host has no fast run. The centre is the median of the hosts.
 
-* A run is slow below (1 - LEAST) * centre.
-* A host is slow if its best run is, of two different groups at least. A sweep of single hosts has no partners: each
-  host is a group.
-* A group without a slow host is named itself if it is slow, also in some of its runs only.
-* A sweep is even if no run is slow and the slowest is at most EVEN below the fastest. Where many hosts are slow, there
-  is no centre by which to find them: it is uneven.
+* A run is slow if it is below (1 - LEAST) * centre.
+* A host is slow if its best run is slow and it took part in at least two different groups. In a sweep of single hosts,
+  each host is a group.
+* A group without a slow host is reported if at least one of its runs is slow.
+* A sweep is even if no run is slow, and the slowest run is at most EVEN below the fastest. Otherwise it is uneven: if
+  many hosts are slow, the centre is low, too, and does not tell which ones.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from imagebuild.bench.models import Run, State, describe_run
 from imagebuild.core.fields import Model, natural_order
 
 LEAST = 0.10
-"""A run that is off by less is never called slow."""
+"""Fraction below the centre from which a run is slow."""
 EVEN = 0.20
-"""The largest difference between the runs of an even sweep."""
+"""Largest difference between the runs of an even sweep, as a fraction of the fastest."""
 LEAST_GROUPS = 4
-"""Different groups of hosts that make a sweep; the three pairs of three hosts do as well."""
+"""Smallest number of different groups in a sweep. The three pairs of three hosts are a sweep, too."""
 
 
 class GroupSpeed(Model):
-    """Hold what a host, a pair or a larger group of hosts reached."""
+    """The bandwidth of a host, a pair or a larger group of hosts."""
 
     hosts: tuple[str, ...]
     gb_s: float
+    """Bandwidth of the fastest run."""
     least_gb_s: float
+    """Bandwidth of the slowest run."""
     runs: int
-    """Number of runs that it took part in."""
+    """Number of runs that the group took part in."""
     slow_runs: int
-    """Number of those that were slow."""
+    """Number of those runs that were slow."""
 
     @property
     def label(self) -> str:
@@ -47,7 +49,7 @@ class GroupSpeed(Model):
 
 
 class Sweep(Model):
-    """Hold a sweep of a cluster: how fast its hosts and groups of hosts are, the slowest first."""
+    """A sweep of a cluster, with the bandwidths of its hosts and groups of hosts, the slowest first."""
 
     collective: str | None
     ranks: int | None
@@ -55,14 +57,15 @@ class Sweep(Model):
     devices: tuple[str, ...]
     dtype: str
     size_bytes: int
-    """The largest message, the same in all runs."""
+    """The largest message size, which is the same in all runs."""
     centre_gb_s: float
+    """The median of the hosts."""
     limit_gb_s: float
     """Runs below this are slow."""
     groups: tuple[GroupSpeed, ...]
     hosts: tuple[GroupSpeed, ...]
     outliers: tuple[GroupSpeed, ...]
-    """Slow hosts, then groups without a slow host that are slow, or were in some runs."""
+    """Slow hosts, then groups without a slow host in which at least one run was slow."""
 
     @property
     def subject(self) -> str:
@@ -70,17 +73,17 @@ class Sweep(Model):
 
     @property
     def scope(self) -> str:
-        """Return how large it is: `136 runs of 17 hosts`."""
+        """The size of the sweep, such as `136 runs of 17 hosts`."""
         return f"{sum(group.runs for group in self.groups)} runs of {len(self.hosts)} hosts"
 
     @property
     def extremes(self) -> tuple[float, float]:
-        """Return what the slowest and the fastest run reached, in GB/s."""
+        """The bandwidths of the slowest and the fastest run, in GB/s."""
         return min(group.least_gb_s for group in self.groups), max(group.gb_s for group in self.groups)
 
     @property
     def range(self) -> str:
-        """Return its centre, and what the slowest and the fastest run reached."""
+        """The centre, and the bandwidths of the slowest and the fastest run, as text."""
         slowest, fastest = self.extremes
         return f"{self.centre_gb_s:.4g} GB/s, {slowest:.4g} to {fastest:.4g}"
 
@@ -94,11 +97,11 @@ class Sweep(Model):
         return "failed" if self.outliers else "passed" if self.word == "even" else "open"
 
     def holds(self, result: object) -> bool:
-        """Return whether a result is one of its runs, right or not."""
+        """Return whether a result is a run of this sweep, also if its data are wrong."""
         return isinstance(result, Run) and sweep_key(result) == tuple(getattr(self, name) for name in KEY_FIELDS)
 
     def reason(self, outlier: GroupSpeed) -> str:
-        """Return how far off an outlier is, by its best run if that is slow, and in how many runs it took part."""
+        """Return how slow an outlier is (by its best run or, if that is fast, its slowest), and how often."""
         slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
         return (
             f"{slow:.4g} GB/s, {1 - slow / self.centre_gb_s:.0%} below the median of {self.scope}, {self.subject}; "
@@ -112,18 +115,18 @@ def host_label(hosts: tuple[str, ...]) -> str:
 
 
 KEY_FIELDS = ("collective", "ranks", "nodes", "devices", "dtype", "size_bytes")
-"""What the runs of a sweep have in common."""
+"""Fields with the same value in all runs of a sweep."""
 
 
 def sweep_key(run: Run) -> tuple[object, ...] | None:
-    """Return the values of `KEY_FIELDS`, None if the run cannot be part of a sweep."""
+    """Return the values of `KEY_FIELDS`, or None if the run cannot be part of a sweep."""
     if not (run.hosts and run.rows):
         return None
     return run.collective, run.ranks, len(run.hosts), run.devices, run.rows[-1].dtype, run.rows[-1].size_bytes
 
 
 def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
-    """Return the sweeps among runs; runs with wrong or missing data are not counted."""
+    """Return the sweeps among runs. Runs with wrong or missing data are left out."""
     alike: defaultdict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         if (key := sweep_key(run)) and run.verdict == "ok":
@@ -132,7 +135,7 @@ def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
 
 
 def _sweep_of(runs: list[Run]) -> Sweep | None:
-    """Return the sweep of runs that are alike, None if they are too few or measured no bandwidth."""
+    """Return the sweep that these runs make, or None if there are too few groups with a bandwidth."""
     by_group: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     by_host: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:

@@ -1,4 +1,4 @@
-"""Write a report for the terminal, as Markdown and as JUnit XML; make the templates of these and of pages."""
+"""Write a report to the terminal, as Markdown and as JUnit XML. Load the templates of all formats."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from imagebuild.report.document import (
 STATE_COLOURS: dict[State, str] = {"passed": "green", "failed": "red", "open": "red", "skipped": "yellow"}
 MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": "-"}
 MOST_PROBLEMS, MOST_SKIPS, MOST_SOURCES = 12, 8, 3
-"""Lines of each part below the table."""
+"""Largest numbers of problems, skips and files with unread lines below the table."""
 
 
 def print_report(report: Report) -> None:
-    """Print the report: results, problems, what was skipped, lines that could not be read, and the verdict.
+    """Print the report: results, problems, skipped assertions, unread lines, and the verdict.
 
-    A sweep is one line, and what is wrong in it is named among the problems.
+    A sweep takes one line of the results. Its slow hosts are among the problems.
     """
     notes: list[str] = []
     if report.verifications:
@@ -60,7 +60,7 @@ def print_report(report: Report) -> None:
 
 
 def _note(first: Assertion, subjects: tuple[str, ...]) -> str:
-    """Return a line on assertions that are alike, with the file if there is one only."""
+    """Return a line about assertions with the same reason; with the file if there is only one assertion."""
     word, names = f"[{STATE_COLOURS[first.state]}]{_plain(first.word)}[/]", _plain(", ".join(subjects))
     parts = [word, names, _plain(first.reason)]
     if first.state != "skipped" and len(subjects) == 1:
@@ -74,7 +74,7 @@ def _mark(state: State) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return one line in which rich finds no markup."""
+    """Return the text on one line, escaped for rich."""
     return escape(one_line(text))
 
 
@@ -82,9 +82,9 @@ def _plain(text: str) -> str:
 
 
 def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.Template:
-    """Return a template of a package, or of this one, which knows these values.
+    """Return a template of `package` or of this package. `values` are its global variables.
 
-    Text in HTML and XML is escaped, and nowhere it has control characters.
+    In HTML and XML, text is escaped. In all formats, control characters are replaced.
     """
 
     def without_control_characters(value: Any) -> Any:
@@ -109,13 +109,13 @@ def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.
 
 SIGNS: dict[State, str] = {"passed": "✅", "skipped": "☑️", "open": "⚠️", "failed": "❌"}
 MOST_LINES = 50
-"""Lines of a list or a table."""
+"""Largest number of lines in a list or table."""
 MOST_CHARACTERS = 65_000
-"""Characters of the whole text. A comment on a pull request can have 65,536."""
+"""Largest length of the text. A comment on a GitHub pull request can have 65,536 characters."""
 
 
 def report_markdown(report: Report) -> str:
-    """Return the report as Markdown: verdict, problems, results, images, and what was skipped or could not be read."""
+    """Return the report as Markdown: verdict, problems, results, images, skipped assertions and unread lines."""
     template = template_of("report.md.j2", claims=CLAIMS, most=MOST_LINES)
     markdown = template.render(
         report=report, about=report.about, sign=SIGNS[report.state], rows=rows_of(report),
@@ -127,7 +127,7 @@ def report_markdown(report: Report) -> str:
 
 
 def markdown_cell(value: str) -> str:
-    """Return one line in which nothing is markup, nobody is mentioned (`@name`) and no address becomes a link."""
+    """Return the text on one line, without effect as Markdown: no markup, no mention (`@name`), no link."""
     escaped = re.sub(r"([\\`*{}\[\]<>|~#]|\b_|_\b|(?<!\w)_|_(?!\w))", r"\\\1", one_line(value).replace("&", "&amp;"))
     return escaped.replace("@", "@\u200b").replace("://", ":\u200b//")
 
@@ -135,13 +135,13 @@ def markdown_cell(value: str) -> str:
 # JUnit
 
 OUTPUT_CHARACTERS = 64 * 1024
-"""Characters that are kept of the end of a failed check's output; servers that show JUnit refuse large files."""
+"""Largest length of a failed check's output. The end is kept. Servers that show JUnit refuse large files."""
 
 
 def report_junit(report: Report) -> str:
     """Return the report as JUnit XML: a suite for each file or image, a case for each assertion.
 
-    Servers follow a case from run to run by its class and name, so the name contains no measured values.
+    Servers recognise a case of an earlier run by its class and name. The name therefore contains no measured values.
     """
     suites: defaultdict[str, dict[str, Assertion]] = defaultdict(dict)
     times: Counter[tuple[str, str]] = Counter()

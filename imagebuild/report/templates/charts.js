@@ -1,4 +1,4 @@
-// Draws the charts of a page. Colours of text and grids come from the style sheet, so light, dark and paper need nothing here.
+// Draws the charts of a page. The style sheet sets the colours of text and grids for light, dark and print.
 (function () {
   "use strict";
   var figures = JSON.parse(document.getElementById("figures").textContent);
@@ -6,7 +6,7 @@
   var font = { family: getComputedStyle(document.body).fontFamily, size: 12 };
   var config = { responsive: true, displaylogo: false, displayModeBar: !coarse && "hover" };
 
-  // On a phone there is room for few of the sizes, and for numbers in cells of few columns only.
+  // A narrow screen has room for only a few size labels, and for numbers in cells only if there are few columns.
   function fit(figure, width) {
     var axis = figure.layout.xaxis, trace = figure.data[0];
     if (axis.tickvals) {

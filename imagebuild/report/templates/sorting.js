@@ -1,4 +1,4 @@
-// Lets a table be sorted by a column: `key` turns a cell into the number or the text that it is sorted by.
+// Makes a table sortable by its columns. `key` returns the number or text by which a cell is sorted.
 function sortable(table, rows, key) {
   "use strict";
   var collator = new Intl.Collator("en", { numeric: true });

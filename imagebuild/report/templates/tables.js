@@ -1,4 +1,4 @@
-// Lets tables of more than two rows be sorted by a column, and long ones be filtered by words. Without scripts they stay as they are.
+// Makes tables of more than two rows sortable by their columns, and adds a filter by words to long tables.
 (function () {
   "use strict";
   var units = { B: 1, KiB: 1024, MiB: 1048576, GiB: 1073741824, TiB: 1099511627776 };

@@ -167,7 +167,7 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     for _ in range(2):
         status, out, _ = call("logs", "--json", "logs/own.json")
         assert (status, len(read("logs/own.json")["runs"])) == (0, 2)
-    assert "logs/own.json: a report beside logs, which may say the same; name it to read it" in out
+    assert "logs/own.json: a report beside logs may contain the same results; name the report to read it" in out
     assert len(read("logs/own.json")["sources"]) == 3
 
 
