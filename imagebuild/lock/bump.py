@@ -1,4 +1,4 @@
-"""Propose newer versions of pins, as changes of the matrix: what `imagebuild bump` calls."""
+"""Newer versions of pins: find them upstream, and write them into the matrix. Used by `imagebuild bump`."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from imagebuild.render.renderer import Renderer
 VERSION = "{version}"
 EXACT = re.compile(r"^([A-Za-z0-9._-]+)==\{version\}$")
 Row = tuple[str, int]
-"""A pin's name in the matrix, and the index of one of its rows."""
+"""The name of a pin in the matrix, and the index of one of its rows."""
 Changes = Mapping[Row, str]
-"""Row of a pin → its new version."""
+"""Maps the row of a pin to its new version."""
 Question = tuple[Source, str]
-"""A list that versions are read from: tags of a git repository, one wheel of the index, or one package of a repository;
-and the form of the names in it, with `{version}`."""
+"""A source that lists versions (tags of a git repository, or versions of a wheel or a package), and the form of the
+names in the list, such as `v{version}`."""
 
 
 @dataclass
 class BumpResult:
-    """Hold newer versions of pins, and why others stay."""
+    """Newer versions of pins, and the reasons why other pins stay."""
 
     changes: dict[Row, str] = field(default_factory=dict)
     kept: list[tuple[str, str, str]] = field(default_factory=list)
-    """Pin, version, and why it stays."""
+    """The name, version and reason of each pin that stays."""
 
 
 def inquiries(project: Project, recipes: Iterable[Recipe]) -> dict[Row, set[Question]]:
-    """Return what to ask about every row of a pin that a target uses."""
+    """Return the questions to ask about each row of a pin that a target uses."""
     result: defaultdict[Row, set[Question]] = defaultdict(set)
     for recipe in recipes:
         for part in recipe.parts.values():
             if part.pin and not part.component.version_axis:
-                # The command line can change pins; here they are those of the file.
+                # Find the row in the file. The command line can change pins only in memory.
                 name = part.component.pin or part.name
                 row = project.matrix.model.versions[name].index(part.pin)
                 result[name, row].update(() if part.pin.commit else _questions(project, part))
@@ -59,7 +59,7 @@ def inquiries(project: Project, recipes: Iterable[Recipe]) -> dict[Row, set[Ques
 
 
 def _questions(project: Project, part: Part) -> Iterator[Question]:
-    """Yield the places that list versions of a component."""
+    """Yield the sources that list versions of a component."""
     component = part.component
     if component.git:
         yield GitRef(component.git, component.tag), component.tag
@@ -70,7 +70,7 @@ def _questions(project: Project, part: Part) -> Iterator[Question]:
 
 
 def newer(current: str, versions: Iterable[str]) -> list[str]:
-    """Return the stable releases above the current one, newest first. Raises InvalidVersion if that cannot be read."""
+    """Return the stable releases above `current`, newest first. Raises InvalidVersion if `current` is not a version."""
     least = Version(current)
     above: dict[str, Version] = {}
     for text in versions:
@@ -82,16 +82,16 @@ def newer(current: str, versions: Iterable[str]) -> list[str]:
 
 
 def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
-    """Return the matrix's text with other versions of pins, each in the quotes that it had.
+    """Return the text of the matrix with other versions of pins. The versions keep their quotes.
 
-    Raises ConfigError where a version is not written as one word, for example because an anchor has it.
+    Raises ConfigError if a version is not written as a plain value, for example because it is a YAML alias.
     """
     text = files.read_text(matrix.path)
     edits = []
     for (name, i), version in changes.items():
         node: Any = yaml.compose(text)
         old = matrix.model.versions[name][i].version
-        # A pin is a version, or a mapping that has one, or a list of these.
+        # A pin is a version, a mapping with a version, or a list of these.
         for key in ("versions", name, i, "version"):
             if isinstance(node, yaml.MappingNode):
                 node = next((value for name, value in node.value if name.value == key), node)
@@ -101,7 +101,7 @@ def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
         quote = text[start] if text[start] in "\"'" else ""
         if text[start:end] != f"{quote}{old}{quote}":
             where = matrix.at("versions", name, i)
-            raise ConfigError(f"{where}: {old} does not stand here by itself; write {version} by hand")
+            raise ConfigError(f"{where}: {old} is not written here as a plain value; change it to {version} by hand")
         edits.append((start, end, f"{quote}{version}{quote}"))
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
@@ -109,17 +109,17 @@ def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
 
 
 def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> BumpResult:
-    """Find the newest version of each pin that all its lists have and the plan accepts; say why other pins stay.
+    """Find the newest version of each pin that all its sources list and that the plan accepts.
 
-    Of versions that do not fit together, those of the pins that come first are taken. Without `names`, all pins are
-    looked up. Raises ConfigError for a name that is no pin of the project's own matrix.
+    If new versions of two pins do not fit together, the pin that comes first in the matrix gets its new version.
+    Without `names`, all pins are checked. Raises ConfigError if a name is not a pin in the project's own matrix.
     """
     project = lock.project
     pins = {name: rows for name, rows in project.matrix.model.versions.items() if project.is_own("versions", name)}
     for name in names:
         if name not in pins:
             where = project.matrix.at("versions")
-            raise ConfigError(f"{where}: versions: no pin {name!r} here{suggestion(name, dict(pins))}")
+            raise ConfigError(f"{where}: versions: there is no pin {name!r}{suggestion(name, dict(pins))}")
     known = inquiries(project, lock.recipes)
     result = BumpResult()
     asked: dict[Row, set[Question]] = {}
@@ -128,7 +128,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
             if not known.get((name, i)):
                 result.kept.append((name, pin.version, "no server lists its versions"))
             elif pin.when and not names:
-                result.kept.append((name, pin.version, "is for some targets only; name the pin to have it bumped too"))
+                result.kept.append((name, pin.version, f"is for some targets only; run `imagebuild bump {name}`"))
             else:
                 asked[name, i] = known[name, i]
     answers = _ask({listing for questions in asked.values() for listing, _ in questions}, upstream)
@@ -143,7 +143,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
             try:
                 check_versions(project, {**result.changes, (name, i): version})
             except ConfigError as error:
-                result.kept.append((name, current, f"{version} is there, but: {error}"))
+                result.kept.append((name, current, f"{version} exists, but: {error}"))
             else:
                 result.changes[name, i] = version
                 break
@@ -151,11 +151,11 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
 
 
 Answer = Mapping[str, Collection[str]] | ImagebuildError
-"""Names that a server lists, by package for a repository, else all under an empty name."""
+"""Maps each package of a repository to the versions that its server lists. For other sources, the key is empty."""
 
 
 def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
-    """Return the names in each list, or the error. A repository is read once."""
+    """Return the names that each source lists, or the error. Each repository is read only once."""
     answers: dict[Key, Answer] = {}
 
     def ask(listing: Source, _: Advance) -> Mapping[str, Collection[str]]:
@@ -170,14 +170,17 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
 
     def settle(listing: Source, answer: Answer) -> tuple[str, bool]:
         answers[key_of(listing)] = answer
-        return ("could not be asked", False) if isinstance(answer, ImagebuildError) else ("asked", True)
+        return ("failed", False) if isinstance(answer, ImagebuildError) else ("read", True)
 
     ask_each(sorted(merged_sources(listings), key=source_title), ask, upstream, settle)
     return answers
 
 
 def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> set[str]:
-    """Return the versions in a server's names: by the template `v{version}-1`, `2.3` of `v2.3-1`. Raises its error."""
+    """Return the versions in the names that a source lists: `2.3` for `v2.3-1` and the template `v{version}-1`.
+
+    Raises the error of the source, if there was one.
+    """
     answer = answers[key_of(listing)]
     if isinstance(answer, ImagebuildError):
         raise answer
@@ -187,7 +190,7 @@ def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> 
 
 
 def check_versions(project: Project, changes: Changes) -> None:
-    """Raise ConfigError if the plan, or a template of an address, does not fit other versions of pins."""
+    """Raise ConfigError if the matrix is not valid with other versions of pins."""
     matrix = project.matrix.model
     versions = dict(matrix.versions)
     for (name, i), version in changes.items():

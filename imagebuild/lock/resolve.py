@@ -1,4 +1,4 @@
-"""Complete, renew and check the lock: ask upstream for sources, many at a time, and compare answers with entries."""
+"""The lock of a project: pin sources, update pins, and compare the lock with upstream."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ R = TypeVar("R")
 
 
 def lock_text(lock: Lock) -> str:
-    """Return the text of the file: sorted, so that a diff shows what changed."""
+    """Return the text of the lock file. It is sorted, so that diffs are small."""
     return json.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1, sort_keys=True) + "\n"
 
 
 def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
-    """Return one source for each entry of the lock, without those whose commit the matrix gives.
+    """Combine the sources with the same lock entry, and return one source for each entry.
 
-    A repository comes with the packages that all targets want of it. Raises ConfigError if two components give one
-    repository different keys or suites.
+    The source of a repository gets the packages of all targets. Git sources with a commit in the matrix are left out,
+    because they need no entry. Raises ConfigError if two components give a repository different keys or suites.
     """
     merged: dict[Key, Source] = {}
     for source in sources:
@@ -77,8 +77,8 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
         if isinstance(source, PackageSource) and isinstance(first, PackageSource):
             if (first.suite, first.key) != (source.suite, source.key):
                 raise ConfigError(
-                    f"{source.url}: one component says suite {first.suite!r} and key {first.key}, "
-                    f"another suite {source.suite!r} and key {source.key}; let them say the same"
+                    f"{source.url}: one component has suite {first.suite!r} and key {first.key}, "
+                    f"another suite {source.suite!r} and key {source.key}; use the same in both components"
                 )
             packages = tuple(sorted({*first.packages, *source.packages}))
             merged[key_of(source)] = replace(source, packages=packages)
@@ -86,7 +86,7 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
 
 
 def without_unused(lock: Lock, sources: Iterable[Source]) -> Lock:
-    """Return a copy of the lock without entries, and packages of repositories, that no source uses."""
+    """Return a copy of the lock without unused entries and without unused packages of repositories."""
     tables: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
     for source in sources:
         (kind, name), entry = key_of(source), lock.entry(key_of(source))
@@ -99,15 +99,15 @@ def without_unused(lock: Lock, sources: Iterable[Source]) -> Lock:
 
 
 def address_of(key: Key) -> str:
-    """Return the address, image or component of an entry, without a tag of git or a version."""
+    """Return the URL, image or component of an entry, without its git tag or version."""
     return key[1].partition(" ")[0]
 
 
 def keys_of(project: Project, names: Iterable[str], sources: Iterable[OwnedSource]) -> frozenset[Key]:
-    """Return the keys of entries by names of components, pins, bases, images and addresses, or shell patterns of these.
+    """Return the keys of the entries that belong to `names`.
 
-    An image's name means the image that it starts from, unless a component has the same name. Raises ConfigError for a
-    name that means nothing.
+    A name is a component, pin, base, image or URL, or a shell pattern for these. The name of an image stands for the
+    image that it starts from, unless a component has the same name. Raises ConfigError for an unknown name.
     """
     known: defaultdict[str, set[Key]] = defaultdict(set)
     for owner, source in dict.fromkeys((owned.owner, owned.source) for owned in sources):
@@ -122,12 +122,12 @@ def keys_of(project: Project, names: Iterable[str], sources: Iterable[OwnedSourc
     for name, keys in found.items():
         if not keys:
             near = suggestion(name, {other for other in known if ("/" in other) == ("/" in name)})
-            raise ConfigError(f"{name}: no component, pin, base, image or address of a source{near}")
+            raise ConfigError(f"{name}: no component, pin, base, image or URL of a source{near}")
     return frozenset(chain.from_iterable(found.values()))
 
 
 def describe_entry(entry: Entry) -> str:
-    """Return an entry in few words."""
+    """Return a short text about an entry, such as the first digits of its hash."""
     match entry:
         case str(pin) | LockedImage(digest=pin) | LockedArchive(sha256=pin):
             return pin.removeprefix("sha256:")[:12]
@@ -146,10 +146,10 @@ def ask_each(
     upstream: Upstream,
     settle: Callable[[Source, R | ImagebuildError], tuple[str, bool]],
 ) -> None:
-    """Ask upstream about each source in a thread pool, and show the progress.
+    """Call `ask` for each source in parallel threads, and show the progress.
 
-    `settle` is given one answer at a time, or the error instead of it. It returns what to show, and whether that is
-    good. Ctrl-C, or another error, ends everything; what was settled until then stays.
+    `settle` is called with each answer or error, one at a time. It returns the text to show, and whether the answer is
+    good. Ctrl-C or an unexpected error stops all threads, but the effects of `settle` so far stay.
     """
     turn = threading.Lock()
 
@@ -176,7 +176,10 @@ def ask_each(
 
 
 def network_upstream(ca: Path | None) -> Upstream:
-    """Return the upstream of the settings; `ca` replaces the machine's certificates. Raises ConfigError."""
+    """Return the upstream for the user's configuration. `ca` replaces the CA certificates of the machine.
+
+    Raises ConfigError if the configuration or the certificates are wrong.
+    """
     configured = settings.load_settings(os.environ)
     return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
 
@@ -186,32 +189,34 @@ def network_upstream(ca: Path | None) -> Upstream:
 
 Failure = Literal["wrong", "gone", "no answer"]
 Failures = list[tuple[Failure, str, str]]
-"""Kind, source and reason of each answer that pins nothing."""
+"""The kind, source and reason of each answer that could not be used."""
 
 
 def complaint(failures: Failures) -> str:
-    """Return a line for each source without an answer or with a wrong one; empty if there is none."""
+    """Return a message with one line for each failure. Empty if there are no failures."""
     lines = [f"  {kind}: {name}: {reason}" for kind, name, reason in sorted(failures)]
-    head = "imagebuild.lock keeps what it had of these; pin other versions, or run this again where servers have them:"
+    head = (
+        "sources that could not be pinned keep their entries; pin other versions of them, or try again later:"
+    )
     return "\n".join([head, *lines]) if lines else ""
 
 
 def failure(source: Source, error: ImagebuildError) -> tuple[Failure, str]:
-    """Return the kind of an error about a source, and its text without the address, which stands before it anyway."""
+    """Return the kind and the text of an error about a source. The text is without the URL of the source."""
     kind: Failure = "gone" if isinstance(error, Absent) else "no answer" if isinstance(error, Unreachable) else "wrong"
     return kind, str(error).removeprefix(f"{address_of(key_of(source))}: ")
 
 
 @dataclass(frozen=True)
 class LockFile:
-    """Hold the lock of a project, and what the chosen targets need of it."""
+    """The lock of a project, with the sources that the selected targets need."""
 
     project: Project
     renderer: Renderer
     targets: tuple[Target, ...]
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
     platforms: tuple[Platform, ...] = ()
-    """The only platforms that sources are needed for; all if empty."""
+    """Platforms for which sources are needed. Empty: all platforms of the targets."""
 
     @property
     def path(self) -> Path:
@@ -219,52 +224,53 @@ class LockFile:
 
     @property
     def recipes(self) -> Iterator[Recipe]:
-        """Yield the recipe of each target."""
+        """The recipe of each target."""
         return map(self.renderer.recipe, self.targets)
 
     @cached_property
     def owned_sources(self) -> tuple[OwnedSource, ...]:
-        """Return each source that a target needs for the chosen platforms, with its owner."""
+        """All sources that the targets need for the platforms, with their owners."""
         return tuple(chain.from_iterable(recipe.sources_for(self.platforms) for recipe in self.recipes))
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
-        """Return what the targets need, one source for each entry of the lock. Raises ConfigError if they disagree."""
+        """The sources that the targets need, one for each entry of the lock. Raises ConfigError as `merged_sources`."""
         return merged_sources(owned.source for owned in self.owned_sources)
 
     @cached_property
     def lock(self) -> Lock:
-        """Return the project's entries, and those of the extended project that targets need; resolving changes them."""
+        """The entries of the project, and those of the extended project that the targets need. `pin` changes them."""
         used, own = without_unused(self.project.lock, self.sources), self.project.own_lock
         entries = {kind: {**getattr(used, kind), **getattr(own, kind)} for kind in KINDS}
         return used.model_copy(update={**entries, "date": used.date or self.today})
 
     @property
     def unpinned(self) -> list[Source]:
-        """Return the sources that have no pin."""
+        """The sources without a pin in the lock."""
         return [source for source in self.sources if lacks(self.lock, source)]
 
     def write(self, lock: Lock | None = None) -> None:
-        """Write the file with its entries as they are now, or with those of another lock."""
+        """Write the lock file with the current entries, or with the entries of another lock."""
         write_text(self.path, lock_text(lock or self.lock))
 
     def complete(self, upstream: Upstream, *, whole: bool) -> Failures:
-        """Pin what the lock lacks; if the targets are those of the `whole` matrix, remove what nothing uses."""
+        """Pin the sources without a pin. If the targets are the `whole` matrix, also remove unused entries."""
         failures = self.pin(self.unpinned, upstream)
-        # After a failure, what was used before may be wanted again.
+        # After a failure, old entries may still be needed.
         if whole and not failures and (used := without_unused(self.lock, self.sources)) != self.lock:
             self.write(used)
         return failures
 
     def update(self, upstream: Upstream, names: Collection[str]) -> Failures:
-        """Pin again what belongs to the names, and nothing else. Raises ConfigError for an unknown name."""
+        """Pin again the sources that belong to `names`, as in `keys_of`. Raises ConfigError for an unknown name."""
         keys = keys_of(self.project, names, self.owned_sources)
         return self.pin([source for source in self.sources if key_of(source) in keys], upstream, anew=True)
 
     def pin(self, sources: Iterable[Source], upstream: Upstream, *, anew: bool = False) -> Failures:
-        """Ask upstream for sources, and write the lock after each answer; what cannot be had keeps its entry.
+        """Pin sources as they are upstream, and write the lock after each answer. Return the failures.
 
-        With `anew`, sources are pinned as if the lock did not have them, even if another key signs a repository now.
+        After a failure, a source keeps its entry. With `anew`, existing entries are ignored, so that even a new key of
+        a repository is accepted.
         """
         failures: Failures = []
 
@@ -274,7 +280,7 @@ class LockFile:
             if not (isinstance(source, PackageSource) and isinstance(known, LockedRepository)):
                 return entry
             assert isinstance(entry, LockedRepository)
-            # Targets that were not chosen want other packages.
+            # Targets that are not selected need other packages of the repository.
             asked = {repositories.name_of(package) for package in source.packages}
             packages = {name: version for name, version in known.packages.items() if name not in source.packages}
             candidates = {name: versions for name, versions in known.candidates.items() if name not in asked}
@@ -286,13 +292,13 @@ class LockFile:
                 kind, reason = failure(source, answer)
                 failures.append((kind, source_title(source), reason))
                 return kind, False
-            # Of a repository, a package that is missing costs only what needs it.
+            # A missing package affects only the targets that need it, so the entry is written anyway.
             lacking = ""
             if isinstance(source, PackageSource) and isinstance(answer, LockedRepository):
                 absent = [package for package in source.packages if package not in answer.packages]
                 lacking = "; ".join(repositories.choose(answer.candidates, absent)[1])
             if lacking:
-                failures.append(("wrong", source_title(source), f"{lacking}; all else of it is pinned"))
+                failures.append(("wrong", source_title(source), f"{lacking}; all other packages are pinned"))
             table, key = getattr(self.lock, key_of(source)[0]), key_of(source)[1]
             if table.get(key) != answer:
                 table[key] = answer
@@ -303,7 +309,7 @@ class LockFile:
         return failures
 
     def shown(self, names: Collection[str]) -> str:
-        """Return all that the lock knows of sources, named as for `update`. Raises ConfigError for an unknown name."""
+        """Return the entries of `names`, as in `keys_of`, as YAML. Raises ConfigError for an unknown name."""
         known = json.loads(lock_text(self.lock))
         entries = {
             describe_key((kind, name)): known[kind].get(name, "not in the lock")
@@ -319,15 +325,16 @@ State = Failure | Literal["not locked", "not used", "as locked"]
 
 
 class SourceReport(Model):
-    """Describe what the lock has of a source, and what its server answers; nothing is downloaded."""
+    """The result of comparing one lock entry with upstream."""
 
     source: str
     state: State
     locked: str
-    """What imagebuild.lock has of it, in few words; empty if it has nothing."""
+    """Short text about the entry in imagebuild.lock. Empty if there is no entry."""
     found: str
+    """Short text about the source upstream, or the error."""
     consequence: str
-    """What becomes of a build; empty if all is well."""
+    """The consequence for a build, and the remedy. Empty if the source is as locked."""
 
 
 class LockReport(Model):
@@ -336,33 +343,33 @@ class LockReport(Model):
     imagebuild: str
     """Version."""
     asked: datetime | None
-    """When upstream was asked; None if it was not."""
+    """Time at which upstream was asked. None if it was not asked."""
     targets: tuple[str, ...]
     sources: tuple[SourceReport, ...]
 
     @property
     def exit_status(self) -> int:
-        """Return 1 if a build would stop or an entry is of no use, 4 if a server did not answer, else 0."""
+        """The exit status: 1 if a build would stop or an entry is unused, else 4 if a server did not answer, else 0."""
         states = {report.state for report in self.sources}
         return 1 if states - {"as locked", "no answer"} else 4 if "no answer" in states else 0
 
 
 CONSEQUENCES: Mapping[State, str] = {
-    "wrong": "a build stops where it verifies this; `imagebuild lock --update {address}` takes what is there now",
-    "gone": "a build stops here unless a cache has it; take another version, or a mirror that has it",
-    "not locked": "a build stops before its first step; `{command}` pins it",
-    "not used": "nothing in the matrix uses it; `imagebuild lock` removes it",
-    "no answer": "nothing is known; ask where the server can be reached, or name a mirror in the configuration",
+    "wrong": "a build stops when it verifies the source; `imagebuild lock --update {address}` pins the current content",
+    "gone": "a build stops unless a cache has the source; pin another version, or configure a mirror that has it",
+    "not locked": "a build stops before its first step; `{command}` pins the source",
+    "not used": "nothing in the matrix uses the entry; `imagebuild lock` removes it",
+    "no answer": "the state is unknown; check again where the server can be reached, or configure a mirror",
     "as locked": "",
 }
-"""State of a source → what becomes of a build, the worst first."""
+"""Maps each state of a source to the consequence for a build, the worst state first."""
 
 
 def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False) -> LockReport:
-    """Compare the lock with what targets need and, with `upstream`, with what every server has.
+    """Compare the lock with the sources that the targets need and, if `upstream` is not None, with the servers.
 
-    Archives are not downloaded, images not pulled. If the targets are those of the `whole` matrix, entries of the
-    project's own file that nothing uses are reported, too.
+    No archives are downloaded and no images are pulled. If the targets are the `whole` matrix, unused entries in the
+    project's own lock file are reported too.
     """
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
@@ -412,28 +419,29 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
 def probe(
     source: Source, entry: Entry | None, upstream: Upstream, advance: Advance, platforms: Collection[Platform]
 ) -> str:
-    """Return what a server has of a source, in words; of an image whose tag has moved, whether the pinned one is there.
+    """Compare a source on its server with the lock entry, and return a short text about the source.
 
-    Raises ImagebuildError if that differs from the lock's entry, is missing, or is not for all platforms.
+    For an image, the pinned digest has to exist; its tag may have moved. Raises ImagebuildError if the source differs
+    from the entry, is missing, or is not available for all platforms.
     """
     match source, entry:
         case Archive(url=url), _:
             size, known = upstream.web.length(url), getattr(entry, "size", None)
             if None not in (known, size) and size != known:
                 raise CommandError(f"{url}: has {size} bytes, but the lock says {known}")
-            return format_size(size) if size is not None else "there, of unknown size"
+            return format_size(size) if size is not None else "exists, size unknown"
         case PackageSource(), _:
             return packages_there(source, entry if isinstance(entry, LockedRepository) else None, upstream)
         case WheelSet(), tuple():
             pinned = tuple(f"{wheel.name}=={wheel.version}" for wheel in entry)
             there = upstream.wheels(replace(source, requirements=pinned))
             if changed := ", ".join(wheel.name for wheel in entry if wheel not in there):
-                raise CommandError(f"the index has other files of {changed}")
+                raise CommandError(f"the index has different files for {changed}")
             return describe_entry(entry)
     now = upstream.resolve(source, entry, advance)
     if isinstance(entry, str) and now != entry:
-        raise CommandError(f"upstream has {describe_entry(now)} now, locked is {describe_entry(entry)}")
-    # An image for one platform has no list of them.
+        raise CommandError(f"upstream now has {describe_entry(now)}, but the lock has {describe_entry(entry)}")
+    # An image for a single platform lists no platforms.
     of = now.platforms if isinstance(now, LockedImage) else {}
     if of and (lacking := set(platforms) - set(of)):
         raise CommandError(f"is for {', '.join(of)}, not for {', '.join(sorted(lacking))}")
@@ -441,7 +449,10 @@ def probe(
 
 
 def packages_there(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
-    """Return the key and the versions that a repository has of what is locked, or else wanted. Raises ConfigError."""
+    """Compare a repository with its lock entry, and return a text about its key and packages.
+
+    Raises ConfigError if the key differs, or if a locked or required package is missing.
+    """
     index = upstream.index(source)
     locked = entry.packages if entry else {}
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]

@@ -1,4 +1,4 @@
-"""Ask upstream about sources: git repositories, registries, the Python package index, repositories of packages."""
+"""Upstream: the servers of sources, such as git repositories, registries, package indexes and package repositories."""
 
 from __future__ import annotations
 
@@ -40,32 +40,33 @@ from imagebuild.render.recipe import pip_platforms
 GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300
 GIT_ENVIRONMENT = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
-"""Git and ssh ask for no password: nobody is there to type it."""
+"""Environment variables that make git and ssh fail instead of asking for a password."""
 PATIENCE = Patience(10)
+"""How long failed requests are retried."""
 GIT_REFERENCE = re.compile(r"^([0-9a-f]{40})\trefs/tags/(\S+?)(?:\^\{\})?$")
 OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
     r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
 )
-"""Messages of pip when the index cannot be reached; it then also prints that it found nothing."""
+"""Matches messages of pip about an index that cannot be reached. pip then also prints that it found nothing."""
 
 
 @dataclass
 class Upstream:
-    """Ask servers about sources: their versions, commits, digests and hashes.
+    """A client that asks servers for the versions, commits, digests and hashes of sources.
 
-    Methods raise Unreachable if nobody answers, Absent if a server does not have it, CommandError or ConfigError for
-    a wrong answer, ResultError for one that cannot be read.
+    Methods raise Unreachable if the server does not answer, Absent if it does not have the source, CommandError or
+    ConfigError if the answer is wrong, and ResultError if the answer cannot be read.
     """
 
     mirrors: Mirrors = field(default_factory=Mirrors)
-    """Mirrors that are asked instead of public addresses."""
+    """Mirrors that are used instead of public servers."""
     ca: Path | None = None
     netrc: Path | None = None
     """File with passwords for downloads, git and pip."""
     run: RunProgram = run_program
     patience: Patience = PATIENCE
-    """How long what fails is tried again."""
+    """How long failed requests are retried."""
 
     def __post_init__(self) -> None:
         self.web = Downloads(self.mirrors.download, self.ca, self.netrc, patience=self.patience)
@@ -83,10 +84,10 @@ class Upstream:
         end_children()
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
-        """Return a source's pin as it is upstream.
+        """Return the pin of a source as it is upstream.
 
-        `known` is what the lock has: the hash of an archive that is read again, the key of a repository, and the
-        versions in it that stay.
+        `known` is its entry in the lock. The hash of an archive and the key of a repository have to match it, and
+        the versions of packages in it stay.
         """
         match source:
             case Archive():
@@ -102,38 +103,38 @@ class Upstream:
                 return repositories.locked_repository(source, self.index(source), before)
 
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
-        """Return the hash of an archive, with facts if its component asks for them."""
+        """Return the hash of an archive, with facts about its content if its component has `unpacked`."""
         if source.tree is None:
             return self.web.download(source.url, None, advance)
         with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
             folder, path = Path(name), Path(name, "archive")
-            folder.chmod(0o755)  # where the script runs as nobody, it must find its folder
+            folder.chmod(0o755)  # if the script runs as nobody, it must be able to enter the folder
             sha256 = self.web.download(source.url, path, advance)
             before = known.sha256 if isinstance(known, LockedArchive) else known
             if before not in (None, sha256):
                 raise CommandError(
-                    f"{source.url}: has the sha256 {sha256}, but the lock says {before}; if its owner announced the "
-                    f"change, `imagebuild lock --update {source.url}` takes it"
+                    f"{source.url}: has the sha256 {sha256}, but the lock says {before}; if the owner of the archive "
+                    f"announced the change, run `imagebuild lock --update {source.url}`"
                 )
-            # One at a time: what is unpacked is several times as large.
+            # Unpack one archive at a time: the content is several times larger than the archive.
             with self._unpacking:
                 top = unpack(path, folder / "tree")
                 facts = tree_facts(self.run, top, source.tree)
             return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
     def index(self, source: PackageSource) -> repositories.PackageIndex:
-        """Return the versions of the source's packages in a signed repository."""
+        """Return the versions of a source's packages in its signed repository."""
         return repositories.read_index(self.run, self.web, source)
 
     def commit(self, address: str, tag: str) -> str:
-        """Return the commit of a tag."""
+        """Return the commit of a tag in a git repository."""
         commits = self.tags(address, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")
         if tag not in commits:
             raise Absent(f"{self.mirrors.download(address)}: has no tag {tag}")
         return commits[tag]
 
     def tags(self, address: str, *patterns: str) -> dict[str, str]:
-        """Return the tags of a git repository with their commits: all of them, or those of `patterns`."""
+        """Return the tags of a git repository that match `patterns`. Maps each tag to its commit. Default: all tags."""
         address = self.mirrors.download(address)
         command = ("git", "ls-remote", "--", address, *(patterns or ["refs/tags/*"]))
         try:
@@ -147,12 +148,17 @@ class Upstream:
         commits = {}
         for line in text.splitlines():
             if not (match := GIT_REFERENCE.match(line)):
-                raise ResultError(f"{address}: expected tags from git, found {line!r}; is it git that answers?")
-            commits[match[2]] = match[1]  # an annotated tag comes first, and then as tag^{} with its commit
+                raise ResultError(
+                    f"{address}: git printed {line!r} instead of a tag; check that the URL is a git repository"
+                )
+            commits[match[2]] = match[1]  # git prints an annotated tag twice: as tag, and as tag^{} with its commit
         return commits
 
     def image(self, reference: str, *, facts: bool = False, digest: str = "") -> LockedImage:
-        """Return digests and facts of a tag's image, or of the pinned one; a mere PATH counts only with `facts`."""
+        """Return the digests and facts of an image, by its tag or by the pinned `digest`.
+
+        Without `facts`, images that set only PATH get no facts.
+        """
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where
         self._registries.append(connect_registry(where.host, patience=self.patience))
@@ -166,39 +172,46 @@ class Upstream:
         try:
             top = manifest(where)
             single = "config" in top.document
-            # Attestations have the platform unknown/unknown.
+            # The platform of attestations is unknown/unknown.
             named = {item.platform: item.digest for item in manifests_of(top.document)}
             platforms = {p: named[p] for p in get_args(Platform) if p in named}
             manifests = [top] if single else [manifest(where.at(child)) for child in platforms.values()]
             images = [image_of(place, each) for each in manifests]
         except Absent:
             raise
-        except CommandError as error:  # a registry that wants a login, too: elsewhere, or later, there may be one
+        except CommandError as error:  # also if the registry asks for a login, which may exist on another machine
             raise Unreachable(f"{where}: {error}") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ResultError(f"{where}: expected a manifest, found {error!r}; is it a registry?") from None
+            raise ResultError(
+                f"{where}: the answer is not an image manifest ({error!r}); check that the server is a registry"
+            ) from None
         if digest and single and facts:
-            raise CommandError(f"{where}: the pinned digest is for one platform; `imagebuild lock --update` takes all")
+            raise CommandError(
+                f"{where}: the pinned digest is for one platform; `imagebuild lock --update` pins all platforms"
+            )
         found = {cast(Platform, image.platform): image_facts(image.config) for image in images}
-        # The image of a distribution sets nothing but PATH: it needs no facts.
+        # Images of distributions set only PATH, so they need no facts.
         kept = {p: said for p, said in found.items() if facts or said.held or said.environment.keys() - {"PATH"}}
         return LockedImage(digest=top.digest, platforms=platforms, facts=kept or None)
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
-        """Return the newest wheels that fit, each in one version for all architectures."""
+        """Return the newest wheels that match the requirements. Each wheel has one version for all architectures."""
         answers = {arch: self._fitting_wheels(wanted.requirements, arch) for arch in ARCHS}
         wheels = []
         for name in sorted(set().union(*answers.values())):
             versions, hashes = zip(*(found.get(name, ("missing", "")) for found in answers.values()), strict=True)
             if len(set(versions)) > 1:
                 each = " but ".join(f"{version} for {arch}" for version, arch in zip(versions, ARCHS, strict=True))
-                problem = f"{name} is {each}; pin a version that all have"
+                problem = f"{name} is {each}; pin a version that exists for all architectures"
                 raise ConfigError(f"{wanted.component} {wanted.version}: {problem}")
             wheels.append(Wheel(name=name, version=versions[0], sha256=dict(zip(ARCHS, hashes, strict=True))))
         return tuple(wheels)
 
     def _fitting_wheels(self, requirements: tuple[str, ...], arch: Arch) -> dict[str, tuple[str, str]]:
-        """Return name → version and sha256 of the newest wheels that fit requirements, for an architecture."""
+        """Return the newest wheels for an architecture that match requirements.
+
+        Maps each name to the version and the sha256.
+        """
         text = self._pip(
             arch, "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--target", "unused",
             "--report", "-", *requirements,
@@ -212,24 +225,27 @@ class Upstream:
                 hashes = archive.get("hashes") or dict([archive["hash"].split("=", 1)])
                 found[item["metadata"]["name"]] = (item["metadata"]["version"], str(hashes["sha256"]))
         except (ValueError, KeyError) as error:
-            raise ResultError(f"pip's report cannot be read: {error!r}; is it older than 23.0?") from None
+            raise ResultError(f"pip's report cannot be read: {error!r}; install pip 23.0 or newer") from None
         return found
 
     def wheel_versions(self, name: str) -> tuple[str, ...]:
-        """Return every version of a wheel that is there for all architectures, pre-releases too."""
+        """Return the versions of a wheel that exist for all architectures, including pre-releases."""
         versions = []
         for arch in ARCHS:
             text = self._pip(arch, "index", "versions", "--pre", name, failing=f"pip finds no {name}")
             match = re.search(r"^Available versions: (.+)$", text, re.MULTILINE)
             if not match:
                 raise ResultError(
-                    f"pip's list of versions of {name} cannot be read: {text[:200]!r}; is it older than 23.0?"
+                    f"pip's list of versions of {name} cannot be read: {text[:200]!r}; install pip 23.0 or newer"
                 )
             versions.append(match[1].split(", "))
         return tuple(version for version in versions[0] if all(version in others for others in versions[1:]))
 
     def _pip(self, arch: Arch, *words: str, failing: str) -> str:
-        """Ask pip about wheels for an architecture: in the user's mirror, or the index that pip is configured for."""
+        """Run pip for an architecture with the user's mirror or pip's own index. Return its output.
+
+        `failing` begins the message of an error.
+        """
         index = ("--index-url", self.mirrors.python_index) if self.mirrors.python_index else ()
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
         environ = pip_environment(self.ca, self.netrc)
@@ -238,7 +254,7 @@ class Upstream:
         except CommandError as error:
             output = str(error).partition(": ")[2]
             if OFFLINE.search(output):
-                raise Unreachable(f"{failing}: its index does not answer") from None
+                raise Unreachable(f"{failing}: the package index does not answer") from None
             if known := re.search(r"from versions: ([^)]*)\)", output):
                 raise CommandError(f"{failing}; pin one of {known[1]}") from None
             lines = [line for line in output.splitlines() if not line.startswith("WARNING: Location")]

@@ -79,7 +79,7 @@ def test_a_version_that_the_component_does_not_know_how_to_install(files: Files)
     assert found.changes == {("library", 0): "1.3"}
     ((pin, version, why),) = found.kept
     assert (pin, version) == ("library", "1.2")
-    assert why.startswith("3.0 is there, but: ")
+    assert why.startswith("3.0 exists, but: ")
     assert "no row gives 'build'" in why
 
 
@@ -98,7 +98,7 @@ def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
     [
         (f'{{version: "3.4", commit: {"b" * 40}}}', "no server lists its versions"),
         ('"1:8.9p1"', "cannot be compared: Invalid version: '1:8.9p1'"),
-        ('[{when: {cuda: ">=12"}, version: "3.4"}]', "is for some targets only; name the pin to have it bumped too"),
+        ('[{when: {cuda: ">=12"}, version: "3.4"}]', "is for some targets only; run `imagebuild bump tool`"),
     ],
 )
 def test_pins_that_stay(files: Files, pin: str, why: str) -> None:
@@ -152,5 +152,7 @@ def test_only_the_version_changes_in_the_matrix(files: Files, row: tuple[str, in
 
 def test_a_version_that_does_not_stand_by_itself(files: Files) -> None:
     files.replace("matrix.yaml", '  library: "1.2"\n  tool: "3.4"\n', '  library: &v "1.2"\n  tool: *v\n')
-    with pytest.raises(ConfigError, match=r"matrix.yaml:\d+: 1.2 does not stand here by itself; write 9 by hand"):
+    with pytest.raises(
+        ConfigError, match=r"matrix.yaml:\d+: 1.2 is not written here as a plain value; change it to 9 by hand"
+    ):
         edited(files.load().matrix, {("library", 0): "9"})

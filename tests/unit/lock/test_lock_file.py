@@ -124,7 +124,7 @@ def test_versions_of_packages_stay_until_they_are_renewed(archives: Files) -> No
     renewed = archives.load().lock.repositories[REPOSITORY]
     assert (renewed.fingerprint, renewed.packages) == (KEY, {"aa": "3", "bb=2": "2", "other": "7"})
     without = Fake(indexes={REPOSITORY: PackageIndex((KEY,), {"bb": ["2"]})})
-    assert "has no package aa; all else of it is pinned" in complaint(job(archives).update(without, [REPOSITORY]))
+    assert "has no package aa; all other packages are pinned" in complaint(job(archives).update(without, [REPOSITORY]))
     assert archives.load().lock.repositories[REPOSITORY].packages == {"bb=2": "2", "other": "7"}, "aa is there no more"
     archives.lock({"repositories": {REPOSITORY: {**known, "fingerprint": KEY}}})
     job(archives).complete(upstream, whole=False)
@@ -192,8 +192,8 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
         (REPO, {"index": PackageIndex((KEY,), {"bb": ["1"]})}, "has no package aa; has no bb in version 2; the new"),
         (CUDA, {"platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
         (CUDA, {"locked": None, "platforms": BOTH}, "is for linux/amd64, not for linux/arm64"),
-        (TAG, {"now": "2" * 40}, "upstream has 222222222222 now, locked is 111111111111"),
-        (WHEELS, {"now": (wheel("w", "1").model_copy(update={"sha256": {"amd64": C}}),)}, "other files of w"),
+        (TAG, {"now": "2" * 40}, "upstream now has 222222222222, but the lock has 111111111111"),
+        (WHEELS, {"now": (wheel("w", "1").model_copy(update={"sha256": {"amd64": C}}),)}, "different files for w"),
         (WHEELS, {"now": CommandError("pip finds no w")}, "pip finds no w"),
     ],
     "gone": [

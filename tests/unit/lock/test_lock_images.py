@@ -23,7 +23,7 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(server: FakeRegistry) -
     server.at("some/image").put_manifest(server.at("some/image").manifest(entry), "13")
     assert Upstream().image(reference) == LockedImage(digest=entry)  # a single manifest has no platforms
     assert Upstream().image(reference, digest=digest) == found
-    with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` takes"):
+    with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` pins"):
         Upstream().image(reference, facts=True, digest=entry)
     with pytest.raises(Absent, match="the registry does not have it"):
         Upstream().image(reference, digest=f"sha256:{'0' * 64}")

@@ -179,7 +179,7 @@ def test_a_package_index_that_is_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     upstream = Upstream(Mirrors(python_index=f"http://127.0.0.1:{port}/simple/"))
-    with pytest.raises(Unreachable, match="its index does not answer"):
+    with pytest.raises(Unreachable, match="the package index does not answer"):
         upstream.wheels(WheelSet("c", "1", ("no-such-wheel-anywhere==1",)))
 
 
@@ -250,7 +250,7 @@ def test_lock_from_nothing_check_and_changes(
     (server.root / "host" / "a.tar").unlink()
     out = imagebuild("lock", "--check", expect=1)
     assert re.search(rf"gone +archive {at(server, 'host/a.tar')}", out)
-    assert f"upstream has {head(project_git, 'v3.5')[:12]} now, locked is {lock['git'][tag][:12]}" in out
+    assert f"upstream now has {head(project_git, 'v3.5')[:12]}, but the lock has {lock['git'][tag][:12]}" in out
     assert f"imagebuild.lock trusts {keys.fingerprint(CUDA)}" in out
     assert {request.method for request in server.requests if request.path.endswith(".tar")} == {"HEAD"}
     assert (files.root / "imagebuild.lock").read_text() == text
