@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,7 +143,16 @@ def test_the_page_of_checks_has_every_check(site: Any, project: Project) -> None
 
 # Blocks of code
 
-UNFINISHED = {page.name for page in PAGES}
+UNFINISHED = {page.name for page in PAGES} - {
+    "tutorial.md",
+    "build.md",
+    "components.md",
+    "lock.md",
+    "hpcx.md",
+    "verify.md",
+    "reference.md",
+    "images.md",
+}
 RUN = [document for document in DOCUMENTS if document.name not in UNFINISHED]
 NEEDS = {"cluster", "engine", "git", "gpu", "network", "registry", "root"}
 FILES = {"all_reduce.log": ROOT / "tests/data/nccl-logs/001.txt"}
@@ -166,41 +176,55 @@ def test_blocks_say_what_they_are_and_what_they_need(document: Path) -> None:
             assert not made or {*made[1].split()} <= known, line
 
 
+def pattern(line: str) -> str:
+    """Return the expression for a line of output: `…` is any lines, or any part of one."""
+    return r"(?:.*\n)*" if line == "…" else re.escape(line.rstrip()).replace("…", ".*") + r"\n"
+
+
+class Shell:
+    """Runs the blocks of a page in a folder that they share, without an engine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.folder = root, root / "here"
+        self.folder.mkdir()
+        for name, file in FILES.items():
+            (self.folder / name).symlink_to(file)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.env = {
+            "PATH": path,
+            "HOME": str(root),
+            "DOCKER_HOST": "tcp://127.0.0.1:1",
+            "COLUMNS": str(WIDTH),
+            "LANG": "C.UTF-8",
+        }
+
+    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+        done = ran("bash", "-euo", "pipefail", "-c", f"{script}\npwd > {self.root}/pwd", cwd=self.folder, env=self.env)
+        if done.returncode == 0:
+            self.folder = Path((self.root / "pwd").read_text().strip())
+        return done
+
+    def show(self, block: Block) -> None:
+        """Write the file that a block is, run its commands, and compare what they print with the block."""
+        if block.lines and (named := re.fullmatch(r"# ([\w/-]+\.\w+)", block.lines[0])):
+            (self.folder / named[1]).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / named[1]).write_text("\n".join([*block.lines[1:], ""]))
+        if block.language == "sh" and not block.needs:
+            done = self.run("\n".join(block.lines))
+            assert done.returncode == 0, (block, done.stdout, done.stderr)
+        if block.language == "console" and not block.needs:
+            starts = [i for i, line in enumerate(block.lines) if line.startswith("$ ")]
+            for start, end in zip(starts, [*starts[1:], None], strict=True):
+                done = self.run(block.lines[start][2:])
+                printed = "".join(f"{line.rstrip()}\n" for line in (done.stdout + done.stderr).splitlines())
+                wanted = "".join(map(pattern, block.lines[start + 1 : end]))
+                assert re.fullmatch(wanted, printed), (block.number, block.lines[start], printed)
+
+
 @pytest.mark.programs
 @pytest.mark.parametrize("document", RUN, ids=lambda path: path.name)
 def test_commands_run_and_print_what_the_page_shows(document: Path, tmp_path: Path) -> None:
-    """The blocks of a page share a folder. A block that begins with `# NAME.yaml` is that file; `…` is any output."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    for name, file in FILES.items():
-        (folder / name).symlink_to(file)
-    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {
-        "PATH": paths,
-        "HOME": str(tmp_path),
-        "DOCKER_HOST": "tcp://127.0.0.1:1",
-        "COLUMNS": str(WIDTH),
-        "LANG": "C.UTF-8",
-    }
+    """A block that begins with `# NAME.yaml` is that file. Those whose comment says what they need are not run."""
+    shell = Shell(tmp_path)
     for block in blocks(document):
-        if block.lines and (named := re.fullmatch(r"# ([\w/-]+\.\w+)", block.lines[0])):
-            (folder / named[1]).parent.mkdir(parents=True, exist_ok=True)
-            (folder / named[1]).write_text("\n".join([*block.lines[1:], ""]))
-        if block.needs:
-            continue
-        parts = [block.lines] if block.language == "sh" else []
-        if block.language == "console":
-            starts = [i for i, line in enumerate(block.lines) if line.startswith("$ ")]
-            parts = [block.lines[a:b] for a, b in zip(starts, [*starts[1:], None], strict=True)]
-        for part in parts:
-            script = part[0][2:] if block.language == "console" else "\n".join(part)
-            done = ran("bash", "-euo", "pipefail", "-c", f"{script}\npwd > {tmp_path}/pwd", cwd=folder, env=env)
-            if block.language == "sh":
-                assert done.returncode == 0, (block.number, script, done.stdout, done.stderr)
-                folder = Path((tmp_path / "pwd").read_text().strip())
-            else:
-                printed = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
-                wanted = "\n".join(
-                    ".*" if line == "…" else re.escape(line.rstrip()).replace("…", ".*") for line in part[1:]
-                )
-                assert re.fullmatch(wanted, "\n".join(printed), re.DOTALL), (block.number, script, "\n".join(printed))
+        shell.show(block)
