@@ -143,16 +143,7 @@ def test_the_page_of_checks_has_every_check(site: Any, project: Project) -> None
 
 # Blocks of code
 
-UNFINISHED = {page.name for page in PAGES} - {
-    "tutorial.md",
-    "build.md",
-    "components.md",
-    "lock.md",
-    "hpcx.md",
-    "verify.md",
-    "reference.md",
-    "images.md",
-}
+UNFINISHED = {"architecture.md", "evidence.md", "clusters.md", "report.md", "publish.md", "supply-chain.md", "ci.md"}
 RUN = [document for document in DOCUMENTS if document.name not in UNFINISHED]
 NEEDS = {"cluster", "engine", "git", "gpu", "network", "registry", "root"}
 FILES = {"all_reduce.log": ROOT / "tests/data/nccl-logs/001.txt"}
