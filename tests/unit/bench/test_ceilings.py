@@ -1,13 +1,28 @@
-"""Formulas against the figures of public measurements, their limits, and their own texts."""
+"""Ceilings: formulas against public measurements, limits of ranks and profiles, and the command `limits`."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
-from imagebuild.bench.ceilings import RankLayout, class_ceilings
+from imagebuild.bench.ceilings import (
+    NotComparable,
+    RankLayout,
+    class_ceilings,
+    forced_classes,
+    lint_profile,
+    rank_layout,
+)
 from imagebuild.bench.models import Collective
-from tests.conftest import data
+from imagebuild.bench.profiles import load_profiles
+from imagebuild.cli.app import app
+from imagebuild.core.errors import ConfigError, Mistakes
+from tests.conftest import ROOT, data
+from tests.unit.bench.speed_fakes import BOX, every_shipped, folder, shipped
 
 HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
 
@@ -77,3 +92,120 @@ def test_one_rank_and_unknown_things_have_no_ceiling() -> None:
         assert class_ceilings(collective, 16, RankLayout(2, 450)) == ()
         assert class_ceilings(collective, 7, replace(HGX, domains=2)) == ()
     assert class_ceilings("unheard-of", 8, HGX) == ()
+
+
+@pytest.mark.parametrize(
+    ("variables", "classes"),
+    [
+        ({}, ()),
+        ({"NCCL_ALGO": "Ring"}, ("ring",)),
+        ({"NCCL_ALGO": "allreduce:ring;allgather:pat"}, ("ring", "hierarchical")),
+        ({"NCCL_ALGO": "^NVLS"}, ("ring", "hierarchical", "nvls-tree", "sharp", "pairwise")),
+        ({"NCCL_NVLS_ENABLE": "0"}, ("ring", "hierarchical", "sharp", "pairwise")),
+    ],
+)
+def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[str, ...]) -> None:
+    assert forced_classes(variables) == classes
+
+
+def lint(root: Path) -> str:
+    mistakes = Mistakes()
+    for document in load_profiles(root).values():
+        lint_profile(document, mistakes)
+    return "\n".join(mistakes.texts).replace(f"{root}/", "")
+
+
+def test_every_shipped_reference_is_possible() -> None:
+    assert lint(ROOT / "profiles") == ""
+
+
+@pytest.mark.parametrize("mistake", data("bench/profiles")["lint"], ids=str)
+def test_lint(tmp_path: Path, mistake: dict[str, str]) -> None:
+    assert mistake["old"] in BOX
+    assert mistake["says"] in lint(folder(tmp_path, box=BOX.replace(mistake["old"], mistake["new"])))
+
+
+def test_lint_of_what_a_variant_takes_over(tmp_path: Path) -> None:
+    slow = "links: [{kind: PCIe, gpus: 8, rate: 31 GB/s, source: me, date: 2026-02}]\n"
+    assert "slow.yaml:2: all_reduce on 8 ranks" in lint(folder(tmp_path, slow=f"title: S\nextends: box\n{slow}"))
+
+
+def test_lint_of_copies(tmp_path: Path) -> None:
+    copies = "copies:\n  - {tests: [host_to_device_memcpy_ce, other], rate: 64 GB/s, source: me, date: 2026-02}\n"
+    text = lint(folder(tmp_path, box=BOX + copies))
+    assert (
+        "box.yaml:14: host_to_device_memcpy_ce: 64 GB/s is not below the ceiling, 63.0 GB/s (PCIe 5, one way)" in text
+    )
+    assert "box.yaml:14: other: the profile has no rate that limits it" in text
+
+
+def layout(name: str, ranks: int, nodes: int) -> RankLayout:
+    return rank_layout(shipped(name), ranks, nodes)
+
+
+def test_how_ranks_use_the_hardware() -> None:
+    """A rack is one domain; cards are those of the hosts in use, no more than GPUs can feed; pairs may be bridged."""
+    assert [layout("gb200-nvl72", 4 * n, n).domains for n in (1, 18, 36, 360)] == [1, 1, 2, 20]
+    rack = layout("coreweave-gb200", 144, 36)
+    assert (rack.network, rack.link) == (18 * 200, 900)
+    assert [layout("h100", n, 2).network for n in (16, 2)] == [400, 63]
+    assert layout("a40", 16, 2).network is None
+    assert [layout("a100-pcie", n, 1).link for n in (2, 4)] == [300, 31]
+    assert [layout("mi300x", n, 1).link for n in (2, 4, 8)] == [64, 192, 448]
+
+
+@pytest.mark.parametrize(("name", "ranks", "nodes"), [("h100", 9, 1), ("h100", 7, 2), ("gb200-nvl72", 76, 19)])
+def test_ranks_that_do_not_fit_the_hardware(name: str, ranks: int, nodes: int) -> None:
+    with pytest.raises(NotComparable, match="do not fit|do not divide evenly"):
+        layout(name, ranks, nodes)
+
+
+@pytest.fixture
+def limits_cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    monkeypatch.chdir(ROOT)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["limits", *arguments])
+        if isinstance(result.exception, ConfigError):
+            return result.exception.exit_code, str(result.exception)
+        return result.exit_code, result.output
+
+    return call
+
+
+def test_limits_prints_a_table(limits_cli: Callable[..., tuple[int, str]]) -> None:
+    code, text = limits_cli("p5", "--nodes", "2")
+    assert code == 0
+    assert "n = 16 ranks, k = 2 NVLink domains, g = 8 ranks each; link = 450 GB/s one way; W = 400 GB/s" in text
+    assert "nvls-tree     750.0 *" in text
+    assert "aws/aws-k8s-tester#503, 2024-11-05" in text
+
+
+def test_limits_as_json(limits_cli: Callable[..., tuple[int, str]]) -> None:
+    code, text = limits_cli("h200", "--json", "-")
+    rows = {(row["test"], row["algorithm"]): row for row in json.loads(text)}
+    nvls, ring = (rows["all_reduce", name] for name in ("nvls", "ring"))
+    assert (code, nvls["nodes"], nvls["ranks"]) == (0, 1, 8)
+    assert (nvls["ceiling"], nvls["hardest"], nvls["rate"], ring["rate"]) == (700, True, 482.26, 367.61)
+    assert rows["RDMA_Write BW, host memory", ""]["ceiling"] == 50.0
+
+
+def test_limits_lists_and_checks(limits_cli: Callable[..., tuple[int, str]]) -> None:
+    assert "HGX H200" in limits_cli()[1]
+    assert json.loads(limits_cli("--json", "-")[1])[0] == {
+        "profile": "a100-pcie",
+        "title": shipped("a100-pcie").title,
+    }
+    assert limits_cli("--check") == (0, f"{len(every_shipped())} profiles: every reference is below its ceiling.\n")
+    assert limits_cli("--check", "--json", "-") == (0, "[]\n")
+
+
+def test_limits_that_fail(limits_cli: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    assert limits_cli("h20") == (2, "no profile 'h20'; did you mean 'h200'?")
+    assert limits_cli("gb200-nvl72", "--nodes", "19")[0] == 2
+    assert limits_cli("--nodes", "2")[0] == 2
+    assert limits_cli("--check", "--nodes", "2")[0] == 2
+    bad = folder(tmp_path, box=BOX.replace("rate: 480", "rate: 800"))
+    code, text = limits_cli("--check", "--profiles", str(bad))
+    assert code == 1
+    assert "box.yaml:9: all_reduce on 8 ranks, 1 node: 800 GB/s is not below" in text

@@ -1,4 +1,4 @@
-"""What is damaged does not pass: logs as programs print them when something is wrong, and logs that were changed."""
+"""Damaged output does not pass: logs of programs that failed, and logs that were changed. For all tools: reading and judging."""
 
 from __future__ import annotations
 

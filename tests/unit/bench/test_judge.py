@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.judge import Expected, judge_results
 from imagebuild.bench.models import Claim, Diagnostic, Judgement, Results, Run, TableRow
 from imagebuild.core.errors import ConfigError
@@ -142,20 +141,6 @@ def test_what_only_the_caller_knows() -> None:
     assert (ring.state, ring.reference.value) == ("fast enough", 367.61)
     with pytest.raises(ConfigError, match="--algorithm rings: unknown class of algorithms; use one of ring, nvls"):
         judge(run((GIB, 1.0, 1.0)), algorithms=("rings",))
-
-
-@pytest.mark.parametrize(
-    ("variables", "classes"),
-    [
-        ({}, ()),
-        ({"NCCL_ALGO": "Ring"}, ("ring",)),
-        ({"NCCL_ALGO": "allreduce:ring;allgather:pat"}, ("ring", "hierarchical")),
-        ({"NCCL_ALGO": "^NVLS"}, ("ring", "hierarchical", "nvls-tree", "sharp", "pairwise")),
-        ({"NCCL_NVLS_ENABLE": "0"}, ("ring", "hierarchical", "sharp", "pairwise")),
-    ],
-)
-def test_variables_may_force_classes(variables: dict[str, str], classes: tuple[str, ...]) -> None:
-    assert forced_classes(variables) == classes
 
 
 @pytest.mark.parametrize(
