@@ -1,11 +1,11 @@
-// The picker, which knows what the table of images says, and no more; then the table itself, and copying.
+// The picker, which reads everything from the table of images; the table itself; and copying of commands.
 (function () {
   "use strict";
   const node = id => document.getElementById(id), form = document.querySelector("form.facets");
   const table = document.querySelector("table.images"), rows = Array.from(table.tBodies[0].rows);
   const commands = JSON.parse(node("data").textContent), collator = new Intl.Collator("en", { numeric: true });
   const cell = (row, title) => row.querySelector(`[data-title="${title}"]`), nameOf = row => row.querySelector("a").hash.slice(1);
-  const FACTS = ["Checks", "Scan", "Signature", "CUDA", "Platforms", "Compressed", "Dated"]; // what people weigh
+  const FACTS = ["Checks", "Scan", "Signature", "CUDA", "Platforms", "Compressed", "Dated"]; // columns that the answer shows
   let byDigest = false;
 
   const addAges = times => times.forEach(time => time.append(age(time.dateTime)));
@@ -16,7 +16,7 @@
     return days < 1 ? ", today" : days < 2 ? ", yesterday" : days < 60 ? `, ${days} days ago` : `, ${Math.round(days / 30.44)} months ago`;
   }
 
-  // Facets are the columns that have a key. A row has a list of values for each, as an image may be for several platforms.
+  // Facets are the columns with a key. A row has a list of values for each, because an image can be for several platforms.
   const columns = Array.from(table.tHead.rows[0].cells, (head, column) => ({ key: head.dataset.key, title: head.dataset.facet, column }));
   const facets = columns.filter(facet => facet.key);
   const choices = new Map(rows.map(row => [row, facets.map(facet => valuesOf(row.cells[facet.column], facet.key))]));
@@ -24,9 +24,9 @@
     const text = cell.textContent.trim();
     if (key === "image") { return [text.split(/\s/)[0]]; }
     if (key === "platform") { return text.split(", ").map(name => "linux/" + name); }
-    return [key === "cuda" ? text.split(".").slice(0, 2).join(".") : text]; // as people ask for it: 13.2 for 13.2.1
+    return [key === "cuda" ? text.split(".").slice(0, 2).join(".") : text]; // people choose by 13.2, not by 13.2.1
   }
-  // Images stay in the order of the matrix. Versions count down, words of variants do not; what an image lacks is the last.
+  // Images keep the order of the matrix. Other values descend, so that the newest is first; variants and platforms ascend. `none` is last.
   facets.forEach((facet, i) => {
     const sign = facet.key === "variant" || facet.key === "platform" ? 1 : -1;
     facet.values = Array.from(new Set(rows.flatMap(row => choices.get(row)[i])));
@@ -48,7 +48,7 @@
   const fits = (row, wanted) => wanted.every((value, i) => !value || choices.get(row)[i].includes(value));
   const any = wanted => rows.some(row => fits(row, wanted));
 
-  // Names the choice that excludes a value: one that the value never goes with, else all choices together.
+  // Returns the choice that excludes a value: one that never occurs together with it, otherwise all choices.
   function exclusion(wanted, i, value) {
     const nothing = facets.map(() => ""), others = facets.map((_, j) => j).filter(j => j !== i && wanted[j]);
     const alone = others.find(j => !any(withChoice(withChoice(nothing, i, value), j, wanted[j])));
@@ -102,7 +102,7 @@
     node("unmet").textContent = unmet;
   }
 
-  // The choice is in the address, so that it can be sent to somebody. Parts that cannot be met are named.
+  // The address contains the choice, so that people can share it. The page names the parts that no image has.
   function remember() {
     const parts = facets.filter(facet => facet.select.value).map(facet => facet.key + "=" + encodeURIComponent(facet.select.value));
     try { history.replaceState(null, "", location.pathname + (parts.length ? "#" + parts.join("&") : "")); } catch (error) { /* a page in a frame */ }
@@ -136,7 +136,7 @@
   node("picker").hidden = false;
   recall();
 
-  // Copying. A page without a secure context has no clipboard, but can copy what is selected.
+  // Copying. Without a secure context, the clipboard is missing, but a selection can be copied.
   function announce(button, text) {
     button.dataset.label = button.dataset.label || button.innerHTML;
     button.textContent = text;
@@ -186,7 +186,7 @@
   table.tHead.addEventListener("click", () => turn(0));
   turn(0);
 
-  // The image that the address names.
+  // Show the image that the address names.
   function showImage() {
     const name = decoded(location.hash.slice(1)), list = document.querySelector("article.image:target .commands");
     if (name.includes(":") && !node(name)) { show(`There is no image ${name} here, or no longer.`); }
