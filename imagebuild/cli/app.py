@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "publish": ("publish", "Give tags to images whose checks passed, and to nothing else."),
         "each": ("publish", "Run a command for every image that was pushed, by its digest."),
         "sbom": ("evidence", "List what is installed in an image, as SPDX."),
-        "scan": ("evidence", "Judge by a policy what a scanner found in an image."),
+        "scan": ("evidence", "Judge a scanner's report about an image by a policy."),
         "freshness": ("evidence", "Say which packages have a security update."),
         "attest": ("evidence", "Verify and add attestations of a published image."),
         "diff": ("evidence", "Say what differs between two images."),
