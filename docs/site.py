@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -64,19 +65,20 @@ def commands_page() -> str:
     return text
 
 
-def command_lines(name: str, command: Any) -> Iterator[str]:
+def command_lines(name: str, command: click.Command) -> Iterator[str]:
     """Yield the section of a command, or the sections of all commands in a group."""
     if inner := getattr(command, "commands", None):
         for word, element in inner.items():
             yield from command_lines(f"{name} {word}", element)
         return
-    words = [p for p in command.params if p.param_type_name == "argument"]
-    arguments = " ".join((p.metavar if p.required else f"[{p.metavar}]") + "..." * (p.nargs < 0) for p in words)
-    yield f"\n### imagebuild {name}\n\n`imagebuild {' '.join([name, *([arguments] if arguments else [])])}`\n"
+    context = click.Context(command)
+    arguments = [p.make_metavar(context) for p in command.params if isinstance(p, click.Argument)]
+    yield f"\n### imagebuild {name}\n\n`imagebuild {' '.join([name, *arguments])}`\n"
     yield (command.help or "").strip() + "\n\n| option | |\n|---|---|"
     for parameter in command.params:
-        if parameter.param_type_name != "argument" and parameter.help and not parameter.hidden:
-            usage = ", ".join(parameter.opts) + (f" {parameter.metavar}" if parameter.metavar else "")
+        if isinstance(parameter, click.Option) and parameter.help and not parameter.hidden:
+            value = "" if parameter.is_flag else f" {parameter.make_metavar(context)}"
+            usage = ", ".join(parameter.opts) + value
             variable = f" Or the variable `{parameter.envvar}`." if parameter.envvar else ""
             yield f"| `{cell(usage)}` | {cell(parameter.help)}{variable} |"
 

@@ -65,7 +65,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
             private.ensure_emulation(name.removeprefix("linux/"))
     caches: Mapping[str, Sequence[CacheEntry]] = {}
     if request.cache:
-        from imagebuild.build.change import ProjectState, cache_entries
+        from imagebuild.build.caches import cache_entries
+        from imagebuild.build.impact import ProjectState
 
         caches = cache_entries(ProjectState(renderer, request.targets, request.platforms, request.base))
     about = {
@@ -81,7 +82,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
         built = buildx.run_bake(run, progress)
         results = buildx.export_images(run, *built, time.monotonic() - began, progress)
         if request.cache_write:
-            from imagebuild.build.change import write_caches
+            from imagebuild.build.caches import write_caches
 
             write_caches(run, results, progress)
         return results

@@ -1,111 +1,131 @@
-"""Find the command that is called, import only that one, and turn errors that people meet into an exit code."""
+"""The command `imagebuild`: imports only the module of the called command, and turns errors into exit codes."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any, cast
+from typing import cast
 
-import typer
-from typer.core import TyperGroup
-from typer.main import get_command as typer_command
+import click
+from click.exceptions import NoArgsIsHelpError, NoSuchCommand
 
-from imagebuild.core.errors import ImagebuildError, nearest
+from imagebuild import __version__
+from imagebuild.core.errors import ImagebuildError
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Build": {
-        "init": ("plan", "Write a project of your own, on top of what comes with imagebuild."),
-        "plan": ("plan", "List the targets of a build, or the steps that a change makes a build execute again."),
+        "init": ("plan", "Write a new project that extends the one that comes with imagebuild."),
+        "plan": ("plan", "List the targets, which are the images that a build makes."),
         "render": ("plan", "Print the self-contained Dockerfile of a target."),
         "build": ("build", "Build targets with BuildKit."),
-        "lock": ("lock", "Pin every source by content: add what the lock lacks, remove what nothing uses."),
-        "bump": ("lock", "Propose newer versions of the matrix's pins, as a diff."),
-        "bundle": ("build", "Keep all that builds fetch in one folder, for machines without a network."),
+        "lock": ("lock", "Pin the sources that the lock lacks, and remove unused pins."),
+        "bump": ("lock", "Propose newer versions for the matrix, as a diff."),
+        "impact": ("impact", "List the build steps that a change runs again."),
+        "ci-matrix": ("impact", "Print the job matrix of a GitHub Actions workflow."),
+        "bundle": ("build", "Collect all downloads of a build in a folder, to build without a network."),
     },
     "Check and measure": {
-        "verify": ("verify", "Run the checks of an image, and say of each whether it passed."),
+        "verify": ("verify", "Run the checks of an image, and print the result of each."),
         "job": ("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
-        "report": ("report", "Say what benchmarks and checks measured, and whether it is right and fast enough."),
-        "limits": ("report", "Show what hardware can do at best, and what was measured on it."),
+        "report": ("report", "Print what benchmarks and checks measured, and whether it is right and fast enough."),
+        "limits": ("report", "Print the best speeds that hardware can reach, and the speeds measured on it."),
     },
     "Publish": {
+<<<<<<< HEAD
         "publish": ("publish", "Give tags to images whose checks passed, and to nothing else."),
         "each": ("publish", "Run a command for every image that was pushed, by its digest."),
         "sbom": ("evidence", "List what is installed in an image, as SPDX."),
         "scan": ("evidence", "Judge a scanner's report about an image by a policy."),
         "freshness": ("evidence", "Say which packages have a security update."),
+=======
+        "publish": ("publish", "Tag the images that passed their checks."),
+        "each": ("publish", "Run a command for every pushed image."),
+        "sbom": ("evidence", "List what is installed in an image, as an SPDX document."),
+        "scan": ("evidence", "Apply a policy to the findings of a vulnerability scanner."),
+        "freshness": ("evidence", "List the packages of published images that have a security update."),
+>>>>>>> 7fb8b3e2 (The command line is plain click; impact and ci-matrix are commands; lock --check replaces doctor --upstream)
         "attest": ("evidence", "Verify and add attestations of a published image."),
-        "diff": ("evidence", "Say what differs between two images."),
-        "catalog": ("evidence", "Make a page of all published images, and the table in the README."),
-        "prune": ("publish", "List what builds pushed and is not needed any more; delete it with --yes."),
+        "diff": ("evidence", "Compare two images."),
+        "catalog": ("evidence", "Write a page of all published images, and the table in the README."),
+        "prune": ("publish", "List or delete pushed images that are no longer needed."),
     },
     "This machine": {
-        "doctor": ("build", "Say what this machine has for building and checking, and how to get what it lacks."),
+        "doctor": ("build", "Check whether this machine can build and verify images, and print what to install."),
         "engine": ("build", "Start and stop a private Docker Engine, for machines that have none."),
     },
 }
-"""Section of the help → command → the module of this package that has it, and its line in the help."""
+"""Maps each section of the help to its commands, and each command to its module in this package and its summary."""
 MODULES = {name: module for section in COMMANDS.values() for name, (module, _) in section.items()}
+EXAMPLES = """Examples:
+
+\b
+  imagebuild init images --repository ghcr.io/acme    # a project of your own
+  imagebuild build && imagebuild verify train-cuda13.5-debian13-runtime
+  imagebuild report all_reduce.log --profile h100
+  source <(imagebuild --show-completion bash)         # completes commands and names"""
 
 
-class LazyCommands(TyperGroup):
-    """Import each command of `imagebuild` when it is called; the help needs none of them."""
+class LazyCommands(click.Group):
+    """A group that imports a command only if it is called. The help needs no command."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command, or end with a message that names the nearest one."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None if a shell completes an unknown one. Otherwise, raises NoSuchCommand for it."""
         if cmd_name in MODULES:
             return load_command(cmd_name)
-        if near := nearest(cmd_name, MODULES):
-            ctx.fail(f"No such command {cmd_name!r}. Did you mean {near!r}?")
-        return None
+        if ctx.resilient_parsing:
+            return None
+        raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # names the nearest command
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, entries in COMMANDS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, summary) for name, (_, summary) in entries.items()])
 
 
 @cache
-def load_command(name: str) -> Any:
-    """Import the module of a command, and make the command or the group of commands that has its name."""
-    return typer_command(getattr(import_module(f"imagebuild.cli.{MODULES[name]}"), name))
+def load_command(name: str) -> click.Command:
+    """Import the module of a command or of a group of commands, and return the command."""
+    module = import_module(f"imagebuild.cli.{MODULES[name]}")
+    return cast(click.Command, getattr(module, name.replace("-", "_")))
 
 
-USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
-"""What typer raises for unknown options, missing arguments and the like."""
+def show_completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
+    """Print the script that completes commands and names in a shell, and exit."""
+    if shell and not context.resilient_parsing:
+        from click.shell_completion import get_completion_class
+
+        complete = get_completion_class(shell)
+        assert complete
+        click.echo(complete(app, {}, "imagebuild", "_IMAGEBUILD_COMPLETE").source())
+        context.exit()
 
 
-EXAMPLES = """Examples:
-
-\b
-  imagebuild init images --repository ghcr.io/acme    # a project of your own
-  imagebuild build && imagebuild verify train-cuda13.5-debian13-runtime
-  imagebuild report all_reduce.log --profile h100"""
-app = typer.Typer(
-    cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, epilog=EXAMPLES
+@click.group(cls=LazyCommands, epilog=EXAMPLES, context_settings={"show_default": True})
+@click.version_option(__version__, message="imagebuild %(version)s", help="Print the version and exit.")
+@click.option(
+    "--show-completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    is_eager=True,
+    expose_value=False,
+    callback=show_completion,
+    help="Print the script that completes commands and names in this shell, and exit.",
 )
-
-
-@app.callback()
-def imagebuild(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def app() -> None:
     """Build, verify and publish container images for GPU networking, from one matrix of versions."""
 
 
 def main() -> None:
-    """Run a command. Errors that people meet become one message and an exit code; others keep their traceback."""
-    # Files get UTF-8; a terminal with fewer characters gets what it can show.
+    """Run a command. Errors for users become one message and an exit code; other errors keep their traceback."""
+    # A file gets UTF-8. A terminal that cannot show a character gets a replacement for it.
     if isinstance(sys.stdout, TextIOWrapper):
         is_terminal = sys.stdout.isatty()
         sys.stdout.reconfigure(encoding=None if is_terminal else "utf-8", errors="replace" if is_terminal else "strict")
@@ -113,22 +133,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         try:
-            # Commands return nothing; what typer returns for them is an exit status.
-            status = app(standalone_mode=False)
+            status = app.main(prog_name="imagebuild", standalone_mode=False)
         finally:
             sys.stdout.flush()
         sys.exit(status)
-    except USAGE_ERROR as error:
-        usage: Any = error
-        text = " ".join(usage.format_message().removesuffix(".").split()).replace("Value error, ", "")
-        # Not in pydantic's words.
-        text = re.sub("a valid integer,.*", "a whole number", text.replace("Input should be ", "must be "))
-        text = re.sub("a valid number,.*", "a number", text)
-        if type(usage).__name__ == "NoArgsIsHelpError":  # the help of a group of commands, which has no command
-            usage.show()
-        else:
-            hint = f"; see `{usage.ctx.command_path} --help`" if usage.ctx else ""
-            sys.stderr.write(f"error: {text}{hint}\n")
+    except click.Abort:  # Ctrl-C
+        sys.exit(130)
+    except NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.UsageError as error:
+        text = " ".join(error.format_message().removesuffix(".").split())
+        hint = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
+        sys.stderr.write(f"error: {text}{hint}\n")
         sys.exit(2)
     except ImagebuildError as error:
         from rich.markup import escape

@@ -1,65 +1,101 @@
-"""Run `imagebuild build`, `bundle`, `engine` and `doctor`."""
+"""The commands `imagebuild build`, `bundle`, `engine` and `doctor`."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
+import click
 
 from imagebuild.cli import options
-from imagebuild.cli.options import DAY, argument, option
 from imagebuild.core.console import err, format_size, out
 from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
 EXCLUSIVE = (
     ("--load", "--push", "--output"),
-    # A bundle is of the engine on this machine, and has the packages of its day.
+    # A bundle serves only the engine of this machine, and contains the packages of its own day.
     *(pair for other in ("--bundle", "--offline") for pair in (("--builder", other), ("--rebuild", other))),
     ("--rebuild", "--stage"),
-    # Caches are of whole targets, and of the code that the lock names.
+    # Caches are written for whole targets, and only for the code that the lock pins.
     ("--cache-write", "--source"),
     ("--cache-write", "--stage"),
 )
-"""Options of `build` of which only one can be given."""
+"""Sets of options of `build` that cannot be combined."""
 
 
-@options.example(
+@options.command(
     "imagebuild build quickstart cuda=13.5 --platform local",
     "imagebuild build open --push --registry ghcr.io/acme",
     "imagebuild build open-cuda13.5-debian13-devel --source ucx=/my/ucx --stage ucx -v",
 )
+@options.select
+@options.platforms
+@click.option("--load", is_flag=True, help="Load the images into the engine's image store. This is the default.")
+@click.option("--push", is_flag=True, help="Push the images to the staging repositories, by digest and without tags.")
+@click.option("-o", "--output", metavar="DIR", type=options.PATH, help="Write the images as OCI layouts into a folder.")
+@options.registry
+@click.option(
+    "--compression", type=click.Choice(["gzip", "zstd"]), default="gzip", help="Compression of the image layers."
+)
+@click.option("--builder", metavar="NAME", help="The builder of docker buildx to use.")
+@click.option(
+    "--source",
+    "sources",
+    metavar="NAME=DIR",
+    multiple=True,
+    help="Take the source of a component from a folder. Can be repeated.",
+)
+@options.base
+@options.ca
+@click.option("--no-cache", is_flag=True, help="Run all steps, even those in the cache.")
+@click.option(
+    "--rebuild",
+    metavar="YYYY-MM-DD",
+    type=options.DAY,
+    help="Install the distribution's packages again. The day becomes part of the tags.",
+)
+@click.option("--cache", metavar="REPOSITORY", help="Read the caches of compiled stages from this repository.")
+@click.option("--cache-write", is_flag=True, help="With --cache: also write the caches, as CI does.")
+@click.option("--stage", metavar="NAME", help="Build only this stage of the targets.")
+@click.option("--bundle", metavar="DIR", type=options.PATH, help="Build from this bundle, without a network.")
+@click.option(
+    "--offline", is_flag=True, help="Build without a network, from the bundle that `imagebuild bundle use` set."
+)
+@options.folder
+@options.json_file
+@options.verbose
+@options.project
+@options.image_edits
 def build(
     project: options.ProjectFiles,
     edits: options.ImageChanges,
-    select: options.SelectArgument = None,
-    platform: options.PlatformsOption = None,
-    load: bool = option("--load", "Load images into the engine's store; the default.", False),
-    push: bool = option("--push", "Push images by digest to the staging repositories, without tags.", False),
-    output: Path | None = option("-o, --output DIR", "Write images as OCI layouts into a folder.", None),
-    registry: options.RegistryOption = None,
-    compression: Literal["gzip", "zstd"] = option("--compression gzip|zstd", "Compression of exported layers.", "gzip"),
-    builder: str | None = option("--builder NAME", "Builder of docker buildx to build with.", None),
-    source: list[str] | None = option("--source NAME=DIR", "Take the source of a component from a folder.", None),
-    base: options.BaseOption = "bootstrap",
-    ca: options.CaOption = None,
-    no_cache: bool = option("--no-cache", "Run every step again.", False),
-    rebuild: datetime | None = option(
-        "--rebuild YYYY-MM-DD", "Install the distribution's packages again; tags name this day.", None, formats=DAY
-    ),
-    cache: str | None = option("--cache REPOSITORY", "Take compiled artefacts from this repository's caches.", None),
-    cache_write: bool = option("--cache-write", "With --cache: write the caches too, as CI does.", False),
-    stage: str | None = option("--stage NAME", "Build only this stage of the targets.", None),
-    bundle: Path | None = option("--bundle DIR", "Build from this bundle, without a network.", None),
-    offline: bool = option("--offline", "Use no network: build from the bundle of `imagebuild bundle use`.", False),
-    folder: options.FolderOption = options.BUILDS,
-    json_file: options.JsonOption = None,
-    verbose: options.VerboseOption = False,
+    select: tuple[str, ...],
+    platforms: tuple[str, ...],
+    load: bool,
+    push: bool,
+    output: Path | None,
+    registry: str | None,
+    compression: Literal["gzip", "zstd"],
+    builder: str | None,
+    sources: tuple[str, ...],
+    base: Literal["bootstrap", "registry"],
+    ca: Path | None,
+    no_cache: bool,
+    rebuild: datetime | None,
+    cache: str | None,
+    cache_write: bool,
+    stage: str | None,
+    bundle: Path | None,
+    offline: bool,
+    folder: Path,
+    json_file: str | None,
+    verbose: bool,
 ) -> None:
     """Build targets with BuildKit."""
     from imagebuild.build.bake import BuildRequest
@@ -69,14 +105,14 @@ def build(
 
     check_repository("--cache", cache)
     given = {
-        "--load": load, "--push": push, "--output": output is not None, "--builder": builder, "--source": source,
+        "--load": load, "--push": push, "--output": output is not None, "--builder": builder, "--source": sources,
         "--rebuild": rebuild, "--cache": cache, "--cache-write": cache_write, "--stage": stage,
         "--bundle": bundle, "--offline": offline,
     }  # fmt: skip
-    options.check_combination(given, {"--cache-write": ("--cache",)}, EXCLUSIVE)
+    options.check_combination(given, {"--cache-write": "--cache"}, EXCLUSIVE)
     changes = edits.parse(registry)
     workspace = project.open(changes)
-    targets = select_targets(workspace.plan, select or ())
+    targets = select_targets(workspace.plan, select)
     edits.check_base(targets, pinned=True)
     if offline and not bundle:
         from imagebuild.core.settings import offline_bundle
@@ -86,11 +122,11 @@ def build(
         bundle = link.resolve()
     request = BuildRequest(
         targets=targets,
-        platforms=options.parse_platforms(platform),
+        platforms=options.parse_platforms(platforms),
         output="push" if push else str(output.resolve()) if output else "load",
         compression=compression,
         builder=builder,
-        sources=tuple(source or ()),
+        sources=sources,
         base=base,
         ca=ca,
         no_cache=no_cache,
@@ -100,7 +136,7 @@ def build(
         stage=stage,
         folder=folder,
         verbose=verbose,
-        again=(*project.words, *_repeated("--platform", platform), *_repeated("--source", source), *changes.options),
+        again=(*project.words, *_repeated("--platform", platforms), *_repeated("--source", sources), *changes.options),
         bundle=bundle,
     )
     began = time.monotonic()
@@ -109,45 +145,57 @@ def build(
     options.print_result(json_file, results, lambda: print_builds(request, results, seconds))
 
 
-def _repeated(name: str, values: Sequence[str] | None) -> Iterator[str]:
-    """Yield an option that can be given several times, as words of a command line."""
-    return (word for value in values or () for word in (name, value))
+def _repeated(name: str, values: Sequence[str]) -> Iterator[str]:
+    """Yield the words of an option that is given once for each value."""
+    return (word for value in values for word in (name, value))
 
 
-bundle = options.command_group("Keep all that builds fetch in one folder, for machines without a network.")
-BundleArgument = Annotated[Path, argument("DIR", "Folder of the bundle.")]
+@click.group(cls=options.Group)
+def bundle() -> None:
+    """Collect all downloads of a build in a folder, to build without a network."""
 
 
-@options.subcommand(bundle, "create", "imagebuild bundle create /media/usb/bundle open cuda=13.5")
+directory = click.argument("directory", metavar="DIR", type=options.PATH, help="Folder of the bundle.")
+
+
+@bundle.command("create", epilog=options.examples("imagebuild bundle create /media/usb/bundle open cuda=13.5"))
+@directory
+@options.select
+@options.platforms
+@options.base
+@options.ca
+@options.verbose
+@options.project
+@options.plan_edits
 def create_bundle(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
-    directory: BundleArgument,
-    select: options.SelectArgument = None,
-    platform: options.PlatformsOption = None,
-    base: options.BaseOption = "bootstrap",
-    ca: options.CaOption = None,
-    verbose: options.VerboseOption = False,
+    directory: Path,
+    select: tuple[str, ...],
+    platforms: tuple[str, ...],
+    base: Literal["bootstrap", "registry"],
+    ca: Path | None,
+    verbose: bool,
 ) -> None:
-    """Build targets without a cache, and keep everything that this downloads."""
+    """Build targets without a cache, and keep all downloads."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
     from imagebuild.project.select import select_targets
 
     changes = edits.parse()
     workspace = project.open(changes)
-    targets = select_targets(workspace.plan, select or ())
+    targets = select_targets(workspace.plan, select)
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
         request = BuildRequest(
             targets=targets,
-            platforms=options.parse_platforms(platform),
+            platforms=options.parse_platforms(platforms),
             output="cacheonly",
             base=base,
             ca=ca,
-            no_cache=True,  # a step that is cached fetches nothing
+            no_cache=True,  # a cached step downloads nothing, so the bundle would lack its files
             folder=Path(folder),
             verbose=verbose,
-            again=(*project.words, *_repeated("--platform", platform), *changes.options),
+            again=(*project.words, *_repeated("--platform", platforms), *changes.options),
             bundle=directory,
             record=True,
         )
@@ -156,9 +204,11 @@ def create_bundle(
     out.print(f"{directory}: {format_size(size)}, for {len(targets)} targets", markup=False)
 
 
-@options.subcommand(bundle, "verify", "imagebuild bundle verify /media/usb/bundle")
-def verify_bundle(directory: BundleArgument, json_file: options.JsonOption = None) -> None:
-    """Compare a bundle with its hashes, and list the targets that it was made for."""
+@bundle.command("verify", epilog=options.examples("imagebuild bundle verify /media/usb/bundle"))
+@directory
+@options.json_file
+def verify_bundle(directory: Path, json_file: str | None) -> None:
+    """Verify the hashes of a bundle, and list its targets."""
     from imagebuild.build.bundle import Bundle
 
     bundle = Bundle.read(directory)
@@ -170,9 +220,10 @@ def verify_bundle(directory: BundleArgument, json_file: options.JsonOption = Non
     options.print_result(json_file, content, lambda: out.print(text, markup=False))
 
 
-@options.subcommand(bundle, "use", "imagebuild bundle use /media/usb/bundle && imagebuild build --offline")
-def use_bundle(directory: BundleArgument) -> None:
-    """Let `imagebuild build --offline` take this bundle."""
+@bundle.command("use", epilog=options.examples("imagebuild bundle use /media/usb/bundle && imagebuild build --offline"))
+@directory
+def use_bundle(directory: Path) -> None:
+    """Set the bundle that `imagebuild build --offline` uses."""
     from imagebuild.build.bundle import Bundle
     from imagebuild.core.run import os_errors_as_command_errors
     from imagebuild.core.settings import offline_bundle
@@ -182,15 +233,17 @@ def use_bundle(directory: BundleArgument) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
-    out.print(f"{link}: leads to {folder} now", markup=False)
+    out.print(f"{link}: links to {folder} now", markup=False)
 
 
-engine = options.command_group("Start and stop a private Docker Engine, for machines that have none.")
+@click.group(cls=options.Group)
+def engine() -> None:
+    """Start and stop a private Docker Engine, for machines that have none."""
 
 
-@options.subcommand(engine, "up", "sudo imagebuild engine up")
+@engine.command("up", epilog=options.examples("sudo imagebuild engine up"))
 def start() -> None:
-    """Start the private engine; install it first if this machine has no usable engine."""
+    """Start the private engine, unless another engine answers. Install it first if needed."""
     from imagebuild.build.private import start_engine
     from imagebuild.oci.engine import find_engine
 
@@ -200,13 +253,12 @@ def start() -> None:
     except CommandError as error:
         err.print(f"Starting a private engine: {str(error).partition(';')[0]}", markup=False)
         paths = start_engine()
-        out.print(f"The private engine answers at {paths.host}; its data are in {paths.data}.", markup=False)
+        out.print(f"The private engine answers at {paths.host}; its data is in {paths.data}.", markup=False)
 
 
-@options.subcommand(engine, "down", "sudo imagebuild engine down --purge")
-def stop(
-    purge: bool = option("--purge", "Delete the engine's images and build cache, too.", False),
-) -> None:
+@engine.command("down", epilog=options.examples("sudo imagebuild engine down --purge"))
+@click.option("--purge", is_flag=True, help="Also delete the engine's images and build cache.")
+def stop(purge: bool) -> None:
     """Stop the private engine."""
     from imagebuild.build.private import stop_engine
 
@@ -214,47 +266,22 @@ def stop(
     out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
 
 
-@options.example(
-    "imagebuild doctor",
-    "imagebuild doctor --json -",
-    "imagebuild doctor --upstream hpcx-cuda13.2.1-ubuntu24.04-devel --json report.json   # for a bug report",
-)
-def doctor(
-    project: options.ProjectFiles,
-    edits: options.PlanChanges,
-    select: options.SelectArgument = None,
-    upstream: bool = option("--upstream", "Ask servers instead whether they have every source of the targets.", False),
-    platform: options.PlatformsOption = None,
-    json_file: options.JsonOption = None,
-    ca: options.CaOption = None,
-) -> None:
-    """Say what this machine has for building and checking, and how to get what it lacks.
+@options.command("imagebuild doctor", "imagebuild doctor --json -")
+@options.json_file
+def doctor(json_file: str | None) -> None:
+    """Check whether this machine can build and verify images, and print what to install.
 
-    Exit status 1 if something is missing that building or checking needs; with --upstream also 4 if a server does not
-    answer.
+    Exit status 1 if something is missing that building or verifying needs.
     """
     from rich.markup import escape
 
     from imagebuild.build.doctor import examine_machine
 
-    if upstream:
-        from imagebuild.lock.resolve import LockFile, check_lock, network_upstream, show_report
-        from imagebuild.project.select import select_targets
-
-        workspace = project.open(edits.parse())
-        targets = select_targets(workspace.plan, select or ())
-        platforms = options.parse_platforms(platform)
-        file = LockFile(workspace.project, workspace.renderer, targets, platforms=platforms)
-        report = check_lock(file, network_upstream(ca))
-        options.print_result(json_file, report, lambda: show_report(report, every=True))
-        raise typer.Exit(report.exit_status)
-    if select or edits or platform:
-        raise ConfigError("targets, platforms and changes of the plan: need --upstream; add it, or leave these out")
     findings = examine_machine()
     marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
 
     def show() -> None:
-        # Not a table: what people copy from here is long, and would be cut.
+        # Not a table, because a table would cut long commands that people copy from here.
         for finding in findings:
             out.print(f"{marks[finding.ok]}  {finding.name}: {escape(finding.detail)}")
             if finding.fix:
@@ -262,4 +289,4 @@ def doctor(
 
     options.print_result(json_file, findings, show)
     if any(finding.ok is False for finding in findings):
-        raise typer.Exit(1)
+        sys.exit(1)

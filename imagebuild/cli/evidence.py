@@ -1,14 +1,14 @@
-"""Run `imagebuild sbom`, `scan`, `freshness`, `attest`, `diff` and `catalog`."""
+"""The commands `imagebuild sbom`, `scan`, `freshness`, `attest`, `diff` and `catalog`."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-import typer
+import click
 
 from imagebuild.cli import options
-from imagebuild.cli.options import argument, command_group, example, option, subcommand
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import ConfigError, plural
 
@@ -22,24 +22,23 @@ if TYPE_CHECKING:
 POLICY = Path("scan-policy.yaml")
 
 
-@example(
+@options.command(
     "imagebuild sbom quickstart-cuda13.5-debian13-runtime -o sbom.spdx.json",
     "imagebuild sbom ghcr.io/acme/open@sha256:… --platform linux/arm64",
 )
-def sbom(
-    project: options.ProjectFiles,
-    image: options.ImageArgument,
-    output: options.OutputOption = None,
-    platform: options.PlatformOption = None,
-    folder: options.FolderOption = options.BUILDS,
-) -> None:
-    """List what is installed in an image, as SPDX."""
+@options.image
+@options.output
+@options.platform
+@options.folder
+@options.project
+def sbom(project: options.ProjectFiles, image: str, output: str | None, platform: str | None, folder: Path) -> None:
+    """List what is installed in an image, as an SPDX document."""
     from imagebuild.oci.attestation import encode_predicate
     from imagebuild.publish.sbom import make_sbom
     from imagebuild.verify.subject import ImageFinder
 
     workspace = project.open()
-    # What comes along knows nothing of components in images of others.
+    # The project that comes with imagebuild does not know the components of foreign images.
     is_known = not project.is_shipped or any(target.id == image for target in workspace.plan.targets)
     known = {name: file.model for name, file in workspace.project.components.items()} if is_known else {}
     with ImageFinder(workspace.plan, folder).find(image) as found:
@@ -47,24 +46,35 @@ def sbom(
     options.print_or_write(encode_predicate(document).decode(), output)
 
 
-@example("imagebuild scan ghcr.io/acme/open@sha256:… --report grype.sarif --json scan.json")
+@options.command("imagebuild scan ghcr.io/acme/open@sha256:… --report grype.sarif --json scan.json")
+@options.image
+@click.option(
+    "--report",
+    metavar="FILE",
+    type=options.PATH,
+    required=True,
+    help="SARIF file of grype, Trivy or another scanner, or the output of debsecan.",
+)
+@click.option(
+    "--policy", metavar="FILE", type=options.PATH, default=POLICY, help="Rules for findings that fail or are ignored."
+)
+@options.platform
+@options.json_file
+@options.folder
+@options.project
 def scan(
     project: options.ProjectFiles,
-    image: options.ImageArgument,
-    report: Annotated[
-        Path, option("--report FILE", "A SARIF file of grype, Trivy or another scanner, or what debsecan printed.")
-    ],
-    policy: Annotated[Path, option("--policy FILE", "File that says what fails and what is ignored.")] = POLICY,
-    platform: options.PlatformOption = None,
-    json_file: options.JsonOption = None,
-    folder: options.FolderOption = options.BUILDS,
+    image: str,
+    report: Path,
+    policy: Path,
+    platform: str | None,
+    json_file: str | None,
+    folder: Path,
 ) -> None:
-    """Judge a scanner's report about an image by a policy, and keep the verdict with the image's digest.
+    """Apply a policy to the findings of a vulnerability scanner.
 
-    Reports: `grype -o sarif`, `trivy image --format sarif`, `debsecan --format detail`, and SARIF 2.1.0 of Docker Scout
-    and Snyk. A SARIF report must name the image's digest.
-
-    Exit status 1 if a finding fails the image.
+    Reports are `grype -o sarif`, `trivy image --format sarif`, `debsecan --format detail`, and SARIF 2.1.0 of Docker
+    Scout and Snyk. A SARIF report must name the digest of the image. Exit status 1 if a finding fails the image.
     """
     from imagebuild.core.fields import YamlFile
     from imagebuild.core.yaml import read_yaml
@@ -79,24 +89,40 @@ def scan(
         result = scan_result(found.image(platform), written, report, rules)
     options.print_result(json_file, result, lambda: print_scan(result))
     if result.verdict == "failed":
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
-@example("imagebuild freshness --registry ghcr.io/acme --archive URL --suite trixie-security --keyring FILE")
+@options.command("imagebuild freshness --registry ghcr.io/acme --archive URL --suite trixie-security --keyring FILE")
+@options.select
+@click.option("--archive", metavar="URL", required=True, help="The distribution's archive of security updates.")
+@click.option("--suite", metavar="NAME", required=True, help="Suite of that archive, such as trixie-security.")
+@click.option(
+    "--keyring",
+    metavar="FILE",
+    type=options.PATH,
+    required=True,
+    help="File with the keys that sign the archive, as gpg exports them.",
+)
+@options.registry
+@click.option("--scans", metavar="DIR", type=options.PATH, help="Folder with newer scans. Failed scans count too.")
+@options.ca
+@options.json_file
+@options.project
 def freshness(
     project: options.ProjectFiles,
-    archive: Annotated[str, option("--archive URL", "The distribution's archive of security updates.")],
-    suite: Annotated[str, option("--suite NAME", "Suite of that archive, such as trixie-security.")],
-    keyring: Annotated[Path, option("--keyring FILE", "File of the keys that sign the archive, as gpg exports them.")],
-    select: options.SelectArgument = None,
-    registry: options.RegistryOption = None,
-    scans: Annotated[Path | None, option("--scans DIR", "Folder with newer scans: those that fail count too.")] = None,
-    ca: options.CaOption = None,
-    json_file: options.JsonOption = None,
+    archive: str,
+    suite: str,
+    keyring: Path,
+    select: tuple[str, ...],
+    registry: str | None,
+    scans: Path | None,
+    ca: Path | None,
+    json_file: str | None,
 ) -> None:
-    """Say which packages have a security update, by the SBOM of each published image that an alias names.
+    """List the packages of published images that have a security update.
 
-    Exit status 1 if a package has an update, if a scan fails that a new build cures, or if an image has no SBOM.
+    Only images that an alias names are checked, by their SBOM. Exit status 1 if a package has an update, if a rebuild
+    would fix a failed scan, or if an image has no SBOM.
     """
     from functools import cache
 
@@ -117,7 +143,7 @@ def freshness(
     signed, web = SignedSuite(archive, suite, keyring.read_bytes()), network_upstream(ca).web
     bases = workspace.project.matrix.model.bases
     releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}
-    targets = [t for t in select_targets(workspace.plan, select or ()) if t.axes.get("os") in releases]
+    targets = [t for t in select_targets(workspace.plan, select) if t.axes.get("os") in releases]
     if not targets:
         raise NothingSelected(f"--suite {suite}: no selected target is of that release of a distribution")
 
@@ -127,17 +153,17 @@ def freshness(
     result = security_updates(targets, cache(connect_registry), newest, newer)
     options.print_result(json_file, result, lambda: print_freshness(result))
     if result.rebuild or any(image.problem for image in result.images):
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
-attest = command_group("Verify and add attestations of a published image.")
+@click.group(cls=options.Group)
+def attest() -> None:
+    """Verify and add attestations of a published image."""
+
 
 MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]wrong[/]", "missing": "[red]missing[/]"}
-PublishedArgument = Annotated[str, argument("IMAGE", "An image of a registry, by tag or digest.")]
-KindOption = Annotated[
-    Literal["sbom", "provenance", "verification", "benchmark", "scan"],
-    option("--kind KIND", "Kind of attachment: sbom, provenance, verification, benchmark or scan."),
-]
+
+Kind = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
 def _in_registry(image: str) -> tuple[ImageReference, Registry]:
@@ -148,18 +174,20 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
     return reference, connect_registry(reference.host)
 
 
-@subcommand(attest, "verify", "imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub")
-def verify_attachments_of(
-    signers: options.TrustOptions,
-    image: PublishedArgument,
-    require: Annotated[
-        str, option("--require KIND,…", "Kinds of attachments that must be there; `signature` is one, too.")
-    ] = "sbom,provenance,verification",
-    json_file: options.JsonOption = None,
-) -> None:
-    """Check that the attestations of an image are about it, and that they speak for the image.
+@attest.command("verify", epilog=options.examples("imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub"))
+@click.argument("image", metavar="IMAGE", help="Image in a registry, by tag or digest.")
+@click.option(
+    "--require",
+    metavar="KIND,…",
+    default="sbom,provenance,verification",
+    help="Kinds of attachments that must exist; `signature` is also a kind.",
+)
+@options.json_file
+@options.signers
+def verify_attachments_of(signers: options.TrustOptions, image: str, require: str, json_file: str | None) -> None:
+    """Verify that the attestations of an image are about this image, and that they report no problem.
 
-    Exit status 1 if something required is missing or wrong.
+    Exit status 1 if a required attachment is missing or wrong.
     """
     from imagebuild.publish.attest import verify_attachments
 
@@ -168,20 +196,28 @@ def verify_attachments_of(
     result = verify_attachments(*_in_registry(image), required, trust)
     options.print_result(json_file, result, lambda: _show(result, signed=bool(trust)))
     if result.verdict == "failed":
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
-@subcommand(attest, "add", "imagebuild attest add ghcr.io/acme/open@sha256:… results.json --kind benchmark")
-def add_attachment_to(
-    signing: options.SignOptions,
-    image: Annotated[str, argument("IMAGE@DIGEST", "An image of a registry, by digest.")],
-    file: Annotated[Path, argument("FILE", "File to attach.")],
-    kind: KindOption,
-    platform: options.PlatformOption = None,
-) -> None:
-    """Attach a file to a published image, such as results that were measured later.
+@attest.command(
+    "add",
+    epilog=options.examples("imagebuild attest add ghcr.io/acme/open@sha256:… results.json --kind benchmark"),
+)
+@click.argument("image", metavar="IMAGE@DIGEST", help="Image in a registry, by digest.")
+@click.argument("file", metavar="FILE", type=options.PATH, help="File to attach.")
+@click.option(
+    "--kind",
+    type=click.Choice(get_args(Kind)),
+    required=True,
+    help="Kind of the attachment.",
+)
+@options.platform
+@options.signing
+def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind: Kind, platform: str | None) -> None:
+    """Attach a file to a published image, such as later benchmark results.
 
-    With an index, the file is attached to the image of each platform that it is about, and to the index.
+    If the digest names a multi-platform index, the file is attached to the index and to the image of each platform
+    that the file is about.
     """
     from imagebuild.core.files import read_text
     from imagebuild.publish.attest import add_attachment
@@ -192,7 +228,7 @@ def add_attachment_to(
     for digest in digests:
         out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
     if not digests:
-        out.print("it is attached already")
+        out.print("the file is already attached")
 
 
 def _show(result: AttestResult, *, signed: bool) -> None:
@@ -202,52 +238,69 @@ def _show(result: AttestResult, *, signed: bool) -> None:
 
     rows = []
     for finding in result.findings:
-        # Anybody may have written what is shown here.
+        # These texts are untrusted: anyone who can push can have written them.
         subject, kind, detail = (escape(one_line(text)) for text in (finding.subject, finding.kind, finding.detail))
         kind += " (required)" if finding.required else ""
         rows.append((subject, kind, MARKS.get(finding.outcome, "-"), detail, (finding.attachment or "")[7:19]))
     out.print(f"{result.image} is {result.digest}", markup=False, highlight=False, soft_wrap=True)
     print_table(("for", "what", "", "what it says", "attachment"), rows)
     wrong = sum(finding.is_wrong for finding in result.findings)
-    out.print(f"[red]{wrong} wrong or missing[/]" if wrong else "[green]all that is required is there and right[/]")
+    out.print(
+        f"[red]{wrong} wrong or missing[/]" if wrong else "[green]all required attachments exist and are right[/]"
+    )
     if not signed:
-        out.print("[yellow]no signature was checked[/]: anybody who may push can have written all this; see --key")
+        out.print("[yellow]no signature was checked[/]: anyone who can push can have written this; see --key")
 
 
-@example("imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new")
+@options.command("imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new")
+@options.image
+@click.argument("other", metavar="OTHER", help="Image to compare the first image with.")
+@options.platform
+@options.json_file
+@click.option("--exit-code", is_flag=True, help="Exit status 1 if the images differ.")
+@options.offline
+@options.folder
+@options.project
 def diff(
     project: options.ProjectFiles,
-    a: options.ImageArgument,
-    b: Annotated[str, argument("OTHER", "The image that the first one is compared with.")],
-    platform: options.PlatformOption = None,
-    json_file: options.JsonOption = None,
-    exit_code: Annotated[bool, option("--exit-code", "End with exit status 1 if anything differs.")] = False,
-    offline: options.OfflineOption = False,
-    folder: options.FolderOption = options.BUILDS,
+    image: str,
+    other: str,
+    platform: str | None,
+    json_file: str | None,
+    exit_code: bool,
+    offline: bool,
+    folder: Path,
 ) -> None:
-    """Say what differs between two images: components, packages, environment and layers."""
+    """Compare two images: components, packages, environment and layers."""
     from imagebuild.publish.diff import compare_images, print_comparison
     from imagebuild.verify.subject import ImageFinder
 
-    comparison = compare_images((a, b), ImageFinder(project.open().plan, folder, offline), platform)
+    comparison = compare_images((image, other), ImageFinder(project.open().plan, folder, offline), platform)
     options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
-@example(
-    "imagebuild catalog --registry ghcr.io/acme -o site",
-    "imagebuild catalog --readme README.md",
+@options.command("imagebuild catalog --registry ghcr.io/acme -o site", "imagebuild catalog --readme README.md")
+@options.registry
+@click.option("-o", "--output", metavar="DIR", type=options.PATH, help="Write the page and images.json into a folder.")
+@click.option(
+    "--readme", metavar="FILE", type=options.PATH, help="Write the table of images between the markers in this file."
 )
+@click.option(
+    "--freshness", metavar="FILE", type=options.PATH, help="Result of `freshness --json` to show on the page."
+)
+@options.project
+@options.signers
 def catalog(
     project: options.ProjectFiles,
     signers: options.TrustOptions,
-    registry: options.RegistryOption = None,
-    output: Annotated[Path | None, option("-o, --output DIR", "Write the page and images.json into a folder.")] = None,
-    readme: Annotated[Path | None, option("--readme FILE", "Write the table of images between its markers.")] = None,
-    freshness: Annotated[Path | None, option("--freshness FILE", "Result of `freshness --json`, for the page.")] = None,
+    registry: str | None,
+    output: Path | None,
+    readme: Path | None,
+    freshness: Path | None,
 ) -> None:
-    """Make a page of all published images, and the table in the README."""
+    """Write a page of all published images, and the table in the README."""
     from datetime import UTC, datetime
 
     from rich.markup import escape
@@ -259,7 +312,7 @@ def catalog(
     from imagebuild.publish.site import write_site
 
     if output is None and readme is None:
-        raise ConfigError("catalog: give -o DIR for the page, or --readme FILE for the table of images")
+        raise ConfigError("catalog: nothing to write; add -o DIR for the page, or --readme FILE for the table")
     workspace = project.open(options.PlanChanges().parse(registry))
     if output:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None

@@ -1,4 +1,4 @@
-"""Run `imagebuild job`."""
+"""The command `imagebuild job`."""
 
 from __future__ import annotations
 
@@ -6,55 +6,113 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import click
+
 from imagebuild.cli import options
-from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from imagebuild.jobs.choose import Offer
 
 
-MOST_NODES = 9999
-"""Names of pods have room for four digits."""
+COUNT = options.IntRange(min=1, max=9999)
+"""The type of a number of nodes or racks. Pod names have room for four digits."""
 
 
-@options.example(
+@options.command(
     "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --registry ghcr.io/acme | kubectl create -f -",
     "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --catalog site/images.json -o job.sh",
 )
+@click.argument("scheduler", type=click.Choice(["mpijob", "jobset", "slurm"]), help="What runs the job.")
+@click.option(
+    "--profile",
+    metavar="NAME",
+    required=True,
+    help="Hardware to run on, a file in profiles/.",
+    shell_complete=options.names_of("profiles"),
+)
+@click.option(
+    "--fabric",
+    metavar="NAME",
+    help="Network, a file in jobs/fabrics/. Default: the network of the profile.",
+    shell_complete=options.names_of("jobs/fabrics"),
+)
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    default="generic",
+    help="Cluster, a file in jobs/clusters/.",
+    shell_complete=options.names_of("jobs/clusters"),
+)
+@click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of nodes. Default: 8, or a whole rack.")
+@click.option("--racks", metavar="NUMBER", type=COUNT, help="Number of whole NVLink racks, instead of --nodes.")
+@click.option(
+    "--feature",
+    "features",
+    metavar="NAME,…",
+    multiple=True,
+    help="Features, files in jobs/features/. Can be repeated.",
+    shell_complete=options.names_of("jobs/features"),
+)
+@click.option(
+    "--with", "components", metavar="COMPONENT", multiple=True, help="A component that was added to the image."
+)
+@click.option(
+    "--container",
+    type=click.Choice(["pyxis", "none"]),
+    help="With slurm: run the job in a pyxis container, or without a container.",
+)
+@click.option("--image", metavar="IMAGE", help="Image to run. Default: the newest image that fits.")
+@options.registry
+@click.option(
+    "--catalog", metavar="FILE", type=options.PATH, help="Choose from the published images in this images.json."
+)
+@click.option("--nccl", metavar="VERSION", help="NCCL version of the image, if its labels do not contain it.")
+@click.option(
+    "--test",
+    metavar="NAME",
+    default="all-reduce",
+    help="What to measure, a file in jobs/tests/.",
+    shell_complete=options.names_of("jobs/tests"),
+)
+@click.option(
+    "--param",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set a parameter of the job, or an environment variable of all ranks. Can be repeated.",
+)
+@click.option("--collect", is_flag=True, help="Explain in the header how to run the job and get its result.")
+@options.output
+@click.option(
+    "--facts",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Read the facts about jobs only from this folder.",
+)
+@options.profiles
+@options.project
 def job(
     project: options.ProjectFiles,
-    scheduler: Literal["mpijob", "jobset", "slurm"] = argument("mpijob|jobset|slurm", "What runs the job."),
-    profile: str = option("--profile NAME", "Hardware to run on, a file of profiles/.", completes="profiles"),
-    fabric: str | None = option(
-        "--fabric NAME", "Network, of jobs/fabrics/; by default the profile's.", None, completes="jobs/fabrics"
-    ),
-    cluster: str = option("--cluster NAME", "Cluster, a file of jobs/clusters/.", "generic", completes="jobs/clusters"),
-    nodes: int | None = option(
-        "--nodes NUMBER", "Number of nodes; by default 8, or a whole rack.", None, min=1, max=MOST_NODES
-    ),
-    racks: int | None = option(
-        "--racks NUMBER", "Number of whole NVLink racks, instead of --nodes.", None, min=1, max=MOST_NODES
-    ),
-    feature: list[str] | None = option(
-        "--feature NAME,…", "Features, files of jobs/features/.", None, completes="jobs/features"
-    ),
-    with_: list[str] | None = option("--with COMPONENT", "A component that was added to the image.", None),
-    container: Literal["pyxis", "none"] | None = option(
-        "--container pyxis|none", "With Slurm: run the image by pyxis, or none.", None
-    ),
-    image: str | None = option("--image IMAGE", "Image to run; by default the newest that fits.", None),
-    registry: options.RegistryOption = None,
-    catalog: Path | None = option("--catalog FILE", "Choose from the published images of this images.json.", None),
-    nccl: str | None = option("--nccl VERSION", "NCCL's version, for an image that does not say it.", None),
-    test: str = option("--test NAME", "What to measure, a file of jobs/tests/.", "all-reduce", completes="jobs/tests"),
-    settings: list[str] | None = option("--param NAME=VALUE", "A parameter, or a variable of all ranks.", None),
-    collect: bool = option("--collect", "Say in the header how to run the job and get its result.", False),
-    output: options.OutputOption = None,
-    facts: Path | None = option(
-        "--facts DIR", "Read the facts about jobs from this folder alone.", None, exists=True, file_okay=False
-    ),
-    profiles: options.ProfilesOption = None,
+    scheduler: Literal["mpijob", "jobset", "slurm"],
+    profile: str,
+    fabric: str | None,
+    cluster: str,
+    nodes: int | None,
+    racks: int | None,
+    features: tuple[str, ...],
+    components: tuple[str, ...],
+    container: Literal["pyxis", "none"] | None,
+    image: str | None,
+    registry: str | None,
+    catalog: Path | None,
+    nccl: str | None,
+    test: str,
+    settings: tuple[str, ...],
+    collect: bool,
+    output: str | None,
+    facts: Path | None,
+    profiles: Path | None,
 ) -> None:
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
@@ -76,13 +134,13 @@ def job(
         cluster=cluster,
         nodes=nodes,
         racks=racks,
-        features=tuple(name for text in feature or () for name in text.split(",")),
-        components=tuple(with_ or ()),
+        features=tuple(name for text in features for name in text.split(",")),
+        components=components,
         container=container,
         image=image,
         nccl=nccl,
         test=test,
-        settings=tuple(settings or ()),
+        settings=settings,
         collect=collect,
         profiles=str(profiles) if profiles else None,
     )

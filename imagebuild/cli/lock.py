@@ -1,63 +1,86 @@
-"""Run `imagebuild lock` and `imagebuild bump`."""
+"""The commands `imagebuild lock` and `imagebuild bump`."""
 
 from __future__ import annotations
 
 import sys
 from datetime import datetime
+from pathlib import Path
 
-import typer
+import click
 
 from imagebuild.cli import options
-from imagebuild.cli.options import DAY, argument, option
 from imagebuild.core.errors import CommandError
 
 
-@options.example(
-    "imagebuild lock                     # pin what the lock lacks, remove what nothing uses",
+@options.command(
+    "imagebuild lock                     # pin what the lock lacks, and remove unused pins",
     "imagebuild lock --set nccl=2.31.2   # also pin the sources of this version",
     "imagebuild lock --show hpcx hpcx    # what is known of HPC-X's archives",
-    "imagebuild lock --check --offline   # for CI",
-    "imagebuild lock --check --json -    # what is not as locked, for programs",
+    "imagebuild lock --check hpcx-cuda13.2.1-ubuntu24.04-devel --json servers.json",
+    "imagebuild lock --check --offline   # only compare the lock with the matrix",
 )
+@options.select
+@click.option(
+    "--update", metavar="NAME", multiple=True, help="Pin a component, pin, base or address again. Can be repeated."
+)
+@click.option("--show", metavar="NAME", multiple=True, help="Only print the entries of a name, as for --update.")
+@options.platforms
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Write nothing. Compare the lock with the matrix and with every server, without downloads.",
+)
+@click.option("--offline", is_flag=True, help="With --check: do not ask servers.")
+@click.option(
+    "--date",
+    metavar="YYYY-MM-DD",
+    type=options.DAY,
+    help="Only set the date of the lock, which is the latest time of all files in an image.",
+)
+@options.json_file
+@options.ca
+@options.project
+@options.plan_edits
 def lock(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
-    select: options.SelectArgument = None,
-    update: list[str] | None = option("--update NAME", "Pin a component, pin, base or address again.", None),
-    show: list[str] | None = option("--show NAME", "Only print what the lock knows of such a name.", None),
-    platform: options.PlatformsOption = None,
-    check: options.CheckOption = False,
-    offline: options.OfflineOption = False,
-    date: datetime | None = option(
-        "--date YYYY-MM-DD", "Only set the date of the lock: no file of an image gets a later one.", None, formats=DAY
-    ),
-    json_file: options.JsonOption = None,
-    ca: options.CaOption = None,
+    select: tuple[str, ...],
+    update: tuple[str, ...],
+    show: tuple[str, ...],
+    platforms: tuple[str, ...],
+    check: bool,
+    offline: bool,
+    date: datetime | None,
+    json_file: str | None,
+    ca: Path | None,
 ) -> None:
-    """Pin every source by content: add what the lock lacks, remove what nothing uses."""
+    """Pin the sources that the lock lacks, and remove unused pins.
+
+    With --check, the exit status is 1 if a build would stop or an entry is not used, and 4 if a server did not answer.
+    """
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
     from imagebuild.project.select import select_targets
 
     given = {"--check": check, "--update": update, "--date": date, "--show": show, "--offline": offline,
              "--json": json_file is not None}  # fmt: skip
-    needs = {"--offline": ("--check",), "--json": ("--check",)}
+    needs = {"--offline": "--check", "--json": "--check"}
     options.check_combination(given, needs, [("--check", "--update", "--date", "--show")])
-    workspace = project.open_own(edits.parse())
-    whole = not (select or edits or platform)
-    targets = select_targets(workspace.plan, select or ())
-    file = LockFile(workspace.project, workspace.renderer, targets, platforms=options.parse_platforms(platform))
+    read = project.open if check or show else project.open_own
+    workspace = read(edits.parse())
+    whole = not (select or edits or platforms)
+    targets = select_targets(workspace.plan, select)
+    chosen = options.parse_platforms(platforms)
+    file = LockFile(workspace.project, workspace.renderer, targets, platforms=chosen)
     if show:
         out.print(file.shown(show), markup=False, end="")
     elif date:
         file.write(file.lock.model_copy(update={"date": date.date()}))
-        out.print(
-            f"{file.path}: no file of an image is younger than {date.date()} now; all digests change", markup=False
-        )
+        out.print(f"{file.path}: dated {date.date()}; the digests of all images change", markup=False)
     elif check:
         report = check_lock(file, None if offline else network_upstream(ca), whole=whole)
-        options.print_result(json_file, report, lambda: show_report(report, every=False))
-        raise typer.Exit(report.exit_status)
+        options.print_result(json_file, report, lambda: show_report(report))
+        sys.exit(report.exit_status)
     else:
         upstream = network_upstream(ca)
         failures = file.update(upstream, update) if update else file.complete(upstream, whole=whole)
@@ -68,17 +91,16 @@ def lock(
             raise CommandError(text)
 
 
-@options.example(
+@options.command(
     "imagebuild bump                             # a diff of matrix.yaml",
     "imagebuild bump nccl ucx --write && imagebuild lock",
 )
-def bump(
-    project: options.ProjectFiles,
-    names: list[str] | None = argument("PIN", "Pins to look for newer versions of; by default all.", None),
-    write: bool = option("--write", "Change the matrix instead of printing a diff.", False),
-    ca: options.CaOption = None,
-) -> None:
-    """Propose newer versions of the matrix's pins, as a diff."""
+@click.argument("names", metavar="[PIN]...", nargs=-1, help="Pins to find newer versions of. Default: all pins.")
+@click.option("--write", is_flag=True, help="Change the matrix instead of printing a diff.")
+@options.ca
+@options.project
+def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca: Path | None) -> None:
+    """Propose newer versions for the matrix, as a diff."""
     from difflib import unified_diff
 
     from rich.markup import escape
@@ -90,7 +112,7 @@ def bump(
 
     workspace = project.open_own()
     file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets)
-    result = bump_pins(file, network_upstream(ca), names or ())
+    result = bump_pins(file, network_upstream(ca), names)
     if result.kept:
         print_table(("pin", "version", "stays, because"), [tuple(map(escape, row)) for row in result.kept])
     if not result.changes:

@@ -1,18 +1,19 @@
-"""Declare the options that several commands share, once, and read the project that they lead to."""
+"""The options that several commands share, and the project that they lead to.
+
+The decorators here are click's. Each gives a command the parameter of the decorator's own name.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_args
 
-import typer
-from typer.core import TyperCommand
+import click
 
 from imagebuild.core.errors import ConfigError, ImagebuildError
 
@@ -25,176 +26,177 @@ if TYPE_CHECKING:
     from imagebuild.render.renderer import Renderer
 
 STDIN = STDOUT = "-"
-"""As the name of a file: the standard input or output."""
+"""The file name that stands for the standard input or output."""
 BUILDS = Path("build")
-"""Folder in which builds leave Dockerfiles, layouts and results, unless `--folder` names another one."""
+"""The default of `--folder`: the folder to which builds write Dockerfiles, layouts and results."""
 MATRIX = Path("matrix.yaml")
 PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
-DAY = ["%Y-%m-%d"]
-"""The `formats` of an option that is a day."""
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+DAY = click.DateTime(["%Y-%m-%d"])
 
 
-def option(usage: str, text: str, default: Any = ..., *, completes: str = "", **more: Any) -> Any:
-    """Return an option as the help shows it: `--push`, or `-o, --output FILE`. `more` is typer's.
-
-    It is the default of a command's parameter, or in a type that several have: then the default is the parameter's.
-    `completes` is the kind of names that a shell completes: `targets`, `components`, or a folder as `jobs/clusters`.
-    """
-    words = usage.replace(", ", " ").split(" ")
-    names = [word for word in words if word.startswith("-")]
-    metavar = " ".join(words[len(names) :]) or None
-    complete = (lambda incomplete: names_beginning(completes, incomplete)) if completes else None
-    return typer.Option(default, *names, metavar=metavar, help=text, autocompletion=complete, **more)
+class IntRange(click.IntRange):
+    name = "whole number"  # in messages; click's own name is "integer range"
 
 
-def argument(metavar: str, text: str, default: Any = ..., *, completes: str = "") -> Any:
-    """Return an argument as the help shows it; `default` and `completes` as of `option`."""
-    complete = (lambda incomplete: names_beginning(completes, incomplete)) if completes else None
-    return typer.Argument(default, metavar=metavar, help=text, autocompletion=complete)
+class FloatRange(click.FloatRange):
+    name = "number"
 
 
-def names_beginning(kind: str, incomplete: str) -> list[str]:
-    """Return names of a kind, in the project of the current folder or of IMAGEBUILD_PROJECT, with this beginning."""
-    from imagebuild.core.files import shipped_folder
-
-    root = os.environ.get(PROJECT_VARIABLE)
-    project = ProjectFiles(Path(root) if root else None if MATRIX.exists() else shipped_folder())
-    folder, _, inner = kind.partition("/")
-    try:
-        if kind == "targets":
-            known = [name for target in project.open().plan.targets for name in (target.image, target.id)]
-        elif kind == "components":
-            known = sorted(project.open().project.components)
-        else:
-            known = sorted(file.stem for top in data_folders(None, folder) for file in (top / inner).glob("*.yaml"))
-    except ImagebuildError:
-        return []  # the command itself will say what is wrong
-    return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
+# Commands
 
 
-# The project, and what the command line changes about it
-Repeated = list[str] | None
-"""Of what can be given several times."""
-SelectArgument = Annotated[
-    Repeated,
-    argument("TARGET", "Globs of target ids, names of images, or AXIS=VALUE; by default all.", completes="targets"),
-]
-RegistryOption = Annotated[
-    str | None, option("--registry HOST/PATH", "Registry and folder of the images, such as ghcr.io/acme.")
-]
+class Command(click.Command):
+    """A command that refuses an option given twice if it takes only one value. By default, the last value would win."""
 
-# Images, and where they are
-ImageArgument = Annotated[str, argument("IMAGE", "A target, tag, digest, OCI layout or archive.", completes="targets")]
-PlatformsOption = Annotated[
-    Repeated, option("--platform OS/ARCH", "Only this platform; `local` is this machine's. Repeat it for several.")
-]
-PlatformOption = Annotated[str | None, option("--platform OS/ARCH", "Platform of an image that is for several.")]
-FolderOption = Annotated[Path, option("--folder DIR", "Folder in which builds leave Dockerfiles and results.")]
-BaseOption = Annotated[
-    Literal["bootstrap", "registry"],
-    option("--base bootstrap|registry", "Make base images from the distribution's archive, or pull them."),
-]
-CaOption = Annotated[Path | None, option("--ca FILE", "Bundle of CA certificates for downloads.")]
-OfflineOption = Annotated[bool, option("--offline", "Use no network.")]
-VerboseOption = Annotated[bool, option("-v, --verbose", "Print the whole output of all steps.")]
-
-# Hardware
-ProfileOption = Annotated[
-    str | None, option("--profile NAME", "Hardware to compare speeds with, a file of profiles/.", completes="profiles")
-]
-ProfilesOption = Annotated[Path | None, option("--profiles DIR", "Read the profiles of this folder alone.")]
-
-# What a command writes
-JsonOption = Annotated[
-    str | None, option("--json FILE|-", "Write the result as JSON to a file; with `-`, print it and nothing else.")
-]
-OutputOption = Annotated[str | None, option("-o, --output FILE", "Write to a file instead of the standard output.")]
-CheckOption = Annotated[
-    bool, option("--check", "Write nothing; end with exit status 1 if something is not as it should be.")
-]
-MarkdownOption = Annotated[bool, option("--markdown", "Print Markdown, for a pull request.")]
-
-Command = TypeVar("Command", bound=Callable[..., object])
-
-
-class StrictCommand(TyperCommand):
-    """Refuse an option that is given twice where only one value counts: the last one would win without a word."""
-
-    def __init__(self, *names: Any, **settings: Any) -> None:
-        super().__init__(*names, **settings)
-        for parameter in self.params:
-            if parameter.param_type_name == "argument":
-                # The metavar says more than Python's name of the type.
-                vars(parameter)["display_type_rich"] = lambda **_: ""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. Raises ConfigError for an option that is there twice."""
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line. Raises ConfigError for a repeated option."""
         if not ctx.resilient_parsing:
-            _, _, given = cast(Any, self.make_parser(ctx)).parse_args(list(args))
-            for parameter in given:
-                single = parameter.param_type_name == "option" and not (parameter.multiple or parameter.is_flag)
-                if single and given.count(parameter) > 1:
-                    raise ConfigError(f"{parameter.opts[-1]}: given twice; leave one out")
+            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            for option in given:
+                single = isinstance(option, click.Option) and not (option.multiple or option.is_flag)
+                if single and given.count(option) > 1:
+                    raise ConfigError(f"{option.opts[-1]}: given twice; remove one of the two")
         return super().parse_args(ctx, args)
 
-
-def command_group(summary: str | None = None) -> typer.Typer:
-    return typer.Typer(no_args_is_help=bool(summary), add_completion=False, rich_markup_mode=None, help=summary)
-
-
-def subcommand(group: typer.Typer, name: str, *examples: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds a command to a group; its help ends with command lines as examples."""
-
-    def add(command: Command) -> Command:
-        summary = (command.__doc__ or "").split("\n")[0]  # typer would cut it
-        epilog = "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in examples)
-        group.command(name, cls=StrictCommand, short_help=summary, epilog=epilog)(expand_groups(command))
-        return command
-
-    return add
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first paragraph of the help; click would shorten it to `limit` characters."""
+        return " ".join((self.help or "").split("\n\n")[0].split())
 
 
-def example(*lines: str) -> Callable[[Callable[..., object]], typer.Typer]:
-    """Return a decorator that makes a function the only command of a group, with these examples in its help."""
+class Group(click.Group):
+    """A group whose help lists the commands in the order of their definition."""
 
-    def make(command: Callable[..., object]) -> typer.Typer:
-        group = command_group()
-        subcommand(group, command.__name__, *lines)(command)
-        return group
+    command_class = Command
 
-    return make
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
 
-def expand_groups(command: Command) -> Command:
-    """Return a command with an option for each field of its parameters that are dataclasses, as `ProjectFiles`."""
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    parameters = [
-        parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, parameter in signature(command).parameters.items()
-        if name not in groups
-    ]
-    for kind in groups.values():
-        types = get_type_hints(kind, include_extras=True)
-        for field in fields(kind):
-            option = Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
-            parameters.append(option)
+def examples(*lines: str) -> str:
+    """Return command lines as an epilog, which is the last section of a command's help."""
+    return "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in lines)])
 
-    @wraps(command)
-    def call(**given: Any) -> object:
-        for name, kind in groups.items():
+
+Callback = Callable[..., object]
+Decorator = Callable[[Callback], Callback]
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def command(*lines: str) -> Callable[[Callback], click.Command]:
+    """Return a decorator that makes a function the command of its name. Its help ends with `lines` as examples."""
+    return click.command(cls=Command, epilog=examples(*lines))
+
+
+def grouped(name: str, kind: type, *options: Decorator) -> Decorator:
+    """Return a decorator that adds options to a command, which gets their values as one parameter.
+
+    `kind` is the dataclass of that parameter, with a field for each option.
+    """
+
+    def decorate(callback: Callback) -> Callback:
+        @wraps(callback)
+        def call(**given: Any) -> object:
             values = {field.name: given.pop(field.name) for field in fields(kind)}
-            given[name] = cast(Callable[..., object], kind)(**values)
-        return command(**given)
+            return callback(**given, **{name: kind(**values)})
 
-    vars(call)["__signature__"] = Signature(parameters)
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return cast(Command, call)
+        added: Callback = call
+        for option in reversed(options):
+            added = option(added)
+        return added
+
+    return decorate
+
+
+def names_of(kind: str) -> Complete:
+    """Return a function that completes the names of a kind in a shell.
+
+    `kind` is `targets`, `components` or a folder of YAML files such as `jobs/clusters`. The names are those of the
+    project in the current folder or in IMAGEBUILD_PROJECT.
+    """
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+        from imagebuild.core.files import shipped_folder
+
+        root = os.environ.get(PROJECT_VARIABLE)
+        project = ProjectFiles(Path(root) if root else None if MATRIX.exists() else shipped_folder())
+        folder, _, inner = kind.partition("/")
+        try:
+            if kind == "targets":
+                known = [name for target in project.open().plan.targets for name in (target.image, target.id)]
+            elif kind == "components":
+                known = sorted(project.open().project.components)
+            else:
+                known = sorted(file.stem for top in data_folders(None, folder) for file in (top / inner).glob("*.yaml"))
+        except ImagebuildError:
+            return []  # the command itself will print what is wrong
+        return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
+
+    return complete
+
+
+# Targets and images
+
+select = click.argument(
+    "select",
+    metavar="[TARGET]...",
+    nargs=-1,
+    help="Target ids, globs of them, image names, or AXIS=VALUE. Default: all targets.",
+    shell_complete=names_of("targets"),
+)
+image = click.argument(
+    "image", metavar="IMAGE", help="Target, tag, digest, OCI layout or archive.", shell_complete=names_of("targets")
+)
+registry = click.option(
+    "--registry", metavar="HOST/PATH", help="Registry and path of the images, such as ghcr.io/acme."
+)
+platforms = click.option(
+    "--platform",
+    "platforms",
+    metavar="OS/ARCH",
+    multiple=True,
+    help="Use only this platform; `local` is the platform of this machine. Can be repeated.",
+)
+platform = click.option("--platform", metavar="OS/ARCH", help="Platform to use, if the image is for several platforms.")
+folder = click.option(
+    "--folder", metavar="DIR", type=PATH, default=BUILDS, help="Folder to which builds write Dockerfiles and results."
+)
+base = click.option(
+    "--base",
+    type=click.Choice(["bootstrap", "registry"]),
+    default="bootstrap",
+    help="Make base images from the distribution's archive, or pull them from a registry.",
+)
+ca = click.option("--ca", metavar="FILE", type=PATH, help="Bundle of CA certificates for downloads.")
+offline = click.option("--offline", is_flag=True, help="Do not use the network.")
+verbose = click.option("-v", "--verbose", is_flag=True, help="Print the whole output of all steps.")
+
+# Hardware
+
+profile = click.option(
+    "--profile",
+    metavar="NAME",
+    help="Hardware profile to compare speeds with, a file in profiles/.",
+    shell_complete=names_of("profiles"),
+)
+profiles = click.option("--profiles", metavar="DIR", type=PATH, help="Read profiles only from this folder.")
+
+# What a command writes
+
+json_file = click.option(
+    "--json", "json_file", metavar="FILE|-", help="Write the result as JSON to a file. `-` prints only the JSON."
+)
+output = click.option("-o", "--output", metavar="FILE", help="Write to a file instead of the standard output.")
+markdown = click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
+
+
+# Groups of options
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Hold a project that was read, with the changes of the command line, and its plan."""
+    """A project with the changes of the command line, and its plan."""
 
     project: Project
     plan: Plan
@@ -208,25 +210,23 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """Hold the option that says where the project is."""
+    """The option that names the project's folder."""
 
-    root: Annotated[
-        Path | None, option("--project DIR", "Folder of the project; by default this one.", envvar=PROJECT_VARIABLE)
-    ] = None
+    root: Path | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the option, if it was given, as words of a command line."""
+        """Return the option as words of a command line; empty without the option."""
         return ("--project", str(self.root)) if self.root else ()
 
     @property
     def is_shipped(self) -> bool:
-        """Return whether no project is named and none is here, so that the one that comes with imagebuild is read."""
+        """Whether to read the project that comes with imagebuild: no project is named, and none is here."""
         return not (self.root or os.path.lexists(MATRIX))
 
     @cached_property
     def folder(self) -> Path:
-        """Return the project's folder. Say so if it is the one that comes with imagebuild."""
+        """The project's folder. Prints a note if it is the project that comes with imagebuild."""
         from imagebuild.core.files import shipped_folder
 
         if self.is_shipped:
@@ -238,7 +238,7 @@ class ProjectFiles:
         return self.root or Path()
 
     def open(self, changes: Changes | None = None) -> Workspace:
-        """Read the project and make its plan. Raises ConfigError with every mistake."""
+        """Read the project and make its plan. Raises ConfigError that lists every mistake."""
         from imagebuild.project.changes import Changes
         from imagebuild.project.load import load_project
         from imagebuild.project.plan import make_plan
@@ -249,52 +249,87 @@ class ProjectFiles:
     def open_own(self, changes: Changes | None = None) -> Workspace:
         """Read a project whose files the command changes. Raises ConfigError if there is none here."""
         if self.is_shipped:
-            how = "`imagebuild init` makes a project, --project names its folder"
+            how = "make a project with `imagebuild init`, or name its folder with --project"
             raise ConfigError(f"{MATRIX}: cannot be read: no such file here; {how}")
         return self.open(changes)
 
 
+project = grouped(
+    "project",
+    ProjectFiles,
+    click.option(
+        "--project",
+        "root",
+        metavar="DIR",
+        type=PATH,
+        envvar=PROJECT_VARIABLE,
+        show_envvar=True,
+        help="Folder of the project. Default: the current folder.",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class PlanChanges:
-    """Hold the options that change the project without editing its files."""
+    """The options that change the project without editing its files."""
 
-    settings: Annotated[
-        Repeated, option("--set NAME=VALUE", "Give an axis other values (a,b,…), or a pin another version.")
-    ] = None
-    with_: Annotated[Repeated, option("--with COMPONENT", "Add it to every image.", completes="components")] = None
-    without: Annotated[
-        Repeated, option("--without COMPONENT", "Leave it out of every image.", completes="components")
-    ] = None
+    settings: Sequence[str] = ()
+    with_: Sequence[str] = ()
+    without: Sequence[str] = ()
 
     def parse(self, registry: str | None = None) -> Changes:
-        """Return what these options and --registry change. Raises ConfigError for a wrong value."""
+        """Return the changes that these options and --registry make. Raises ConfigError for a wrong value."""
         from imagebuild.project.changes import parse_changes
 
-        return parse_changes(self.settings or (), self.with_ or (), self.without or (), repository=registry)
+        return parse_changes(self.settings, self.with_, self.without, repository=registry)
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.with_ or self.without)
 
 
+PLAN_CHANGES = (
+    click.option(
+        "--set",
+        "settings",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Give an axis such as cuda other values (a,b,…), or change the version of a component.",
+    ),
+    click.option(
+        "--with",
+        "with_",
+        metavar="COMPONENT",
+        multiple=True,
+        help="Add a component to every image.",
+        shell_complete=names_of("components"),
+    ),
+    click.option(
+        "--without",
+        metavar="COMPONENT",
+        multiple=True,
+        help="Remove a component from every image.",
+        shell_complete=names_of("components"),
+    ),
+)
+plan_edits = grouped("edits", PlanChanges, *PLAN_CHANGES)
+"""Gives the parameter `edits`."""
+
+
 @dataclass(frozen=True)
 class ImageChanges(PlanChanges):
-    """Hold the options that change the project and the Dockerfiles of its images."""
+    """The options that change the project and the Dockerfiles of its images."""
 
-    base_image: Annotated[
-        str | None, option("--base-image IMAGE", "Start from this image, not from the target's base.")
-    ] = None
-    append: Annotated[
-        Path | None, option("--append FILE|-", "Add this file's instructions at the end; their CMD, ENV and LABEL win.")
-    ] = None
+    base_image: str | None = None
+    append: Path | None = None
 
     def parse(self, registry: str | None = None) -> Changes:
-        """Return what these options and --registry change. Raises ConfigError for a wrong value."""
+        """Return the changes that these options and --registry make. Raises ConfigError for a wrong value."""
         from imagebuild.core.files import read_text
         from imagebuild.project.matrix import IMAGE
         from imagebuild.render.stages import check_appended
 
         if self.base_image is not None and not IMAGE.fits(self.base_image):
-            raise ConfigError(f"--base-image {self.base_image}: not an image such as ubuntu:24.04")
+            raise ConfigError(f"--base-image {self.base_image}: not an image; write an image such as ubuntu:24.04")
         changes = replace(super().parse(registry), base_image=self.base_image)
         if self.append is None:
             return changes
@@ -303,7 +338,7 @@ class ImageChanges(PlanChanges):
         return replace(changes, append=str(self.append), appended=text)
 
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
-        """Raise ConfigError if the other base, by its name, is of another release, or needs a digest."""
+        """Raise ConfigError if the name of the other base shows another release, or if it lacks a needed digest."""
         from imagebuild.project.contradictions import base_mismatch
 
         if self.base_image is None:
@@ -316,19 +351,32 @@ class ImageChanges(PlanChanges):
                 raise ConfigError(f"--base-image {self.base_image}: {problem}")
 
 
+image_edits = grouped(
+    "edits",
+    ImageChanges,
+    *PLAN_CHANGES,
+    click.option("--base-image", metavar="IMAGE", help="Start from this image instead of the target's base image."),
+    click.option(
+        "--append",
+        metavar="FILE|-",
+        type=PATH,
+        help="Append the Dockerfile instructions of a file. CMD, ENV and LABEL in it override earlier ones.",
+    ),
+)
+"""Gives the parameter `edits`."""
+
+
 @dataclass(frozen=True)
 class TrustOptions:
-    """Hold the options that say whose signatures count."""
+    """The options that say whose signatures are trusted."""
 
-    key: Annotated[str | None, option("--key FILE", "Key that signs with --sign, else the public key.")] = None
-    identity: Annotated[
-        str | None, option("--certificate-identity ID", "Identity that signs, or must have signed, without a key.")
-    ] = None
-    issuer: Annotated[str | None, option("--certificate-oidc-issuer URL", "OIDC issuer of that identity.")] = None
-    no_tlog: Annotated[bool, option("--no-tlog", "Do without the public transparency log of signatures.")] = False
+    key: str | None = None
+    identity: str | None = None
+    issuer: str | None = None
+    no_tlog: bool = False
 
     def trusted(self) -> Signer | None:
-        """Return who is trusted, None if nobody is named. Raises ConfigError or CommandError as `Signer.check` does."""
+        """Return the trusted signer; None if no option names one. Raises the errors of `Signer.check`."""
         return self._signer(signs=False) if self.key or self.identity or self.issuer else None
 
     def _signer(self, *, signs: bool) -> Signer:
@@ -341,20 +389,20 @@ class TrustOptions:
 
 @dataclass(frozen=True)
 class SignOptions(TrustOptions):
-    """Hold the options that say who signs."""
+    """The options that say who signs."""
 
-    sign: Annotated[bool, option("--sign", "Sign with cosign; in CI without a key.")] = False
+    sign: bool = False
 
     def signer(self) -> Signer | None:
-        """Return who signs, None without --sign; a job of GitHub knows its identity.
+        """Return the signer; None without --sign. In a GitHub job, the default identity is the job's own.
 
-        Raises ConfigError or CommandError if that could not sign anything.
+        Raises ConfigError or CommandError if this signer cannot sign.
         """
         from imagebuild.publish.signatures import GITHUB_ISSUER, job_workflow
 
         if not self.sign:
             if self != SignOptions():
-                raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign")
+                raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign; add it")
             return None
         named = self
         if not (self.key or self.identity) and (workflow := job_workflow(os.environ)):
@@ -362,11 +410,31 @@ class SignOptions(TrustOptions):
         return named._signer(signs=True)
 
 
-def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
-    """Return the folder of an option; else the folders that imagebuild, each extended project and the project have.
+TRUST = (
+    click.option("--key", metavar="FILE", help="Key file of cosign: the private key with --sign, else the public key."),
+    click.option(
+        "--certificate-identity",
+        "identity",
+        metavar="ID",
+        help="Identity that signs, or that must have signed, if there is no key.",
+    ),
+    click.option("--certificate-oidc-issuer", "issuer", metavar="URL", help="OIDC issuer of that identity."),
+    click.option("--no-tlog", is_flag=True, help="Do not use the public transparency log of signatures."),
+)
+signers = grouped("signers", TrustOptions, *TRUST)
+signing = grouped(
+    "signing", SignOptions, *TRUST, click.option("--sign", is_flag=True, help="Sign with cosign; CI needs no key.")
+)
 
-    A file of a later folder replaces those with the same name in earlier ones. The project is read only if it extends
-    another one. Raises ConfigError with the mistakes in it.
+
+# Values of options
+
+
+def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
+    """Return the folder of an option, or the `kind` folders of imagebuild, of extended projects, and of the project.
+
+    If two folders have a file with the same name, the file in the last folder is used. The project is read only if it
+    extends another project. Raises ConfigError that lists the mistakes in it.
     """
     from imagebuild.core.files import shipped_folder
 
@@ -382,39 +450,39 @@ def data_folders(given: Path | None, kind: str, project: Path | None = None) -> 
     return tuple({path.resolve(): path for path in folders}.values())
 
 
-def parse_platforms(names: Sequence[str] | None) -> tuple[Platform, ...]:
-    """Return the platforms of --platform, with this machine's for `local`. Raises ConfigError for an unknown one."""
+def parse_platforms(names: Sequence[str]) -> tuple[Platform, ...]:
+    """Return the platforms of --platform; `local` becomes this machine's. Raises ConfigError for an unknown one."""
     from imagebuild.core.fields import Platform
     from imagebuild.core.run import native_platform
 
-    platforms = tuple(native_platform() if name == "local" else name for name in names or ())
+    platforms = tuple(native_platform() if name == "local" else name for name in names)
     for name in set(platforms) - set(get_args(Platform)):
         raise ConfigError(f"--platform {name}: unknown platform; use {', '.join(get_args(Platform))} or local")
     return cast(tuple[Platform, ...], platforms)
 
 
 def check_combination(
-    given: Mapping[str, object], needs: Mapping[str, Sequence[str]], exclusive: Iterable[Sequence[str]]
+    given: Mapping[str, object], needs: Mapping[str, str], exclusive: Iterable[Sequence[str]]
 ) -> None:
-    """Raise ConfigError if an option lacks one that it needs, or two of which only one can be given are there.
+    """Raise ConfigError if an option lacks the option that it needs, or if exclusive options are combined.
 
-    `given` has option → what was given; what is false was not.
+    `given` maps options to their values. A false value means that the option is absent.
     """
     for name, wanted in needs.items():
-        if given[name] and not any(given[other] for other in wanted):
-            raise ConfigError(f"{name}: needs {' or '.join(wanted)}; add it, or leave this out")
+        if given[name] and not given[wanted]:
+            raise ConfigError(f"{name}: needs {wanted}; add {wanted}, or remove {name}")
     for names in exclusive:
         both = [name for name in names if given[name]]
         if len(both) > 1:
-            raise ConfigError(f"{both[0]}: excludes {' and '.join(both[1:])}; give one of them")
+            raise ConfigError(f"{both[0]}: excludes {' and '.join(both[1:])}; keep one of them")
 
 
 def print_or_write(text: str, output: str | None) -> None:
-    """Print a text as it is, or write it to the file of --output. Raises ConfigError if it cannot be written."""
+    """Print a text unchanged, or write it to the file of --output. Raises ConfigError if the file cannot be written."""
     from imagebuild.core.files import write_text
 
     if output == "":
-        raise ConfigError("the name of the file to write is empty; name a file, or leave the option out")
+        raise ConfigError("the name of the output file is empty; name a file, or remove the option")
     if output is None or output == STDOUT:
         sys.stdout.write(text)
     else:
@@ -422,7 +490,7 @@ def print_or_write(text: str, output: str | None) -> None:
 
 
 def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:
-    """Write a result as JSON to the file of --json, and show it to people unless the standard output has the JSON."""
+    """Write a result as JSON to the file of --json. Call `show` to print it, unless the JSON was printed."""
     if json_file is not None:
         from pydantic_core import to_json
 

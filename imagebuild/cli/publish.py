@@ -1,20 +1,20 @@
-"""Run `imagebuild publish`, `each` and `prune`."""
+"""The commands `imagebuild publish`, `each` and `prune`."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from imagebuild.cli import options
-from imagebuild.cli.options import argument, option
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import NothingSelected, plural
 from imagebuild.core.run import run_in_foreground
@@ -24,32 +24,41 @@ if TYPE_CHECKING:
     from imagebuild.publish.prune import PruneVerdict
 
 RESULT = "result.json"
-"""File that a build leaves in the folder of each target."""
+"""The file that a build writes to the folder of each target."""
 
 
-@options.example(
+@options.command(
     "imagebuild publish --registry ghcr.io/acme --dry-run",
     "imagebuild publish --registry ghcr.io/acme --results build --sign --key cosign.key",
 )
+@options.select
+@options.registry
+@click.option(
+    "--results",
+    metavar="DIR",
+    type=options.PATH,
+    multiple=True,
+    default=[options.BUILDS],
+    help="Folder with the results of build, verify, scan and benchmarks. Can be repeated.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be published, and publish nothing.")
+@options.json_file
+@options.project
+@options.image_edits
+@options.signing
 def publish(
     project: options.ProjectFiles,
     edits: options.ImageChanges,
     signing: options.SignOptions,
-    select: options.SelectArgument = None,
-    registry: options.RegistryOption = None,
-    results: Annotated[
-        list[Path] | None,
-        option(
-            "--results DIR",
-            "Folder with results of build, verify, scan and benchmarks; by default build. Repeat for several.",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, option("--dry-run", "Say what would be done, and do nothing.")] = False,
-    json_file: options.JsonOption = None,
+    select: tuple[str, ...],
+    registry: str | None,
+    results: tuple[Path, ...],
+    dry_run: bool,
+    json_file: str | None,
 ) -> None:
-    """Give tags to images whose checks passed, and to nothing else.
+    """Tag the images that passed their checks.
 
-    Exit status 0: all is published; 1: something was refused; 4: a registry failed.
+    Exit status 0: every image was published; 1: an image was refused; 4: a registry failed.
     """
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.revision import current_revision, origin_of_build
@@ -62,42 +71,51 @@ def publish(
     if signer and signer.issuer == GITHUB_ISSUER:
         folder = workspace.project.root
         origin = {**origin_of_build(folder, os.environ), "revision": current_revision(folder) or ""}
-    request = PublishRequest(select or (), results or (options.BUILDS,), dry_run, signer, origin)
+    request = PublishRequest(select, results, dry_run, signer, origin)
     result = publish_targets(workspace.renderer, workspace.plan, request, cache(connect_registry))
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
     if result.exit_status:
-        raise typer.Exit(result.exit_status)
+        sys.exit(result.exit_status)
 
 
-@options.example("imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'")
+@options.command("imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'")
+@click.argument(
+    "folder", metavar="DIR", type=options.PATH, help="Folder to which `imagebuild build --push` wrote its results."
+)
+@click.argument(
+    "command",
+    metavar="COMMAND...",
+    nargs=-1,
+    required=True,
+    help="Program and arguments, with {image}, {index}, {target}, {platform}, {arch} and {folder} as placeholders.",
+)
+@options.platforms
+@click.option(
+    "--published",
+    metavar="HOST/PATH",
+    help="Use the images that aliases name in this registry. DIR then gets a folder for each image.",
+)
+@options.project
 def each(
     project: options.ProjectFiles,
-    folder: Annotated[Path, argument("DIR", "Folder below which `imagebuild build --push` left its results.")],
-    command: Annotated[
-        list[str],
-        argument(
-            "COMMAND",
-            "Program and arguments; {image}, {index}, {target}, {platform}, {arch} and {folder} are filled in.",
-        ),
-    ],
-    platform: options.PlatformsOption = None,
-    published: Annotated[
-        str | None,
-        option("--published HOST/PATH", "Take the images that aliases name there instead; DIR gets a folder for each."),
-    ] = None,
+    folder: Path,
+    command: tuple[str, ...],
+    platforms: tuple[str, ...],
+    published: str | None,
 ) -> None:
-    """Run a command for every image that was pushed, by its digest.
+    """Run a command for every pushed image.
 
-    A failure does not stop the others; the worst exit status counts.
+    The command gets the image by digest. After a failure, the command still runs for the other images. The highest
+    exit status is returned.
     """
     images = _pushed_images(folder) if published is None else _published_images(project, published, folder)
-    platforms = options.parse_platforms(platform)
-    chosen = [image for image in images if not platforms or image["platform"] in platforms]
+    wanted = options.parse_platforms(platforms)
+    chosen = [image for image in images if not wanted or image["platform"] in wanted]
     if not chosen:
-        where = published or folder
-        raise NothingSelected(f"{where}: no image for this; `build --push` leaves a {RESULT}, and aliases name images")
+        fix = "check the aliases in matrix.yaml" if published else "run `imagebuild build --push` first"
+        raise NothingSelected(f"{published or folder}: no pushed image matches; {fix}")
     if status := _run_for_each(chosen, command):
-        raise typer.Exit(status)
+        sys.exit(status)
 
 
 def _published_images(project: options.ProjectFiles, registry: str, folder: Path) -> Iterator[dict[str, str]]:
@@ -117,7 +135,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
 
 
 def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the images that results below a folder name, as the values that a command can use, sorted by path.
+    """Yield the placeholders' values for every image in the build results below a folder, sorted by path.
 
     Raises ResultError for a result that cannot be read.
     """
@@ -142,16 +160,16 @@ def _values(
 
 
 def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> int:
-    """Run a command with the values of each image; return the worst exit status. A failure does not stop the others.
+    """Run a command for each image, also after a failure, and return the highest exit status.
 
     Raises CommandError if the program cannot be started.
     """
-    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces stay
+    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other text in braces stays
     failed: dict[str, int] = {}
     for image in images:
         title = f"{image['target']} {image['platform']}"
         err.print(f"{title}: {image['image']}", markup=False)
-        words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - called at once
+        words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - is called in this iteration
         if status := run_in_foreground(words):
             failed[title] = status
     for title, status in failed.items():
@@ -160,20 +178,33 @@ def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> i
     return max(failed.values(), default=0)
 
 
-@options.example(
+@options.command(
     "imagebuild prune --registry ghcr.io/acme", "imagebuild prune --registry ghcr.io/acme --older-than 28 --yes"
 )
+@options.select
+@options.registry
+@click.option(
+    "--older-than",
+    "days",
+    metavar="DAYS",
+    type=options.IntRange(min=0),
+    default=14,
+    help="Keep images that were pushed less than this many days ago.",
+)
+@click.option("--yes", is_flag=True, help="Delete the images. Without this option, only list them.")
+@options.json_file
+@options.project
 def prune(
     project: options.ProjectFiles,
-    select: options.SelectArgument = None,
-    registry: options.RegistryOption = None,
-    days: Annotated[int, option("--older-than DAYS", "Keep what was pushed more recently.", min=0)] = 14,
-    yes: Annotated[bool, option("--yes", "Delete; without it, only list.")] = False,
-    json_file: options.JsonOption = None,
+    select: tuple[str, ...],
+    registry: str | None,
+    days: int,
+    yes: bool,
+    json_file: str | None,
 ) -> None:
-    """List what builds pushed and is not needed any more; delete it with --yes.
+    """List or delete pushed images that are no longer needed.
 
-    It looks into the staging repositories of the targets' images.
+    Only the staging repositories of the targets are searched.
     """
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
@@ -182,7 +213,7 @@ def prune(
     from imagebuild.publish.prune import delete_staged, judge_staged
 
     workspace = project.open(options.PlanChanges().parse(registry))
-    targets = select_targets(workspace.plan, select or ())
+    targets = select_targets(workspace.plan, select)
     names = dict.fromkeys(repository_name(workspace.project, target.image) for target in targets)
     connect, now = cache(connect_registry), datetime.now(UTC)
     places = [connect(name.host).at(name.repository) for name in map(parse_reference, names)]

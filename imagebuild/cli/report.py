@@ -1,54 +1,84 @@
-"""Run `imagebuild report` and `imagebuild limits`."""
+"""The commands `imagebuild report` and `imagebuild limits`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from imagebuild.cli import options
-from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from imagebuild.bench.profiles import Profile
 
-MOST = 1_000_000
-"""Highest number of ranks or hosts that is accepted."""
+COUNT = options.IntRange(min=1, max=1_000_000)
+"""The type of a number of ranks or hosts."""
 
 
-@options.example(
+@options.command(
     "imagebuild report all_reduce.log --profile h200 --algorithm ring",
     "imagebuild report logs/ --baseline last-week.json --junit report.xml --json report.json",
     "imagebuild report verify.json logs/ --html report.html",
 )
+@click.argument(
+    "files",
+    metavar="FILE...",
+    nargs=-1,
+    required=True,
+    type=options.PATH,
+    help="Benchmark logs or JSON, results of verify, earlier reports, folders, gzip files; `-` is the standard input.",
+)
+@options.profile
+@options.profiles
+@click.option(
+    "--baseline",
+    metavar="FILE",
+    type=options.PATH,
+    help="Earlier report. A result that became slower since then is a failure.",
+)
+@click.option("--ranks", metavar="NUMBER", type=COUNT, help="Number of ranks that every run must have.")
+@click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of hosts that every run must have.")
+@click.option(
+    "--min-bw",
+    "least",
+    metavar="GB/S",
+    type=options.FloatRange(min=0),
+    help="Minimum bus bandwidth, for the best message size of 1 GiB or more.",
+)
+@click.option("--algorithm", metavar="NAME", help="Algorithm that NCCL was told to use, such as ring.")
+@click.option(
+    "--allow",
+    metavar="unvalidated|partial|unjudged",
+    multiple=True,
+    help="Accept data that was not compared, missing GPUs, or speeds that were not judged. Can be repeated.",
+)
+@options.json_file
+@click.option("--junit", metavar="FILE|-", type=options.FILE, help="Write JUnit XML, which CI systems display.")
+@click.option("--html", metavar="FILE|-", type=options.FILE, help="Write a page with charts.")
+@options.markdown
 def report(
-    files: list[Path] = argument(
-        "FILE", "Logs or JSON of benchmarks, results of verify, reports, folders, gzip; `-` is stdin."
-    ),
-    profile: options.ProfileOption = None,
-    profiles: options.ProfilesOption = None,
-    baseline: Path | None = option("--baseline FILE", "Earlier report; what became slower since then fails.", None),
-    ranks: int | None = option("--ranks NUMBER", "Ranks that every run should have.", None, min=1, max=MOST),
-    nodes: int | None = option("--nodes NUMBER", "Hosts that every run should have.", None, min=1, max=MOST),
-    least: float | None = option(
-        "--min-bw GB/S", "Bus bandwidth that the best size of 1 GiB or more must reach.", None, min=0
-    ),
-    algorithm: str | None = option("--algorithm NAME", "Algorithms that NCCL was made to use, such as ring.", None),
-    allow: list[str] | None = option(
-        "--allow unvalidated|partial|unjudged", "Accept uncompared data, missing GPUs, or unjudged speed.", None
-    ),
-    json_file: options.JsonOption = None,
-    junit: Path | None = option("--junit FILE|-", "Write JUnit XML, which CI systems show.", None, dir_okay=False),
-    html: Path | None = option("--html FILE|-", "Write a page with charts.", None, dir_okay=False),
-    markdown: options.MarkdownOption = False,
+    files: tuple[Path, ...],
+    profile: str | None,
+    profiles: Path | None,
+    baseline: Path | None,
+    ranks: int | None,
+    nodes: int | None,
+    least: float | None,
+    algorithm: str | None,
+    allow: tuple[str, ...],
+    json_file: str | None,
+    junit: Path | None,
+    html: Path | None,
+    markdown: bool,
 ) -> None:
-    """Say what benchmarks and checks measured, and whether it is right and fast enough.
+    """Print what benchmarks and checks measured, and whether it is right and fast enough.
 
-    Exit status 0: nothing failed, and all that was asked for was judged; 1: otherwise; 2: the input is wrong;
-    5: nothing could be read.
+    Exit status 0: nothing failed, and everything that the options ask for was judged; 1: something failed or was not
+    judged; 2: the input is wrong; 5: no file could be read.
     """
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
@@ -64,7 +94,7 @@ def report(
     if markdown and printed:
         raise ConfigError("--markdown: --json, --junit or --html has the standard output; name a file there")
     result = make_report(
-        files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow or (),
+        files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow,
         outputs=outputs,
     )  # fmt: skip
 
@@ -76,24 +106,29 @@ def report(
 
     options.print_result(json_file, result, show)
     if result.exit_status:
-        raise typer.Exit(result.exit_status)
+        sys.exit(result.exit_status)
 
 
-@options.example(
+@options.command(
     "imagebuild limits",
     "imagebuild limits h100 --nodes 4",
     "imagebuild limits --check      # for CI: is every reference below its ceiling?",
 )
-def limits(
-    profile: str | None = argument(
-        "PROFILE", "Hardware, a file of profiles/; without a name, all profiles are listed.", None, completes="profiles"
-    ),
-    nodes: int | None = option("--nodes NUMBER", "Hosts; by default of one NVLink domain.", None, min=1, max=MOST),
-    check: options.CheckOption = False,
-    profiles: options.ProfilesOption = None,
-    json_file: options.JsonOption = None,
-) -> None:
-    """Show what hardware can do at best, and what was measured on it."""
+@click.argument(
+    "profile",
+    metavar="[PROFILE]",
+    required=False,
+    help="Hardware profile, a file in profiles/. Without a name, all profiles are listed.",
+    shell_complete=options.names_of("profiles"),
+)
+@click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of hosts. Default: the hosts of one NVLink domain.")
+@click.option(
+    "--check", is_flag=True, help="Check that every reference is below its ceiling. Exit status 1 if one is not."
+)
+@options.profiles
+@options.json_file
+def limits(profile: str | None, nodes: int | None, check: bool, profiles: Path | None, json_file: str | None) -> None:
+    """Print the best speeds that hardware can reach, and the speeds measured on it."""
     from imagebuild.bench.ceilings import limit_rows, lint_profile
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import out, print_table
@@ -111,7 +146,7 @@ def limits(
         verdict = f"{plural(len(chosen), 'profile')}: every reference is below its ceiling."
         options.print_result(json_file, found, lambda: out.print("\n".join(found) or verdict, markup=False))
         if found:
-            raise typer.Exit(1)
+            sys.exit(1)
     elif profile is None:
         titles = [{"profile": name, "title": document.model.title} for name, document in known.items()]
         rows = [tuple(row.values()) for row in titles]
@@ -122,7 +157,7 @@ def limits(
 
 
 def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows of limits, the head of each ceiling once."""
+    """Print a table of limits. Rows with the same ceiling show it only once."""
     from imagebuild.bench.ceilings import rank_layout
     from imagebuild.core.console import out, print_table
 

@@ -1,46 +1,79 @@
-"""Run `imagebuild verify`."""
+"""The command `imagebuild verify`."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from imagebuild.cli import options
-from imagebuild.cli.options import argument, option
 from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
 if TYPE_CHECKING:
     from imagebuild.bench.verification import VerifyResult
 
 
-@options.example(
+@options.command(
     "imagebuild verify quickstart-cuda13.5-debian13-runtime",
     "imagebuild verify ghcr.io/acme/open@sha256:… --pull --json verify.json",
     "imagebuild verify IMAGE --runner exec:'srun -N2' --hosts a,b --profile h100 --only 'nccl-tests/*'",
     "imagebuild verify --list",
 )
+@click.argument(
+    "image",
+    metavar="[IMAGE]",
+    required=False,
+    help="Target, tag, digest, OCI layout or archive.",
+    shell_complete=options.names_of("targets"),
+)
+@click.option(
+    "--runner",
+    metavar="docker|exec:PREFIX",
+    default="docker",
+    help="Run the commands of checks with Docker, or with a prefix such as exec:'ssh node'.",
+)
+@click.option(
+    "--only", metavar="COMPONENT/CHECK", multiple=True, help="Run only the checks that match a glob. Can be repeated."
+)
+@click.option("--list", "list_checks", is_flag=True, help="List the checks and what they need, and run none.")
+@click.option(
+    "--env", metavar="NAME=VALUE", multiple=True, help="Set an environment variable for all checks. Can be repeated."
+)
+@click.option("--hosts", metavar="A,B,…", help="With --runner exec: the nodes for checks that use more than one node.")
+@click.option(
+    "--pull", is_flag=True, help="Pull the image if the engine does not have it, and remove it after the checks."
+)
+@click.option(
+    "-o", "--output", metavar="DIR", type=options.PATH, help="Write results, outputs and facts of the host to a folder."
+)
+@options.profile
+@options.profiles
+@options.json_file
+@options.folder
+@options.project
+@options.plan_edits
 def verify(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
-    image: str | None = argument("IMAGE", "A target, tag, digest, OCI layout or archive.", None, completes="targets"),
-    runner: str = option("--runner docker|exec:PREFIX", "What runs commands, such as exec:'ssh node'.", "docker"),
-    only: list[str] | None = option("--only COMPONENT/CHECK", "Run checks of this glob. Repeat for several.", None),
-    list_checks: bool = option("--list", "List the checks with what they need, and run none.", False),
-    env: list[str] | None = option("--env NAME=VALUE", "Set a variable for all checks. Repeat for several.", None),
-    hosts: str | None = option("--hosts A,B,…", "With exec: nodes for checks that use more than one.", None),
-    pull: bool = option("--pull", "Pull the image if the engine does not have it, and remove it afterwards.", False),
-    output: Path | None = option("-o, --output DIR", "Keep results, whole outputs and facts of the host here.", None),
-    profile: options.ProfileOption = None,
-    profiles: options.ProfilesOption = None,
-    json_file: options.JsonOption = None,
-    folder: options.FolderOption = options.BUILDS,
+    image: str | None,
+    runner: str,
+    only: tuple[str, ...],
+    list_checks: bool,
+    env: tuple[str, ...],
+    hosts: str | None,
+    pull: bool,
+    output: Path | None,
+    profile: str | None,
+    profiles: Path | None,
+    json_file: str | None,
+    folder: Path,
 ) -> None:
-    """Run the checks of an image, and say of each whether it passed.
+    """Run the checks of an image, and print the result of each.
 
-    Exit status 1 if a check fails, 3 if all are skipped, 4 if nothing could be started in the image.
+    Exit status 1: a check failed; 3: all checks were skipped; 4: nothing could be started in the image.
     """
     from imagebuild.verify.checks import select_checks
     from imagebuild.verify.rules import IMAGE_CHECKS
@@ -54,17 +87,17 @@ def verify(
 
         folders = options.data_folders(profiles, "profiles", project.root)
         hardware = find_profile(load_profiles(*folders), profile).model
-    for setting in env or ():
+    for setting in env:
         if not re.match(r"[A-Za-z_]\w*=", setting):
             raise ConfigError(f"--env {setting}: write NAME=VALUE")
     if list_checks:
         from imagebuild.core.console import print_table
 
-        # Images of others have no checks of their own, so that nobody is asked for their names.
+        # A name that is not a target can be a foreign image, unless it looks like a misspelled target.
         target = target_with_id(workspace.plan, image) if image else None
         if image and not target:
             refuse_misspelled(workspace.plan, image)
-        entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only or ())
+        entries = select_checks(workspace.project, IMAGE_CHECKS, target.components if target else None, only)
         listed = [
             {"check": str(e), "needs": ", ".join(e.check.needs) if e.check else "", "proves": e.description}
             for e in entries
@@ -73,23 +106,23 @@ def verify(
         options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
         return
     nodes = tuple(filter(None, (hosts or "").split(",")))
-    variables = dict(setting.split("=", 1) for setting in env or ())
+    variables = dict(setting.split("=", 1) for setting in env)
     request = VerifyRequest(
-        image, runner, only or (), nodes, pull, folder, output, variables, hardware,
+        image, runner, only, nodes, pull, folder, output, variables, hardware,
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))
     if any(check.outcome == "failed" for check in result.checks):
-        raise typer.Exit(1)
+        sys.exit(1)
     unstarted = [check for check in result.checks if check.component != "image"]
     if unstarted and not result.surroundings:
-        raise CommandError(f"no check was started: {unstarted[0].reason}; `--only image` reads the files alone")
+        raise CommandError(f"no check was started: {unstarted[0].reason}; use `--only image` to check only its files")
     if {check.outcome for check in result.checks} == {"skipped"}:
         raise NothingSelected(f"no check ran, all were skipped: {result.checks[-1].reason}")
 
 
 def _print_results(result: VerifyResult) -> None:
-    """Print a table of the checks, the output of those that failed, and how many had which outcome."""
+    """Print a table of the checks, the output of failed checks, and the number of checks for each outcome."""
     from rich.markup import escape
 
     from imagebuild.core.console import MARKS, out, print_table

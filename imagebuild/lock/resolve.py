@@ -195,9 +195,7 @@ Failures = list[tuple[Failure, str, str]]
 def complaint(failures: Failures) -> str:
     """Return a message with one line for each failure. Empty if there are no failures."""
     lines = [f"  {kind}: {name}: {reason}" for kind, name, reason in sorted(failures)]
-    head = (
-        "sources that could not be pinned keep their entries; pin other versions of them, or try again later:"
-    )
+    head = "sources that could not be pinned keep their entries; pin other versions of them, or try again later:"
     return "\n".join([head, *lines]) if lines else ""
 
 
@@ -338,7 +336,7 @@ class SourceReport(Model):
 
 
 class LockReport(Model):
-    """Describe what `lock --check --json` and `doctor --upstream --json` write."""
+    """The result of a check of the lock, as `lock --check --json` writes it."""
 
     imagebuild: str
     """Version."""
@@ -467,9 +465,9 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
     return f"signed by {', '.join(index.fingerprints)}; {', '.join(shown)}"
 
 
-def show_report(report: LockReport, *, every: bool) -> None:
-    """Print every source, or those that are not as locked, and what becomes of a build."""
-    shown = [row for row in report.sources if every or row.state != "as locked"]
+def show_report(report: LockReport) -> None:
+    """Print the sources that are not as locked, and the consequence for a build."""
+    shown = [row for row in report.sources if row.state != "as locked"]
     rows = [(row.state, escape(row.source), escape(row.found)) for row in shown]
     if rows:
         print_table(("state", "source", "what is there"), rows)

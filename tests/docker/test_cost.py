@@ -1,4 +1,4 @@
-"""The stages that `plan --from` predicts are those of which BuildKit then executes steps."""
+"""The stages that `imagebuild impact` predicts are those of which BuildKit then executes steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from docker import DockerClient
 
-from imagebuild.build.change import Cost
+from imagebuild.build.impact import Impact
 from imagebuild.core.files import file_sha256
 from imagebuild.project.records import BuildResult, Step
 from tests.conftest import ROOT
@@ -31,12 +31,12 @@ def executed(root: Path) -> list[Step]:
     return [step for step in steps.values() if not (step.cached or step.error or "] FROM " in step.name)]
 
 
-def assert_same(predicted: Cost, ran: list[Step]) -> None:
+def assert_same(predicted: Impact, ran: list[Step]) -> None:
     assert {(s.component, s.stage) for s in predicted.stages} == {(step.component, step.stage) for step in ran}
 
 
-def predict(imagebuild: Imagebuild, *args: str | Path) -> Cost:
-    return Cost.model_validate_json(imagebuild("plan", "--json", "-", "--from", *args).out)
+def predict(imagebuild: Imagebuild, *args: str | Path) -> Impact:
+    return Impact.model_validate_json(imagebuild("impact", "--json", "-", *args).out)
 
 
 def copied(project: Path, folder: Path) -> Path:

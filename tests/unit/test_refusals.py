@@ -32,7 +32,9 @@ ROWS = [
 ]
 
 
-PLACE = re.compile(r"error: (\S+: |--|No such |Option |Missing option |Invalid value for |no target fits )")
+PLACE = re.compile(
+    r"error: (\S+: |--|No such |Option |Missing option |Missing argument |Invalid value for |no target fits )"
+)
 """A file with its line, an option or an argument."""
 REMEDY = re.compile("; |, not | must | write |cannot be (read|written)|requires an argument")
 

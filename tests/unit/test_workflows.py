@@ -133,7 +133,7 @@ def test_images_are_built_when_what_they_are_made_from_changes() -> None:
 
 def test_expressions_name_what_is_there(command: Call) -> None:
     """GitHub takes what is not there for an empty text."""
-    _, printed, _ = command("plan", "quickstart", "--github", "--changed-since", "nothing")
+    _, printed, _ = command("ci-matrix", "quickstart", "--changed-since", "nothing")
     entry = json.loads(printed)["include"][0]
     for file, name, job in JOBS:
         text, jobs = json.dumps(job), WORKFLOWS[file]["jobs"]

@@ -158,7 +158,7 @@ def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> Non
     )
 
 
-# What `lock --check` and `doctor --upstream` say
+# What `lock --check` prints
 
 ARCHIVE, REPO = Archive("x", "https://content.example/x.tbz"), packages("aa", "bb=2", url=REPOSITORY)
 CUDA, TAG = BaseImage("nvidia/cuda:1"), GitRef("https://example.org/g.git", "v1")

@@ -148,5 +148,5 @@ def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, how: s
         before = load_project(folder)
         assert make_plan(before) == now
         assert "RUN make\n" in render(before)
-    status, _, printed = command("plan", "--project", work, "--github", "--changed-since", "HEAD")
+    status, _, printed = command("ci-matrix", "--project", work, "--changed-since", "HEAD")
     assert (status, "1 of 1 targets differ from HEAD\n" in printed) == (0, True), printed

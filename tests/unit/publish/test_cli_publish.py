@@ -47,7 +47,7 @@ def test_what_is_printed(site: Site, command: Call) -> None:
 
 
 def unpublished(command: Call) -> list[str]:
-    status, out, _ = command("plan", "--github", "--unpublished")
+    status, out, _ = command("ci-matrix", "--unpublished")
     assert status == 0
     return [entry["targets"] for entry in json.loads(out)["include"]]
 
@@ -158,7 +158,7 @@ def test_the_worst_exit_status_counts(folder: Path, command: Call) -> None:
     status, _, err = command("each", folder, "--", "/gone")
     assert (status, "cannot be run" in err) == (4, True)
     status, _, err = command("each", folder / "gone", "--platform", "linux/arm64", "--", "x")
-    assert (status, "`build --push` leaves a result.json" in err) == (3, True)
+    assert (status, "run `imagebuild build --push` first" in err) == (3, True)
     (folder / "0/a/result.json").write_text("{}")
     status, _, err = command("each", folder, "--", "x")
     assert (status, "was it written by another version" in err) == (5, True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from imagebuild import __version__
 from imagebuild.cli.app import COMMANDS, load_command
 from tests.conftest import ROOT, Files, ran
 from tests.unit.conftest import Call
@@ -30,9 +31,14 @@ def leaves() -> Iterator[tuple[str, Any]]:
 LEAVES = dict(leaves())
 
 
+@pytest.mark.parametrize("more", [(), ("plan",)])
+def test_version(command: Call, more: tuple[str, ...]) -> None:
+    assert command("--version", *more) == (0, f"imagebuild {__version__}\n", "")
+
+
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_line_in_the_help_is_the_commands_own(name: str) -> None:
-    help_of_command = load_command(name).help
+    help_of_command = load_command(name).help or ""
     assert " ".join(help_of_command.split("\n\n")[0].split()).startswith(ENTRIES[name].rstrip("."))
 
 
@@ -69,7 +75,7 @@ def test_the_help_imports_no_command() -> None:
     [
         ("render", "jinja2", {"rich", "docker", "requests", "debian", "imagebuild.core.console", "imagebuild.core.settings"}),
         # Both end where they look for an engine.
-        ("build --base registry", "jinja2", {f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.change", "build.inputs", "publish", "verify")}),
+        ("build --base registry", "jinja2", {f"imagebuild.{n}" for n in ("build.base", "build.bundle", "build.caches", "build.ci_matrix", "build.impact", "build.inputs", "publish", "verify")}),
         ("verify", "imagebuild.verify.rules", {"jinja2", *(f"imagebuild.{n}" for n in ("build", "publish", "jobs", "report"))}),
     ],
 )  # fmt: skip
@@ -84,7 +90,7 @@ def test_commands_import_what_they_need(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("plan",), ("plan", "--from", "nothing"), ("limits",), ("limits", "h100"), ("verify", "--list"), ("doctor",)],
+    [("plan",), ("impact", "nothing"), ("limits",), ("limits", "h100"), ("verify", "--list"), ("doctor",)],
 )
 def test_json_to_the_standard_output_is_alone_there(
     command: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]

@@ -1,0 +1,57 @@
+"""The caches of compiled stages in a registry: their names, and how a build writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from imagebuild.build import bake, buildx
+from imagebuild.build.bake import CacheEntry
+from imagebuild.build.buildx import BuildProgress
+from imagebuild.build.impact import ProjectState
+from imagebuild.oci.reference import parse_reference
+from imagebuild.oci.registry import connect_registry
+from imagebuild.project.records import BuildResult
+
+
+def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
+    """Return, for each target id, the caches of the compiled stages that the target needs on all its platforms."""
+    components = state.renderer.project.components
+    entries: dict[str, list[CacheEntry]] = {target.id: [] for target in state.targets}
+    for target, platform, stages in state.builds():
+        compiling = (name for name in stages if name in components and components[name].model.compiles)
+        entries[target.id] += [CacheEntry(name, platform, stages[name].key) for name in compiling]
+    return entries
+
+
+def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
+    """Write to the registry the caches of stages that this build compiled, or that the registry lacks.
+
+    The content comes from the builder's own cache.
+    """
+    location = parse_reference(run.request.cache or "")
+    place = connect_registry(location.host).at(location.repository)
+    executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}
+    owners = {entry: target for target in run.request.targets for entry in run.caches[target.id]}
+    content = bake.bake_file(run)
+    chosen: dict[str, Any] = {
+        entry.tag: {
+            **content["target"][target.bake_name],
+            "target": entry.stage,
+            "platforms": [entry.platform],
+            "tags": [],
+            "output": ["type=cacheonly"],
+            # An image manifest, because some registries refuse the index that BuildKit writes by default.
+            "cache-to": [
+                f"type=registry,ref={location.name}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"
+            ],
+        }
+        for entry, target in owners.items()
+        if (target.id, entry.stage) in executed or place.digest(entry.tag) is None
+    }
+    if chosen:
+        progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
+        # The other bake targets stay in the file: the caches refer to those with the downloads.
+        content["target"] |= chosen
+        content["group"]["default"]["targets"] = sorted(chosen)
+        buildx.execute_bake(run, content, progress, "bake-caches.json")

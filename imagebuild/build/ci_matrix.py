@@ -1,0 +1,104 @@
+"""The job matrix of a GitHub Actions workflow, for all targets or for those that changed since a revision."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import count
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from imagebuild.build import bake
+from imagebuild.build.impact import NOTHING, ProjectState, read_state
+from imagebuild.core.console import err, out
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Platform
+from imagebuild.project.changes import Changes
+from imagebuild.project.plan import Target
+from imagebuild.project.revision import files_at_revision
+
+EMPTY = '{"include": []}'
+"""A matrix without a job."""
+
+
+def job_matrix(
+    builds: Sequence[tuple[str, Platform]], max_jobs: int, runners: Mapping[Platform, Sequence[str]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the `matrix` of a workflow with at most `max_jobs` jobs.
+
+    A job is for one platform. If it builds several targets, they are neighbours in `builds`. Raises ConfigError if
+    there are more platforms than jobs, or if a platform has no runner.
+    """
+    parts: dict[Platform, list[str]] = {}
+    for target, platform in builds:
+        parts.setdefault(platform, []).append(target)
+    if len(parts) > max_jobs:
+        raise ConfigError(f"--max-jobs {max_jobs}: a job is for one platform, and there are {len(parts)} platforms")
+    if missing := parts.keys() - runners.keys():
+        raise ConfigError(f"github-runners: no runner for {min(missing)}; add its label in the matrix")
+    size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= max_jobs)
+    jobs: list[dict[str, Any]] = []
+    for platform, targets in parts.items():
+        arch = platform.removeprefix("linux/")
+        for start in range(0, len(targets), size):
+            first, *more = group = targets[start : start + size]
+            jobs.append(
+                {
+                    "name": f"{first} and {len(more)} more {arch}" if more else f"{first} {arch}",
+                    "id": f"group{len(jobs) + 1:03}-{arch}" if more else f"{first}-{arch}",
+                    "targets": " ".join(group),
+                    "platform": platform,
+                    "runner": list(runners[platform]),
+                }
+            )
+    return {"include": jobs}
+
+
+def print_matrix(state: ProjectState, folder: Path, since: str | None, max_jobs: int) -> None:
+    """Print the job matrix of a state of the project in `folder`, as one line of JSON.
+
+    With `since`, only the targets that changed since that state. Raises ConfigError for an unknown revision, or if no
+    target is for one of the platforms.
+    """
+    if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
+        raise ConfigError(f"--platform {' '.join(state.platforms)}: no selected target is for it; remove the option")
+    targets = state.targets
+    if since is not None:
+        targets = changed_since(since, folder, state)
+        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
+    # Publishing a target needs all its platforms, even if only one of them changed.
+    builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
+    matrix = job_matrix(builds, max_jobs, state.renderer.project.matrix.model.github_runners)
+    if len(matrix["include"]) < len(builds):
+        err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs", markup=False)
+    out.print(json.dumps(matrix), markup=False)
+
+
+def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Target]:
+    """Return the targets that differ from an earlier state, which is a revision, a folder or `nothing`.
+
+    A target differs if an input of its image changed, or if it has a new platform or tag. This version of imagebuild
+    renders both states. If it cannot read the earlier state, all targets differ. Raises ConfigError for a reference
+    that is neither a revision nor a folder.
+    """
+    if reference == NOTHING:
+        return list(after.targets)
+    with files_at_revision(reference, folder) as there:
+        try:
+            before = read_state(there, Changes(), ())
+            known = {target.id: (target, before.renderer.key(target)) for target in before.targets}
+        except ConfigError as error:
+            # A file that an older version accepted may be a mistake for this version. CI must not stop for that.
+            err.print(f"{reference} cannot be read, so everything counts as changed: {error}", markup=False)
+            return list(after.targets)
+
+    def differs(target: Target) -> bool:
+        if target.id not in known:
+            return True
+        old, key = known[target.id]
+        more_platforms = {*bake.platforms_of(target, after.platforms)} - {*old.platforms}
+        more_tags = {*target.tags, *target.aliases} - {*old.tags, *old.aliases}
+        return bool(more_platforms or more_tags) or key != after.renderer.key(target)
+
+    return [target for target in after.targets if differs(target)]

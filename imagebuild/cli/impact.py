@@ -1,0 +1,124 @@
+"""The commands `imagebuild impact` and `imagebuild ci-matrix`: which steps, or which targets, a change concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import click
+
+from imagebuild.cli import options
+from imagebuild.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from imagebuild.cli.options import Workspace
+
+MAX_JOBS = 256
+"""GitHub's limit for the jobs of a matrix."""
+
+
+@options.command(
+    "imagebuild impact v1.2             # the working tree against a revision",
+    "imagebuild impact HEAD open --set nccl=2.31.2",
+    "imagebuild impact v1.2 --to HEAD --json -",
+    "imagebuild impact nothing          # all steps: the build of an empty cache",
+)
+@click.argument(
+    "before",
+    metavar="REVISION",
+    help="State that was built: a git revision or a folder; `nothing` stands for an empty cache.",
+)
+@options.select
+@click.option(
+    "--to", "after", metavar="REVISION", help="State to build: a git revision or a folder. Default: the working tree."
+)
+@options.markdown
+@options.platforms
+@options.base
+@options.json_file
+@options.project
+@options.plan_edits
+def impact(
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
+    before: str,
+    select: tuple[str, ...],
+    after: str | None,
+    markdown: bool,
+    platforms: tuple[str, ...],
+    base: str,
+    json_file: str | None,
+) -> None:
+    """List the build steps that a change runs again.
+
+    The steps are those that a build of the new state runs if the cache has every step of the old state.
+    """
+    from imagebuild.build.impact import predict_impact, print_impact
+
+    if markdown and json_file == options.STDOUT:
+        raise ConfigError("--markdown: excludes --json -; write the JSON to a file")
+    result = predict_impact(
+        project.folder, before, after, changes=edits.parse(), select=select,
+        platforms=options.parse_platforms(platforms), base=base,
+    )  # fmt: skip
+    options.print_result(json_file, result, lambda: print_impact(result, markdown=markdown))
+
+
+@options.command(
+    "imagebuild ci-matrix --changed-since origin/main",
+    "imagebuild ci-matrix --unpublished --registry ghcr.io/acme --max-jobs 20",
+)
+@options.select
+@click.option("--changed-since", "since", metavar="REVISION", help="Only targets that changed since this git revision.")
+@click.option("--unpublished", is_flag=True, help="Only targets whose present state is not published.")
+@options.registry
+@click.option(
+    "--max-jobs",
+    metavar="NUMBER",
+    type=options.IntRange(min=1),
+    default=MAX_JOBS,
+    help="Maximum number of jobs. If there are more builds, a job builds several targets.",
+)
+@options.platforms
+@options.project
+@options.plan_edits
+def ci_matrix(
+    project: options.ProjectFiles,
+    edits: options.PlanChanges,
+    select: tuple[str, ...],
+    since: str | None,
+    unpublished: bool,
+    registry: str | None,
+    max_jobs: int,
+    platforms: tuple[str, ...],
+) -> None:
+    """Print the job matrix of a GitHub Actions workflow, as one line of JSON.
+
+    Each target has a job for each of its platforms.
+    """
+    from imagebuild.build.ci_matrix import EMPTY, print_matrix
+    from imagebuild.build.impact import read_state
+
+    if since is not None and unpublished:
+        raise ConfigError("--changed-since: excludes --unpublished; keep one of them")
+    chosen = options.parse_platforms(platforms)
+    changes = edits.parse(registry)
+    if unpublished and not (select := tuple(_unpublished(project.open(changes), select))):
+        click.echo(EMPTY)
+        return
+    state = read_state(project.folder, edits.parse(), select, chosen)
+    print_matrix(state, project.folder, since, max_jobs)
+
+
+def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
+    """Return the ids of the targets whose present state is not published, and print their number."""
+    from imagebuild.core.console import err
+    from imagebuild.oci.registry import connect_registry
+    from imagebuild.project.select import select_targets
+    from imagebuild.publish.publish import unpublished_targets
+
+    targets = select_targets(workspace.plan, select)
+    differing = unpublished_targets(workspace.renderer, targets, cache(connect_registry))
+    err.print(f"{len(differing)} of {len(targets)} targets are not published as they are now", markup=False)
+    return [target.id for target in differing]

@@ -1,0 +1,89 @@
+"""The job matrix of `imagebuild ci-matrix`: which targets changed, and how builds become jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from imagebuild.build.ci_matrix import job_matrix
+from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import Platform
+from tests.conftest import Files
+from tests.unit.conftest import Call
+
+ALL = [f"tiny-cuda{end}" for end in ("12.9-debian13-runtime", "13.0-debian13-runtime", "13.0-debian13-devel")]
+
+
+def jobs(call: Call, *arguments: str, since: str = "before") -> tuple[list[str], str]:
+    """`targets` of the jobs, and what is printed beside them."""
+    status, out, complaint = call("ci-matrix", "--changed-since", since, *arguments)
+    assert (status, len(out.splitlines())) == (0, 1), complaint  # a line, as GitHub's outputs are
+    return [entry["targets"] for entry in json.loads(out)["include"]], complaint
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "found"),
+    [
+        ("matrix.yaml", 'cuda: ["12.9", "13.0"]', 'cuda: ["12.9", "13.0", "13.1"]',
+         ["tiny-cuda13.1-debian13-runtime", "tiny-cuda13.1-debian13-devel"]),
+        ("matrix.yaml", 'library: "1.2"', 'library: [{when: {cuda: "13.0"}, version: "1.3"}, "1.2"]', ALL[1:]),
+        ("imagebuild.lock", "b" * 40, "c" * 40, ALL),
+        ("imagebuild.lock", '{"git"', '{"date": "2026-01-02", "git"', ALL),
+        ("dockerfiles/components/library/checks/loads.sh", "true", "false || true", ALL),
+        ("matrix.yaml", "    tags:", "    size-limit-mb: {runtime: 3}\n    tags:", ALL),
+        ("matrix.yaml", 'variant}"]', 'variant}"]\n    aliases: [{tag: "{repository}/{image}:latest", when: {variant: devel}}]',
+         ALL[2:]),
+        # What is written about a component or a check is no part of an image.
+        ("dockerfiles/components/tool/component.yaml", "title: Tool", "title: A tool", []),
+        ("dockerfiles/components/library/component.yaml", "it loads", "it is loaded", []),
+        ("dockerfiles/components/tool/build.j2", "FROM {{ base }}", "# Now a tool.\nFROM {{ base }}", []),
+    ],
+)  # fmt: skip
+def test_what_differs(call: Call, tiny: Files, file: str, old: str, new: str, found: list[str]) -> None:
+    tiny.replace(file, old, new)
+    targets, complaint = jobs(call)
+    assert targets == found
+    assert complaint.startswith(f"{len(found)} of ")
+
+
+def test_a_platform_more_makes_a_target_differ_on_all(call: Call, tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: [linux/amd64, linux/arm64]")
+    tiny.replace("matrix.yaml", "linux/amd64: here", "linux/amd64: here, linux/arm64: [self-hosted, arm]")
+    found, complaint = jobs(call)
+    # Publishing makes an index of all platforms, so all are built.
+    assert found == [*ALL, *ALL]
+    assert complaint.startswith("3 of 3 targets differ")
+    assert jobs(call, "--platform", "linux/amd64")[0] == []
+
+
+def test_a_state_that_this_version_cannot_read_counts_as_nothing(call: Call, tiny: Files) -> None:
+    tiny.replace("before/matrix.yaml", "repository:", "repositry:")
+    assert jobs(call, "cuda=13.0", since="nothing") == (ALL[1:], "2 of 2 targets differ from nothing\n")
+    found, complaint = jobs(call)
+    assert found == ALL
+    assert "everything counts as changed" in complaint
+    assert "repositry: unknown key" in complaint
+
+
+RUNNERS: dict[Platform, tuple[str, ...]] = {"linux/amd64": ("here",), "linux/arm64": ("self-hosted", "arm")}
+
+
+def test_jobs_have_a_runner_that_the_matrix_names() -> None:
+    assert job_matrix([("a", "linux/arm64")], 1, RUNNERS)["include"] == [{
+        "name": "a arm64", "id": "a-arm64", "targets": "a", "platform": "linux/arm64", "runner": ["self-hosted", "arm"],
+    }]  # fmt: skip
+    with pytest.raises(ConfigError, match="no runner for linux/arm64; add its label"):
+        job_matrix([("a", "linux/arm64")], 1, {"linux/amd64": ("here",)})
+
+
+@pytest.mark.parametrize("most", [2, 7, 256, 999, 1000])
+def test_jobs_hold_every_build_once(most: int) -> None:
+    builds = [(f"t{i:03}", platform) for i in range(500) for platform in get_args(Platform)]
+    jobs = job_matrix(builds, most, RUNNERS)["include"]
+    assert len(jobs) <= most
+    assert sorted((target, job["platform"]) for job in jobs for target in job["targets"].split()) == builds
+    assert len({job["id"] for job in jobs}) == len(jobs)
+    with pytest.raises(ConfigError, match="there are 2"):
+        job_matrix(builds, 1, RUNNERS)

@@ -1,0 +1,121 @@
+"""The steps that `imagebuild impact` predicts for a change."""
+
+from __future__ import annotations
+
+import pytest
+
+from imagebuild.build.impact import Impact, compare_states, read_state
+from imagebuild.project.changes import parse_changes
+from tests import reference_cost
+from tests.conftest import ROOT, Files, git
+from tests.reference_cost import CHANGES, COLD, Change
+from tests.unit.conftest import Call
+
+COMMIT = "c" * 40
+OPENMPI = ("openmpi-git", "nccl-tests", "image")
+"""Open MPI's stage, and those that are executed with it."""
+
+
+def stages(cost: Impact) -> set[str]:
+    return {stage.stage for stage in cost.stages}
+
+
+@pytest.mark.parametrize(
+    ("setting", "executed"),
+    [
+        ("nccl=9", {"nccl-wheel", "ucc", *OPENMPI}),
+        (f"gdrcopy=9@{COMMIT}", {"gdrcopy-source", "gdrcopy", "ucx", "ucc", *OPENMPI}),
+        (
+            f"rdma-core-git=9@{COMMIT}",
+            {"rdma-core-git-source", "rdma-core-git", "verbs-git", "perftest", "ucx", "ucc", *OPENMPI},
+        ),
+        ("cuda=13.5", set()),
+    ],
+)
+def test_a_bump_of_open_executes_what_uses_it(setting: str, executed: set[str]) -> None:
+    before, after = (read_state(ROOT, parse_changes(settings), ["open"]) for settings in ((), (setting,)))
+    cost = compare_states(before, after, ("before", "after"))
+    assert stages(cost) == executed
+    assert all(set(stage.targets) == {target.id for target in after.targets} for stage in cost.stages)
+    assert cost.run <= cost.run_of == compare_states(None, after, ("nothing", "after")).run
+
+
+def predicted(call: Call, *arguments: str, before: str = "before") -> Impact:
+    status, out, error = call("impact", before, "--json", "-", *arguments)
+    assert status == 0, error
+    return Impact.model_validate_json(out)
+
+
+def test_from_nothing_and_from_itself(call: Call) -> None:
+    everything = predicted(call, before="nothing")
+    assert (everything.run, everything.run_of) == (3, 3)
+    assert [stage.stage for stage in everything.stages] == ["library", "tool", "image"]
+    itself = predicted(call)
+    assert (itself.run, itself.run_of, itself.stages) == (0, 3, ())
+
+
+def test_a_base_that_changes_executes_all_that_starts_from_it(call: Call, tiny: Files) -> None:
+    tiny.replace("imagebuild.lock", "a" * 64, "d" * 64)
+    assert stages(predicted(call)) == set()  # a bootstrapped base replaces that image
+    assert stages(predicted(call, "--base", "registry")) == {"library", "tool", "image"}  # the source is on scratch
+    tiny.replace("matrix.yaml", "release: trixie", "release: forky")
+    assert stages(predicted(call)) == {"library", "tool", "image"}
+
+
+def test_a_folder_with_a_copy(call: Call, tiny: Files) -> None:
+    tiny.replace("matrix.yaml", 'library: "1.2"', 'library: "1.3"')
+    arguments = ("impact", "before", "tiny-cuda13.0*runtime", "--platform", "linux/amd64")
+    status, out, error = call(*arguments)
+    assert status == 0, error
+    assert out.splitlines() == [
+        "stage    component  RUN steps  targets",
+        "library  library    1          1",
+        "image               0          1",
+        "",
+        "target                          stages executed",
+        "tiny-cuda13.0-debian13-runtime  library, image",
+        "",
+        "from before to the working tree: 1 of 3 RUN steps are executed; one that targets or platforms share counts once",
+    ]
+    markdown = call(*arguments, "--markdown")[1].splitlines()
+    assert markdown[-1].startswith("**from before to the working tree**: 1 of 3")
+    assert "| library | library | 1 | 1 |" in markdown
+    assert "| tiny-cuda13.0-debian13-runtime | library, image |" in markdown
+    assert "from . to the working tree --set library=2: 1 of 3" in call("impact", ".", "--set", "library=2")[1]
+    assert "to the working tree --without tool: 0 of" in call("impact", ".", "--without", "tool")[1]
+
+
+@pytest.fixture
+def repository(tiny: Files, call: Call) -> Files:
+    git(tiny.root, "init", "--quiet")
+    git(tiny.root, "add", ".")
+    git(tiny.root, "commit", "--quiet", "--message", "first")
+    git(tiny.root, "tag", "v1")
+    return tiny
+
+
+@pytest.mark.programs
+def test_revisions_and_what_is_none(repository: Files, call: Call) -> None:
+    repository.replace("matrix.yaml", 'library: "1.2"', 'library: "1.3"')
+    cost = predicted(call, before="v1")
+    assert (cost.before, cost.after, stages(cost)) == ("v1", "the working tree", {"library", "image"})
+    # Between two revisions the working tree does not count.
+    assert predicted(call, "--to", "HEAD", before="v1").stages == ()
+    for name in ("v2", "--all", "v1:matrix.yaml"):
+        status, _, error = call("impact", "--", name)
+        assert (status, error.count("\n")) == (2, 1)
+        assert f"{name}: neither a folder with matrix.yaml nor a revision of {repository.root}" in error
+    repository.write("matrix.yaml", "repositry: x\n")
+    git(repository.root, "commit", "--quiet", "--all", "--message", "wrong")
+    repository.write("matrix.yaml", git(repository.root, "show", "v1:matrix.yaml"))
+    status, _, error = call("impact", "HEAD")
+    assert (status, "HEAD:matrix.yaml:1: repositry: unknown key" in error) == (2, True), error
+    (repository.root / ".git").rename(repository.root / "gone")
+    assert "is in no git repository; name a folder instead" in call("impact", "v1")[2]
+
+
+@pytest.mark.parametrize("change", [COLD, *CHANGES], ids=lambda c: c.what)
+def test_a_change_of_the_reference_s_matrix_stays_within_its_budget(change: Change) -> None:
+    targets = reference_cost.state().targets
+    assert (len(targets), {len(t.platforms) for t in targets}) == (10, {2})
+    assert 0 < reference_cost.executed(change) <= change.limit
