@@ -37,19 +37,11 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "limits": ("report", "Print the best speeds that hardware can reach, and the speeds measured on it."),
     },
     "Publish": {
-<<<<<<< HEAD
-        "publish": ("publish", "Give tags to images whose checks passed, and to nothing else."),
-        "each": ("publish", "Run a command for every image that was pushed, by its digest."),
-        "sbom": ("evidence", "List what is installed in an image, as SPDX."),
-        "scan": ("evidence", "Judge a scanner's report about an image by a policy."),
-        "freshness": ("evidence", "Say which packages have a security update."),
-=======
         "publish": ("publish", "Tag the images that passed their checks."),
         "each": ("publish", "Run a command for every pushed image."),
         "sbom": ("evidence", "List what is installed in an image, as an SPDX document."),
         "scan": ("evidence", "Apply a policy to the findings of a vulnerability scanner."),
         "freshness": ("evidence", "List the packages of published images that have a security update."),
->>>>>>> 7fb8b3e2 (The command line is plain click; impact and ci-matrix are commands; lock --check replaces doctor --upstream)
         "attest": ("evidence", "Verify and add attestations of a published image."),
         "diff": ("evidence", "Compare two images."),
         "catalog": ("evidence", "Write a page of all published images, and the table in the README."),

@@ -7,10 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-<<<<<<< HEAD
-=======
-from click.testing import CliRunner
->>>>>>> 7fb8b3e2 (The command line is plain click; impact and ci-matrix are commands; lock --check replaces doctor --upstream)
 
 from imagebuild.bench.profiles import ProfileFile, load_profiles
 from imagebuild.core.errors import ConfigError
