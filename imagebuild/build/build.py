@@ -66,9 +66,10 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     caches: Mapping[str, Sequence[CacheEntry]] = {}
     if request.cache:
         from imagebuild.build.caches import cache_entries
-        from imagebuild.build.impact import ProjectState
+        from imagebuild.build.state import ProjectState
 
-        caches = cache_entries(ProjectState(renderer, request.targets, request.platforms, request.base))
+        state = ProjectState(renderer, request.targets, request.platforms, request.base)
+        caches = cache_entries(state.builds(), project.components)
     about = {
         "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "revision": revision.current_revision(project.root),

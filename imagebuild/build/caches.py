@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from imagebuild.build import bake, buildx
 from imagebuild.build.bake import CacheEntry
 from imagebuild.build.buildx import BuildProgress
-from imagebuild.build.impact import ProjectState
+from imagebuild.core.fields import Platform, YamlFile
 from imagebuild.oci.reference import parse_reference
 from imagebuild.oci.registry import connect_registry
+from imagebuild.project.component import Component
+from imagebuild.project.plan import Target
 from imagebuild.project.records import BuildResult
+from imagebuild.render.stages import Stage
 
 
-def cache_entries(state: ProjectState) -> dict[str, list[CacheEntry]]:
+def cache_entries(
+    builds: Iterable[tuple[Target, Platform, Mapping[str, Stage]]], components: Mapping[str, YamlFile[Component]]
+) -> Mapping[str, Sequence[CacheEntry]]:
     """Return, for each target id, the caches of the compiled stages that the target needs on all its platforms."""
-    components = state.renderer.project.components
-    entries: dict[str, list[CacheEntry]] = {target.id: [] for target in state.targets}
-    for target, platform, stages in state.builds():
+    entries: dict[str, list[CacheEntry]] = defaultdict(list)
+    for target, platform, stages in builds:
         compiling = (name for name in stages if name in components and components[name].model.compiles)
         entries[target.id] += [CacheEntry(name, platform, stages[name].key) for name in compiling]
     return entries

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild.build import bake
-from imagebuild.build.impact import NOTHING, ProjectState, read_state
+from imagebuild.build.state import NOTHING, ProjectState, read_state
 from imagebuild.core.console import err, out
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Platform

@@ -98,7 +98,7 @@ def ci_matrix(
     Each target has a job for each of its platforms.
     """
     from imagebuild.build.ci_matrix import EMPTY, print_matrix
-    from imagebuild.build.impact import read_state
+    from imagebuild.build.state import read_state
 
     if since is not None and unpublished:
         raise ConfigError("--changed-since: excludes --unpublished; keep one of them")

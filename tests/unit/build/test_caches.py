@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from imagebuild.build.caches import cache_entries
-from imagebuild.build.impact import ProjectState
+from imagebuild.build.state import ProjectState
 from imagebuild.project.plan import Plan
 from imagebuild.project.select import select_targets
 from imagebuild.render.renderer import Renderer
 
 
 def tags(renderer: Renderer, full_plan: Plan, select: str, base: str = "bootstrap") -> set[str]:
-    found = cache_entries(ProjectState(renderer, select_targets(full_plan, [select]), base=base))
+    state = ProjectState(renderer, select_targets(full_plan, [select]), base=base)
+    found = cache_entries(state.builds(), renderer.project.components)
     return {entry.tag for of_target in found.values() for entry in of_target}
 
 

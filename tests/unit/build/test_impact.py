@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from imagebuild.build.impact import Impact, compare_states, read_state
+from imagebuild.build.impact import Impact, compare_states
+from imagebuild.build.state import read_state
 from imagebuild.project.changes import parse_changes
 from tests import reference_cost
 from tests.conftest import ROOT, Files, git
