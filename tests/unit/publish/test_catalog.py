@@ -160,6 +160,6 @@ def test_the_table_is_written_between_the_markers(tmp_path: Path, command: Call)
     before, after = "# Title\n\nbefore\n\n<!-- images:begin -->\n| image |", "<!-- images:end -->\n\nafter\n"
     assert readme.read_text().startswith(before)
     assert readme.read_text().endswith(after)
-    for args, problem in (((), "give -o DIR"), (("-o", tmp_path / "x"), "does not name a registry; add --registry")):
+    for args, problem in (((), "add -o DIR"), (("-o", tmp_path / "x"), "does not name a registry; add --registry")):
         status, _, err = command("catalog", *args, "--project", ROOT)
         assert (status, problem in err, (tmp_path / "x").exists()) == (2, True, False)
