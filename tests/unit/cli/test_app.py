@@ -120,7 +120,8 @@ CODE["workflows"] = "\n".join(SHELL)
 def test_commands_in_documents_and_workflows_have_options_that_exist(where: str) -> None:
     code = re.sub(r"\$\((?!imagebuild )[^()\n]*\)", "", CODE[where].replace(" -- ", "\n"))
     for found in re.finditer(r"(?<![^\s(;&])imagebuild (?!-)((?:\\\n|[^\n;&|>#])+)", code):
-        words = found[1].replace("\\\n", " ").split()
+        quoted = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")  # may be another program's command line
+        words = quoted.sub("QUOTED", found[1].replace("\\\n", " ")).split()
         name = next((n for n in (" ".join(words[:2]), *words[:1]) if n in LEAVES or n in ENTRIES), "")
         commands = [c for n, c in LEAVES.items() if n == name or n.startswith(f"{name} ")]
         known = {option for c in commands for p in c.params for option in (*p.opts, *p.secondary_opts)} | {"--help"}
