@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from imagebuild.bench.ceilings import (
     NotComparable,
