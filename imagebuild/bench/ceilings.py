@@ -327,8 +327,8 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             possible = class_ceilings(reference.collective, reference.ranks, layout)
             known = [ceiling for ceiling in possible if reference.algorithm in (None, ceiling.algorithm)]
             if not known:
-                where_not = f"{reference.collective} at this scale on {profile.name}"
-                raise NotComparable(f"{reference.algorithm} is not a class of {where_not}")
+                scale = f"{reference.collective} at this scale on {profile.name}"
+                raise NotComparable(f"{reference.algorithm} is not a possible class of algorithms for {scale}")
         except NotComparable as error:
             mistakes.add(where, f"{name}: {error}")
         else:

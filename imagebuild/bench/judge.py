@@ -47,7 +47,7 @@ Gb/s NIC showed 201.8 Gb/s."""
 GATE_BYTES, WIRE_BYTES = 2**30, 2**16
 """Smallest messages that show bandwidth rather than latency: for collectives, and for one NIC."""
 NEVER_COMPARE = ("all_reduce_bench",)
-"""Tools that cannot validate data. Their reports do not count this as open."""
+"""Tools that cannot validate data. The claim about their data is skipped, not open."""
 COLLAPSE = 0.5
 """Fraction of the best row that all rows of larger sizes must reach."""
 RATIO_ERROR = 0.002
@@ -152,7 +152,7 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     wrong += [_foreign_devices(run.devices, profile), _not_joined(run, runs, wanted), _wrong_ratio(run, ranks)]
     if ranks and run.gpus and run.gpus < ranks and nodes == run.nodes:
         shared = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
-        wrong.append(f"{shared}; if these are hosts of the same name, say with --nodes how many")
+        wrong.append(f"{shared}; if several hosts have this name, pass their number with --nodes")
     if any(wrong):
         return Claim(state="incomplete", reason="; ".join(filter(None, wrong)))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
@@ -274,7 +274,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     if not reference or measured < reference.rate * reference.tolerance:
         others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
         shares = (f"{measured / r.rate:.0%} of the reference with {r.algorithm}" for r in others)
-        notes += [f"{share}: was NCCL made to use it?" for share in shares][:1]
+        notes += [f"{share}: was NCCL told to use it?" for share in shares][:1]
     what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}" if hardest else ""
     limit = Limit(value=round(hardest.value, 3), what=what) if hardest else None
     claim = _speed(measured, size, (limit, floor), reference, missing=missing, notes=notes)

@@ -177,7 +177,7 @@ def _reported_failure(table: Table) -> Finding | None:
     wrong = sum(half.wrong or 0 for row in table.rows for half in row.halves)
     bounds = round(parse_number(table.facts.get("bounds", "")) or 0)
     if wrong or bounds or table.facts.get("bounds_state") == "FAILED":
-        return "wrong-data", f"{wrong} wrong elements in the rows read, {bounds} checks out of bounds"
+        return "wrong-data", f"{wrong} wrong elements in the rows, {bounds} out-of-bounds values"
     if table.facts.get("average_state") == "FAILED":
         return "failed", "the average bus bandwidth is below what NCCL_TESTS_MIN_BW asks for"
     return None
@@ -284,7 +284,7 @@ def _remarks(table: Table) -> str:
     remarks = (
         (True, "complete"),
         (reduced, f"the largest size was reduced to {reduced} bytes for lack of memory"),
-        (table.is_elided, "parts are left out where the output has dots"),
+        (table.is_elided, "the output has dots in place of some lines"),
         (partial, f"{plural(partial, 'row')} could not be read"),
         (not compared, "data were not validated"),
         (0 < compared < len(rows), f"data were compared in {compared} of {len(rows)} rows only"),

@@ -218,7 +218,7 @@ def _complete_profile(
         if own.extends not in known:
             problem = f"no profile {own.extends!r}{suggestion(own.extends, known)}"
         elif base and base.extends:
-            problem = f"{own.extends} extends {base.extends}; name {base.extends}"
+            problem = f"{own.extends} itself extends {base.extends}; extend {base.extends} instead"
         if problem:
             mistakes.add(document.at("extends"), f"extends: {problem}")
         if problem or base is None:

@@ -240,7 +240,7 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (CUT + TABLE.body()[4][:40] + "node1: Test NCCL failure x.cu:9 'unhandled system error / '\n",
      {"verdict": "comm-failure", "partial_rows": 1}),
     ("\n".join([*TABLE.head(), *TABLE.body()[:2], "        ...", TABLE.body()[-1], *TABLE.foot()]),
-     {"verdict": "ok", "reason": "complete; parts are left out where the output has dots"}),
+     {"verdict": "ok", "reason": "complete; the output has dots in place of some lines"}),
     (TABLE.text() + "imagebuild: FAILED\n", {"verdict": "failed"}),
     # Footers.
     (TABLE.text().replace(AVERAGE, f"{AVERAGE}FAILED"), {"verdict": "failed", "avg_busbw_gb_s": TABLE.average}),

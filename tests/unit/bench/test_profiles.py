@@ -80,7 +80,7 @@ def test_a_variant_replaces_references_of_the_same_scale(tmp_path: Path) -> None
 
 def test_extends_goes_one_level(tmp_path: Path) -> None:
     files = {"a": "title: A\nextends: box\n", "b": "title: B\nextends: a\n"}
-    with pytest.raises(ConfigError, match=r"b\.yaml:2: extends: a extends box; name box"):
+    with pytest.raises(ConfigError, match=r"b\.yaml:2: extends: a itself extends box; extend box instead"):
         load_profiles(folder(tmp_path, **files))
 
 
