@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
+from imagebuild.core.fields import full_reference
+from imagebuild.jobs.facts import Scheduler
 
 if TYPE_CHECKING:
-    from imagebuild.jobs.choose import Offer
-
+    from imagebuild.jobs.facts import JobRequest
+    from imagebuild.jobs.offer import Offer
 
 COUNT = options.IntRange(min=1, max=9999)
 """The type of a number of nodes or racks. Pod names have room for four digits."""
@@ -23,7 +25,7 @@ COUNT = options.IntRange(min=1, max=9999)
     "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --registry ghcr.io/acme | kubectl create -f -",
     "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --catalog site/images.json -o job.sh",
 )
-@click.argument("scheduler", type=click.Choice(["mpijob", "jobset", "slurm"]), help="What runs the job.")
+@click.argument("scheduler", type=click.Choice(get_args(Scheduler)), help="What runs the job.")
 @click.option(
     "--profile",
     metavar="NAME",
@@ -64,6 +66,7 @@ COUNT = options.IntRange(min=1, max=9999)
 )
 @click.option("--image", metavar="IMAGE", help="Image to run. Default: the newest image that fits.")
 @options.registry
+@click.option("--plan", metavar="FILE|-", help="Choose from the images in this output of `imagebuild plan --json`.")
 @click.option(
     "--catalog", metavar="FILE", type=options.PATH, help="Choose from the published images in this images.json."
 )
@@ -94,7 +97,7 @@ COUNT = options.IntRange(min=1, max=9999)
 @options.project
 def job(
     project: options.ProjectFiles,
-    scheduler: Literal["mpijob", "jobset", "slurm"],
+    scheduler: Scheduler,
     profile: str,
     fabric: str | None,
     cluster: str,
@@ -105,6 +108,7 @@ def job(
     container: Literal["pyxis", "none"] | None,
     image: str | None,
     registry: str | None,
+    plan: str | None,
     catalog: Path | None,
     nccl: str | None,
     test: str,
@@ -117,9 +121,7 @@ def job(
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.core.errors import ResultError
-    from imagebuild.jobs.choose import published_offer
-    from imagebuild.jobs.facts import JobRequest, default_fabric, find_facts, load_facts
+    from imagebuild.jobs.facts import REGISTRY, JobRequest, default_fabric, find_facts, load_facts
     from imagebuild.jobs.job import resolve_job
     from imagebuild.jobs.manifest import job_text
 
@@ -146,33 +148,56 @@ def job(
     )
     if registry is None:
         registry = find_facts(known.clusters, "cluster", cluster).registry
-    offer = offer_of_plan(project, registry, request.components)
-    if catalog:
-        from imagebuild.publish.catalog import read_catalog
-
-        try:
-            offer = published_offer(offer, read_catalog(catalog))
-        except ResultError:
-            problem = "not a list of images from `imagebuild catalog`; make it anew, or name another file"
-            raise ConfigError(f"--catalog {catalog}: {problem}") from None
-    resolved = resolve_job(request, hardware, known, offer)
+    if registry is not None and not REGISTRY.fits(registry):
+        raise ConfigError(f"--registry {registry!r}: must be {REGISTRY.words}")
+    resolved = resolve_job(request, hardware, known, read_offer(project, request, registry, plan, catalog))
     for message in resolved.messages:
         err.print(message, markup=False)
     options.print_or_write(job_text(resolved), output)
 
 
-def offer_of_plan(
-    project: options.ProjectFiles, registry: str | None = None, components: tuple[str, ...] = ()
+def read_offer(
+    project: options.ProjectFiles,
+    request: JobRequest,
+    registry: str | None = None,
+    plan: str | None = None,
+    catalog: Path | None = None,
 ) -> Offer:
-    """Return the images of the plan, with more components and in that registry, for a job to choose from."""
-    from imagebuild.core.fields import full_reference
-    from imagebuild.jobs.choose import Offer
-    from imagebuild.jobs.facts import REGISTRY
+    """Return the images for a job to choose from: those of the files that are named, or of the project's plan.
 
-    if registry is not None and not REGISTRY.fits(registry):
-        raise ConfigError(f"--registry {registry!r}: must be {REGISTRY.words}")
-    workspace = project.open(options.PlanChanges(with_=list(components)).parse(registry))
-    provides = {name: document.model.provides for name, document in workspace.project.components.items()}
-    matrix = workspace.project.matrix.model
-    unnamed = any(full_reference(target.name) != target.name for target in workspace.plan.targets)
-    return Offer(workspace.plan.targets, provides, matrix.gpu_architectures, unnamed=unnamed)
+    A job that needs no plan reads none, so it runs on a machine that has only the facts of jobs.
+    """
+    from imagebuild.core.files import read_text
+    from imagebuild.jobs.offer import Offer, planned_offer, published_offer, read_catalog, read_plan
+
+    offer = Offer()
+    if plan is not None:
+        text = sys.stdin.read() if plan == options.STDIN else read_text(Path(plan))
+        offer = planned_offer(read_plan(text, plan), registry)
+    elif not catalog and request.container != "none":
+        if request.image is not None and not is_own_image(request.image, project, registry):
+            return offer
+        offer = planned_offer(read_plan(project_plan(project, request.components), "-"), registry)
+    if catalog:
+        offer = published_offer(read_catalog(read_text(catalog), str(catalog)), offer)
+    return offer
+
+
+def is_own_image(reference: str, project: options.ProjectFiles, registry: str | None) -> bool:
+    """Return whether the project may have an image of this name, so that its plan says what the image contains."""
+    from imagebuild.core.fields import Model
+    from imagebuild.core.yaml import read_yaml
+
+    class NamedProject(Model, extra="ignore"):
+        repository: str
+
+    if full_reference(reference) != reference:  # the id of a target, or a name in the engine
+        return True
+    if registry is None and not project.is_shipped:
+        registry = read_yaml(project.folder / options.MATRIX, NamedProject).model.repository
+    return registry is not None and reference.startswith(f"{registry}/")
+
+
+def project_plan(project: options.ProjectFiles, components: tuple[str, ...]) -> str:
+    """Return the plan of the project as JSON, with more components in every image."""
+    return project.open(options.PlanChanges(with_=components).parse()).plan.model_dump_json()

@@ -5,90 +5,111 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import get_args
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, nearest
-from imagebuild.core.fields import ARCHS, CPUS, DIGEST, Arch, Platform, YamlFile, full_reference, major, satisfies
-from imagebuild.jobs.facts import Stack
-from imagebuild.project.matrix import GpuArchitecture
-from imagebuild.project.plan import Target
-from imagebuild.project.records import Catalog
+from imagebuild.core.fields import (
+    ARCHS,
+    CPUS,
+    DIGEST,
+    Arch,
+    YamlFile,
+    full_reference,
+    major,
+    matches,
+    natural_order,
+    satisfies,
+)
+from imagebuild.jobs.facts import Fabric, Feature, JobFacts, JobRequest, Stack
+from imagebuild.jobs.offer import Offer, OfferedImage
+from imagebuild.jobs.size import Size, conditions_of_size
 
 DRIVERS = {"12": "525", "13": "580"}
-"""Major version of CUDA → the oldest driver that runs it, by NVIDIA's rule of minor version compatibility."""
+"""Maps each major version of CUDA to the oldest driver that runs it, by NVIDIA's minor version compatibility."""
+OLDEST_CUDA = {
+    "8.0": "11.0", "8.9": "11.8", "9.0": "11.8", "10.0": "12.8", "10.3": "12.9", "10.7": "13.4", "12.0": "12.8",
+}  # fmt: skip
+"""Maps each compute capability to the first CUDA that compiles for it, by the release notes of CUDA."""
 
 
 @dataclass(frozen=True)
 class JobImage:
-    """Describe the image that a job runs, as far as it is known."""
+    """The image that a job runs, as far as it is known."""
 
     reference: str
-    """Empty for a job without a container."""
+    """Name by which nodes pull it. Empty for a job without a container."""
     stack: str
+    """Name of the image's stack, a file of `jobs/stacks/`."""
     nccl: str | None
+    """Version of NCCL. None if it is not known."""
     arches: tuple[Arch, ...] | None
-    """None if the architectures are not known."""
+    """CPU architectures. None if they are not known."""
     driver: str | None = None
-    """The oldest driver that the image runs on; None if it is not known."""
+    """Oldest driver that the image runs on. None if it is not known."""
     is_planned: bool = False
-    """It comes from the plan, so it is not known whether it was ever built."""
+    """The image comes from a plan, so it is not known whether it was built."""
     components: tuple[str, ...] = ()
-    """Components that it is known to have."""
+    """Components that the image is known to contain."""
 
 
-@dataclass(frozen=True)
-class Offer:
-    """List the images that a job can run: those of the plan, or of a catalogue. Of equal ones, the first is chosen."""
+def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: Size, offer: Offer) -> JobImage:
+    """Return the image that the request names, or the newest image that fits.
 
-    targets: tuple[Target, ...] = ()
-    provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Component → other components that it stands for."""
-    architectures: Mapping[str, GpuArchitecture] = field(default_factory=dict)
-    """Compute capability without the dot → the versions of CUDA that have programs for it."""
-    planned: Mapping[tuple[str, str], int] | None = None
-    """Of a catalogue: image and release of a distribution → its place in the plan."""
-    unnamed: bool = False
-    """The names of the images have no registry, so that nobody can pull them."""
-    unverified: frozenset[tuple[str, Platform]] = frozenset()
-    """Images, each with a platform on which its checks are not known to have passed; they run only if named."""
-
-    @property
-    def places(self) -> Mapping[tuple[str, str], int]:
-        """Return image and release of a distribution → place in the plan; the last release is preferred."""
-        if self.planned is not None:
-            return self.planned
-        return {(target.image, target.axes["os"]): place for place, target in enumerate(self.targets)}
+    Raises ConfigError if the options exclude each other, or if no image fits.
+    """
+    # This comes first, because a bad combination of options is a better reason than "no image fits".
+    conditions = conditions_of_size(request, profile, facts, size)
+    _refuse_bad_combinations(request, size, conditions)
+    if request.nccl is not None and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
+        raise ConfigError(f"--nccl {request.nccl!r}: must be a version of NCCL such as 2.28.3")
+    if size.container == "none":
+        if request.image:
+            raise ConfigError("--image: with --container none the nodes' own programs run; leave one of them out")
+        image = JobImage("", "other", request.nccl, None)
+    else:
+        image = _image_to_pull(request, profile, facts, size, offer)
+    _refuse_bad_combinations(request, size, conditions_of_image(conditions, image, facts))
+    return image
 
 
-def published_offer(offer: Offer, catalog: Catalog) -> Offer:
-    """Return the same offer with the images of a catalogue, each by its digest, the newest first."""
-    platforms: tuple[Platform, ...] = get_args(Platform)
-    targets, unverified = [], set()
-    for image in catalog.images:
-        if "cuda" not in image.axes:
-            continue
-        present = {platform.platform for platform in image.platforms}
-        passed = {p.platform for p in image.platforms if p.checks and not p.checks[0].failed and p.checks[0].passed}
-        unverified |= {(image.reference, platform) for platform in platforms if platform not in passed}
-        tags = tuple(f"{image.repository}:{tag}" for tag in image.tags)
-        targets.append(
-            Target(
-                id=image.target or image.tag,
-                image=image.image,
-                axes=image.axes,
-                platforms=tuple(platform for platform in platforms if platform in present),
-                components=image.versions,
-                name=image.reference,
-                tags=tags,
-                aliases=(*tags, *(f"{image.repository}:{alias}" for alias in image.aliases)),
-            )
+def conditions_of_image(before: Mapping[str, str], image: JobImage, facts: JobFacts) -> Mapping[str, str]:
+    """Return the names and values that conditions (`when`) can use, those of the size and those of the image."""
+    return {**before, "stack": image.stack, "nccl": image.nccl or facts.nccl_variables.release}
+
+
+def _refuse_bad_combinations(request: JobRequest, size: Size, conditions: Mapping[str, str]) -> None:
+    """Raise ConfigError if an option does not fit. Ignore rules about names that `conditions` does not contain yet."""
+    combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": size.fabric}
+    combined |= {f"--feature {name}": feature for name, feature in size.features.items()}
+    for option, facts in combined.items():
+        remedy = "leave it out" if isinstance(facts, Feature) else "take another"
+        for rule in (*facts.supports, *facts.excludes):
+            is_wrong = matches(rule.when, conditions) == (rule in facts.excludes)
+            if is_wrong and rule.when.keys() <= conditions.keys():
+                raise ConfigError(f"{option}: {rule.reason}; {remedy}")
+
+
+def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size: Size, offer: Offer) -> JobImage:
+    if request.image is not None:
+        image = named_image(request.image, offer, facts.stacks)
+    else:
+        plugin = "none" if size.plugin == "host" else size.plugin
+        driver = size.parameters.get("driver") or size.cluster.driver
+        image = newest_image(offer, facts.stacks, profile, plugin, driver)
+    if image.arches is not None and profile.node.cpu not in image.arches:
+        arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
+        raise ConfigError(f"--image {image.reference}: {arches}; use another image")
+    if offer.unnamed and any(image.reference == offered.reference for offered in offer.images):
+        raise ConfigError(
+            f"{image.reference}: this name has no registry to pull it from; name yours with --registry, with "
+            "`registry` in the cluster's file or with --catalog, or name an image with --image"
         )
-    return replace(
-        offer, targets=tuple(targets), planned=offer.places, unnamed=False, unverified=frozenset(unverified)
-    )  # fmt: skip
+    if image.components and "nccl-tests" not in image.components and "programs" not in size.parameters:
+        remedy = "add it to the image, or name the folder of the programs with --param programs=FOLDER"
+        raise ConfigError(f"--image {image.reference}: has no nccl-tests, according to the plan; {remedy}")
+    return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
@@ -98,12 +119,12 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
     """
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?", reference):
         raise ConfigError(f"--image {reference!r}: not the name of an image; write REPOSITORY:TAG or REPOSITORY@DIGEST")
-    for target in offer.targets:
-        if reference in (target.id, target.name, *target.aliases):
-            image = _image_of_target(target, _stack_of_target(target, stacks) or "other", offer)
-            return image if reference == target.id else replace(image, reference=reference)
+    for offered in offer.images:
+        if reference in (offered.id, offered.reference, *offered.aliases):
+            image = _job_image(offered, _stack_of(offered, stacks) or "other", offer)
+            return image if reference == offered.id else replace(image, reference=reference)
     if full_reference(reference) != reference:
-        near = nearest(reference, [target.id for target in offer.targets])
+        near = nearest(reference, [offered.id for offered in offer.images])
         what = f"did you mean {near!r}?" if near else f"write {full_reference(reference)} if you mean that one"
         raise ConfigError(f"--image {reference}: has no registry, so nodes would ask Docker Hub for it; {what}")
     fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
@@ -117,30 +138,30 @@ def newest_image(
     offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
 ) -> JobImage:
     """Return the newest image that fits. Raises ConfigError with what the images lack if there is none."""
-    arch, capability = profile.node.cpu, (profile.gpu.compute_capability or "").replace(".", "")
-    gpu = offer.architectures.get(capability)
+    arch, capability = profile.node.cpu, profile.gpu.compute_capability or ""
+    oldest_cuda = OLDEST_CUDA.get(capability)
 
-    def lack(target: Target, stack: str) -> str:
-        """Return the first requirement that an image does not meet; empty if it meets all."""
-        cuda, compiled_for = target.axes["cuda"], target.axes.get("gpu", capability)
+    def lack(image: OfferedImage, stack: str) -> str:
+        """Return the first requirement that an image does not meet. Return "" if it meets all of them."""
+        cuda, compiled_for = image.axes["cuda"], image.axes.get("gpu", capability.replace(".", ""))
         lacks = {
-            arch: f"linux/{arch}" not in target.platforms,
-            f"the plug-in {plugin!r}": stacks[stack].model.lacks_plugin(plugin, target.components),
-            f"compute capability {profile.gpu.compute_capability}": compiled_for != capability
-            or bool(gpu and not satisfies(cuda, gpu.cuda)),
+            arch: f"linux/{arch}" not in image.platforms,
+            f"the plug-in {plugin!r}": stacks[stack].model.lacks_plugin(plugin, image.components),
+            f"compute capability {capability}": compiled_for != capability.replace(".", "")
+            or bool(oldest_cuda and not satisfies(cuda, f">={oldest_cuda}")),
             f"driver {driver}": driver is not None and int(major(driver)) < int(DRIVERS.get(major(cuda), "0")),
-            f"that all checks passed on {arch}": (target.name, f"linux/{arch}") in offer.unverified,
+            f"that all checks passed on {arch}": f"linux/{arch}" in image.unverified,
         }
         return next((requirement for requirement, is_lacking in lacks.items() if is_lacking), "")
 
     candidates = [
-        (target, stack)
-        for target in offer.targets
-        if (stack := _stack_of_target(target, stacks)) and target.axes.get("variant") != "devel"
+        (image, stack)
+        for image in offer.images
+        if (stack := _stack_of(image, stacks)) and image.axes.get("variant") != "devel"
     ]
     fitting = [candidate for candidate in candidates if not lack(*candidate)]
     if not fitting:
-        noun = "image of the plan" if offer.planned is None else "published image"
+        noun = "published image" if offer.is_published else "image of the plan"
         if not candidates:
             raise ConfigError(f"no {noun} has nccl-tests; add it to the components of one, or name one with --image")
         lacks = Counter(lack(*candidate) for candidate in candidates)
@@ -148,39 +169,38 @@ def newest_image(
         remedy = plugin_remedy(plugin, stacks) if any(repr(plugin) in requirement for requirement in lacks) else ""
         raise ConfigError(f"no {noun} fits: {counted}; {remedy}name an image with --image")
 
-    def order(candidate: tuple[Target, str]) -> tuple[int, list[int], int]:
-        target, stack = candidate
-        version = [int(number) for number in re.findall(r"\d+", target.axes["cuda"])]
-        place = offer.places.get((target.image, target.axes.get("os", "")), -1)
-        return stacks[stack].model.prefer, version, place
+    def order(candidate: tuple[OfferedImage, str]) -> tuple[object, ...]:
+        image, stack = candidate
+        version = [int(number) for number in re.findall(r"\d+", image.axes["cuda"])]
+        release = image.axes.get("os", "")
+        place = offer.places.get((image.image, release), -1)
+        return stacks[stack].model.prefer, version, place, natural_order(release)
 
-    target, stack = max(fitting, key=order)
-    return _image_of_target(target, stack, offer)
+    return _job_image(*max(fitting, key=order), offer)
 
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
-    """Return the beginning of advice: how to get an image with an optional plug-in; empty for other plug-ins."""
+    """Return the beginning of a remedy: how to get an image with an optional plug-in. Return "" for other plug-ins."""
     for name, file in stacks.items():
         if component := file.model.optional_plugins.get(plugin):
             return f"build {name} with --with {component}, give --with {component} here, too, or "
     return ""
 
 
-def _stack_of_target(target: Target, stacks: Mapping[str, YamlFile[Stack]]) -> str | None:
+def _stack_of(image: OfferedImage, stacks: Mapping[str, YamlFile[Stack]]) -> str | None:
     known = {name: file.model for name, file in stacks.items() if file.model.components}
-    fits = [name for name, stack in known.items() if set(stack.components) <= set(target.components)]
+    fits = [name for name, stack in known.items() if set(stack.components) <= set(image.components)]
     return max(fits, key=lambda name: known[name].prefer, default=None)
 
 
-def _image_of_target(target: Target, stack: str, offer: Offer) -> JobImage:
-    versions = (v for name, v in target.components.items() if "nccl" in (name, *offer.provides.get(name, ())))
-    plain = re.match(r"\d+(\.\d+)+", next(versions, ""))
+def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:
+    plain_version = re.match(r"\d+(\.\d+)+", image.nccl)
     return JobImage(
-        target.name,
+        image.reference,
         stack,
-        plain[0] if plain else None,
-        tuple(arch for arch in ARCHS if f"linux/{arch}" in target.platforms),
-        driver=DRIVERS.get(major(target.axes["cuda"])),
-        is_planned=offer.planned is None,
-        components=tuple(target.components),
+        plain_version[0] if plain_version else None,
+        tuple(arch for arch in ARCHS if f"linux/{arch}" in image.platforms),
+        driver=DRIVERS.get(major(image.axes["cuda"])),
+        is_planned=not offer.is_published,
+        components=image.components,
     )

@@ -1,4 +1,4 @@
-"""Compute the environment of a job from layers of facts and from `--param`. Pure."""
+"""The third step of a job: its environment, from layers of facts and from `--param`. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, get_args
 
+from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
-from imagebuild.core.fields import Form, YamlFile, matches
+from imagebuild.core.fields import YamlFile, matches
+from imagebuild.jobs.choose import JobImage, conditions_of_image, plugin_remedy
 from imagebuild.jobs.facts import (
-    CPUS,
-    GPUS,
-    QUALIFIED,
-    QUANTITY,
-    SLURM_FORMS,
-    VALUE,
-    VALUE_FORM,
     Container,
-    Env,
+    Expect,
     FactLayer,
+    JobFacts,
+    JobRequest,
     NcclVariables,
     Scope,
+    Stack,
 )
+from imagebuild.jobs.settings import Variable
+from imagebuild.jobs.size import Size, conditions_of_size
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
 """Variables that a higher layer may set to another value. For all others, two values are an error."""
@@ -36,17 +36,6 @@ SCOPES: Mapping[Container, tuple[Scope, ...]] = {
 """What runs the ranks → the scopes that its jobs have."""
 
 
-class Variable(Env):
-    """Describe a variable of the job's environment, and the layer that set it."""
-
-    layer: str
-    """Name of the layer, for messages: `fabric ib`, `--param`."""
-    where: str
-    """Place of the entry, for messages: file and line, or the option."""
-    replaces: bool = False
-    """It was set by `--param NAME:=VALUE`."""
-
-
 @dataclass(frozen=True)
 class FactSource:
     """Name a layer of facts and the file that it comes from."""
@@ -56,6 +45,89 @@ class FactSource:
     layer: FactLayer
     path: tuple[str, ...] = ()
     """Keys that lead to the layer in its file."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The environment of a job's ranks, and the lines that its output must contain."""
+
+    stack: Stack
+    """The programs and plug-ins of the image, with the changes of `--param`."""
+    conditions: Mapping[str, str]
+    """Names and values that conditions (`when`) of the facts can use."""
+    placeholders: Mapping[str, str]
+    """Names and texts that facts can contain in braces."""
+    variables: tuple[Variable, ...]
+    scopes: Mapping[Scope, tuple[Variable, ...]]
+    """Maps each scope to its variables."""
+    expected_lines: tuple[Expect, ...]
+    """Lines that the output must contain."""
+
+
+def resolve_environment(
+    request: JobRequest, profile: Profile, facts: JobFacts, size: Size, image: JobImage
+) -> Environment:
+    """Return the environment of a job. Raises ConfigError if two layers disagree, or if the image lacks a plug-in."""
+    parameters, cluster = size.parameters, size.cluster
+    own = {name: parameters[name] for name in ("programs", "suffix") if name in parameters}
+    stack = facts.stacks[image.stack].model.model_copy(update=own)
+    conditions = conditions_of_image(conditions_of_size(request, profile, facts, size), image, facts)
+    placeholders = {
+        "interface": parameters.get("interface") or cluster.interface,
+        "hca": parameters.get("hca") or cluster.hca,
+        "cards": str(profile.network.count if profile.network else 0),
+        "gpus": str(profile.node.gpus),
+    }
+    sources = _fact_sources(request, facts, size, image)
+    known = layered_variables(sources, conditions, placeholders)
+    chosen = _plugin_variables(facts, size, image, stack)
+    variables = merge([*known, *chosen, *size.settings.variables], size.container)
+    lines = (line for source in sources for line in source.layer.expect)
+    return Environment(
+        stack=stack,
+        conditions=conditions,
+        placeholders=placeholders,
+        variables=variables,
+        scopes={scope: tuple(v for v in variables if v.scope == scope) for scope in get_args(Scope)},
+        expected_lines=tuple(line for line in lines if matches(line.when, conditions)),
+    )
+
+
+def _fact_sources(request: JobRequest, facts: JobFacts, size: Size, image: JobImage) -> list[FactSource]:
+    """Return the layers of facts, the lowest first: a higher layer can replace a variable of a lower one."""
+    cluster = facts.clusters[request.cluster]
+
+    def source(name: str, file: YamlFile[Any]) -> FactSource:
+        return FactSource(name, file, file.model)
+
+    site = f"fabric {request.fabric} of cluster {request.cluster}"
+    return [
+        source(f"stack {image.stack}", facts.stacks[image.stack]),
+        source(f"fabric {request.fabric}", facts.fabrics[request.fabric]),
+        FactSource(site, cluster, size.site, ("fabrics", request.fabric)),
+        source("node", facts.node),
+        source(f"cluster {request.cluster}", cluster),
+        *(source(f"feature {name}", facts.features[name]) for name in size.features),
+        source(f"scheduler {request.scheduler}", facts.schedulers[request.scheduler]),
+    ]
+
+
+def _plugin_variables(facts: JobFacts, size: Size, image: JobImage, stack: Stack) -> list[Variable]:
+    """Return the variables that name the network plug-in and its folder. `host` leaves both to the node."""
+    plugin, plugins = size.plugin, stack.plugins
+    if plugin == "host":
+        return []
+    if stack.lacks_plugin(plugin, image.components):
+        remedy = plugin_remedy(plugin, facts.stacks)
+        advice = f"; {remedy}name another one" if remedy else suggestion(plugin, plugins or {})
+        raise ConfigError(f"{image.reference}: the image has no plug-in {plugin!r}{advice}")
+    why = "what NCCL has built in, whatever else is installed" if plugin == "none" else "this plug-in and no other"
+    place = {"layer": "plug-in", "where": "plug-in"}
+    variables = [Variable(name="NCCL_NET_PLUGIN", value=plugin, why=why, **place)]
+    if folder := (plugins or {}).get(plugin):
+        why = "where the plug-in is; it must be found first"
+        variables.append(Variable(name="LD_LIBRARY_PATH", value=folder, why=why, prepend=True, **place))
+    return variables
 
 
 def layered_variables(
@@ -103,75 +175,6 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
                 advice = f"to replace the first, write --param {name}:={variable.value}"
             raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
     return tuple(merged.values())
-
-
-# `--param`
-
-_ALL: tuple[Container, ...] = get_args(Container)
-_SLURM: tuple[Container, ...] = ("pyxis", "none")
-_KUBERNETES: tuple[Container, ...] = ("kubernetes",)
-_COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
-_IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
-_RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8")
-PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
-    **{name: (form, _SLURM) for name, form in SLURM_FORMS.items()},
-    "cpu": (CPUS, _KUBERNETES),
-    "cpus-per-task": (_COUNT, _SLURM),
-    "driver": (Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65"), ("kubernetes", "pyxis")),
-    "hca": (Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1"), _ALL),
-    "images": (_IMAGES, ("pyxis",)),
-    "interface": (Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0"), _ALL),
-    "json": (Form("yes|no", "yes or no"), _ALL),
-    "memory": (QUANTITY, _KUBERNETES),
-    "min-bw": (Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350"), _ALL),
-    "minutes": (_COUNT, _ALL),
-    "name": (Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter"), _ALL),
-    "plugin": (Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx"), _ALL),
-    "programs": (Form("/[A-Za-z0-9_./-]+", "a folder that begins with /"), _ALL),
-    "rack-nodes": (_COUNT, _ALL),
-    "racks": (Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), _KUBERNETES),
-    "resource": (_RESOURCE, _KUBERNETES),
-    "suffix": (Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _"), _ALL),
-}
-"""Name → the form of its values, and what runs the ranks of jobs that have it."""
-VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
-
-
-def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
-    """Return the parameters and the variables in the texts of `--param`.
-
-    Raises ConfigError for parameters that are unknown, repeated or of other jobs, and for values that cannot be used.
-    """
-    parameters: dict[str, str] = {}
-    variables: dict[str, Variable] = {}
-    for setting in settings:
-        match = VARIABLE.fullmatch(setting)
-        name, equals, value = match.group("name", "equals", "value") if match else setting.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--param {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
-        if name in parameters or name in variables:
-            raise ConfigError(f"--param {name}: given twice; leave one out")
-        if match:
-            scope = match["scope"] or "rank"
-            if scope not in get_args(Scope):
-                near = suggestion(scope, list(get_args(Scope)))
-                raise ConfigError(f"--param {setting}: unknown scope {scope!r}{near}")
-            if "$" in value or not VALUE_FORM.fits(value):
-                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
-            own = {"name": name, "value": value, "scope": scope, "replaces": equals == ":="}
-            origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
-            variables[name] = Variable.model_validate({**own, **origin})
-            continue
-        if name not in PARAMETERS:
-            raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
-        form, containers = PARAMETERS[name]
-        if container not in containers:
-            where = " or ".join(containers)
-            raise ConfigError(f"--param {name}: is for {where} only, and this job has {container}; leave it out")
-        if not form.fits(value):
-            raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
-        parameters[name] = value
-    return parameters, tuple(variables.values())
 
 
 # What NCCL reads

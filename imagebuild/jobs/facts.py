@@ -16,9 +16,9 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, Mistakes, suggestion
 from imagebuild.core.fields import Condition, Form, Loc, Model, Variable, YamlFile
 from imagebuild.core.yaml import dotted_key, load_yaml
-from imagebuild.project.component import Support
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
+"""What starts a job. Each has a file of `jobs/schedulers/` and a template of its name."""
 Container = Literal["kubernetes", "pyxis", "none"]
 Scope = Literal["rank", "container", "launcher", "batch"]
 
@@ -88,6 +88,13 @@ CONDITIONS = (
 """Names that a condition (`when`) can use, besides features and collectives, which are `yes` or `no`."""
 
 # What every kind of file can contain
+
+
+class Support(Model):
+    """A condition under which something works or does not work, and the reason."""
+
+    when: Condition
+    reason: str
 
 
 class Env(Model):
@@ -326,6 +333,10 @@ class LauncherPod(Model):
     """By default 2Gi, and 64Mi more for every pair of nodes that is measured at once."""
 
 
+GANGS_OF_PODS = ("volcano", "coscheduling")
+"""Values of `gang` that group pods in a PodGroup. Kueue groups them by itself."""
+
+
 class Kubernetes(Model):
     """Hold what an admin of Kubernetes says about the pods of jobs."""
 
@@ -442,10 +453,37 @@ class JobTest(Model):
     """Time limit in minutes: of the test, or of each round where pairs are measured."""
 
 
-class SchedulerFacts(FactLayer):
-    """Hold the variables that a scheduler needs, a file of `schedulers/`, or every node, the file `node.yaml`."""
+class NodeFacts(FactLayer):
+    """The variables that every node needs; the file `node.yaml`."""
 
     title: str
+
+
+class KubernetesScheduler(Model):
+    """How a scheduler runs jobs on Kubernetes."""
+
+    resource: Label
+    """Name of its resource for kubectl, such as `mpijob`."""
+    job_label: Key
+    """Label of a pod with the name of its job."""
+    role_label: Key
+    """Label of a pod with its role: `launcher` or `worker`."""
+    mpi_operator: bool
+    """An operator makes the hostfile, the keys for ssh and the group of the pods. Without it, the job makes them."""
+    exclusive_racks: bool
+    """The workers of each rack can be a job of their own, on a rack that no other job uses."""
+
+
+class SchedulerFacts(FactLayer):
+    """What starts the ranks of a job; a file of `schedulers/`."""
+
+    title: str
+    containers: Annotated[tuple[Container, ...], Field(min_length=1)]
+    """What can run the ranks. The first one is the default."""
+    longest_name: Annotated[int, Field(gt=0)]
+    """Maximum number of characters in the name of a job."""
+    kubernetes: KubernetesScheduler | None = None
+    """Absent for Slurm."""
 
 
 class NcclVariables(Model):
@@ -465,7 +503,7 @@ class JobFacts:
     clusters: Mapping[str, YamlFile[Cluster]]
     tests: Mapping[str, YamlFile[JobTest]]
     schedulers: Mapping[str, YamlFile[SchedulerFacts]]
-    node: YamlFile[SchedulerFacts]
+    node: YamlFile[NodeFacts]
     nccl_variables: NcclVariables
 
 
@@ -495,7 +533,7 @@ def load_facts(*folders: Path) -> JobFacts:
             where = str(folders[-1] / kind)
             mistakes.add(where, "no *.yaml in this folder; name the folder that contains the facts with --facts")
         kinds[kind] = {name: file for name, file in files.items() if file}
-    node, nccl_variables = load("node.yaml", SchedulerFacts), load("nccl-params.json", NcclVariables)
+    node, nccl_variables = load("node.yaml", NodeFacts), load("nccl-params.json", NcclVariables)
     fabrics = kinds["fabrics"]
     for cluster in kinds["clusters"].values():
         for name in set(cluster.model.fabrics) - set(fabrics):

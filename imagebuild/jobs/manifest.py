@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
-from imagebuild.jobs.facts import Security
+from imagebuild.jobs.facts import GANGS_OF_PODS, Security
 from imagebuild.jobs.job import Job
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
@@ -29,19 +29,19 @@ NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 def job_text(job: Job) -> str:
     """Return the job as a batch script of Slurm, or as objects of Kubernetes in YAML. Equal jobs give equal text."""
-    if job.request.scheduler == "slurm":
-        return _fill(quote_shell, "slurm.sh.j2", job)
+    if not job.size.scheduler.kubernetes:
+        return _fill(quote_shell, f"{job.request.scheduler}.sh.j2", job)
     scripts = {name: _fill(quote_shell, f"{name}.sh.j2", job) for name in ("launcher", "worker")}
     return _fill(quote_yaml, f"{job.request.scheduler}.yaml.j2", job, **scripts)
 
 
 def report_options(job: Job) -> list[str]:
     """Return the options with which `imagebuild report` judges the job's log."""
-    least = job.parameters.get("min-bw")
+    least = job.size.parameters.get("min-bw")
     by_profile = job.comparable and job.least and not least
     profile = ["--profile", job.profile.name] if by_profile else ["--min-bw", least] if least else []
     profile += ["--profiles", job.request.profiles] if by_profile and job.request.profiles else []
-    return [*profile, "--ranks", str(job.run_ranks), "--nodes", str(job.run_nodes)]
+    return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
 
 
 def enroot_reference(reference: str) -> str:
@@ -100,19 +100,38 @@ def expanded(text: str) -> Markup:
 
 
 def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: str) -> str:
-    kube = job.cluster.kubernetes
-    more = {
-        "claim": f"{job.name}-channel",
+    size, kube = job.size, job.size.cluster.kubernetes
+    of_scheduler = size.scheduler.kubernetes
+    data = {
+        # the values of the steps, as they are
+        "request": job.request,
+        "profile": job.profile,
+        "size": size,
+        "image": job.image,
+        "stack": job.environment.stack,
+        "scopes": job.environment.scopes,
+        "expected_lines": job.environment.expected_lines,
+        "comparable": job.comparable,
+        "least": job.least,
+        "workers": job.workers,
+        # parts of them that many templates show
+        "name": job.workers.name,
+        "test": size.test,
+        "cluster": size.cluster,
+        "kube": kube,
+        "scheduler": of_scheduler,
+        # texts and numbers that follow from them
+        "claim": f"{job.workers.name}-channel",
+        "claims": any(feature.claims for feature in size.features.values()),
         "command": shlex.join(["imagebuild", *job.request.words]),
         "report_options": report_options(job),
-        "kube": kube,
-        "grouped": kube.gang in ("volcano", "coscheduling"),
+        "grouped": kube.gang in GANGS_OF_PODS,
         "no_security": Security(),
-        "deadline": 60 * (kube.start_minutes + job.test.minutes + 5),
-        # With the network of the node, port 22 is the node's. JobSet's workers choose a port that needs no root.
-        "ssh_port": 2222 if kube.host_network or job.request.scheduler == "jobset" else 22,
+        "deadline": 60 * (kube.start_minutes + size.test.minutes + 5),
+        # The node itself uses port 22. Without an operator, workers start their own servers, on a port that needs no root.
+        "ssh_port": 2222 if kube.host_network or (of_scheduler and not of_scheduler.mpi_operator) else 22,
     }
-    return _environment(quote).get_template(template).render(**{**vars(job), **scripts, **more}, job=job)
+    return _environment(quote).get_template(template).render(**data, **scripts)
 
 
 @cache

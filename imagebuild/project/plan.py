@@ -76,6 +76,8 @@ class Plan(Model):
     excluded: tuple[Excluded, ...]
     restricted: dict[Name, str] = Field(default_factory=dict)
     """Component → what whoever publishes an image with it must accept."""
+    provides: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
+    """Maps each component to the roles that it fulfils, such as `nccl-wheel` to `nccl`."""
 
 
 def components_of(labels: Mapping[str, str]) -> dict[str, str]:
@@ -135,7 +137,10 @@ def make_plan(project: Project) -> Plan:
     check_policy(project, targets, mistakes)
     mistakes.stop_if_any()
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
-    return Plan(targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted)
+    provides = {n: d.model.provides for n, d in project.components.items() if d.model.provides}
+    return Plan(
+        targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted, provides=provides
+    )  # fmt: skip
 
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:

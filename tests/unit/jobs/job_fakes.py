@@ -15,7 +15,7 @@ import yaml
 
 from imagebuild.bench.profiles import Profile, load_profiles
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.choose import Offer
+from imagebuild.jobs.offer import Offer
 from imagebuild.jobs.facts import JobFacts, JobRequest, default_fabric, load_facts
 from imagebuild.jobs.job import Job, resolve_job
 from imagebuild.jobs.manifest import job_text

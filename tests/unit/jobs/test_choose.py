@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.choose import Offer, published_offer
+from imagebuild.core.fields import satisfies
+from imagebuild.jobs.choose import OLDEST_CUDA
 from imagebuild.jobs.job import Job, resolve_job
-from imagebuild.project.matrix import GpuArchitecture
+from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer
 from imagebuild.project.plan import Plan
 from imagebuild.project.records import Catalog
 from tests import catalog_samples
@@ -20,9 +21,8 @@ IB = "mpijob --profile h100 --fabric ib"
 
 
 @pytest.fixture
-def planned(full_plan: Plan, project: Any) -> Offer:
-    provides = {name: file.model.provides for name, file in project.components.items()}
-    return Offer(full_plan.targets, provides, project.matrix.model.gpu_architectures)
+def planned(full_plan: Plan) -> Offer:
+    return replace(planned_offer(PlanFile.model_validate_json(full_plan.model_dump_json())), unnamed=False)
 
 
 @pytest.fixture
@@ -36,6 +36,10 @@ def published() -> Catalog:
     return sample.model_copy(update={"images": tuple(images)})
 
 
+def offer_of(catalog: Catalog, planned: Offer = Offer()) -> Offer:
+    return published_offer(CatalogFile.model_validate_json(catalog.model_dump_json()), planned)
+
+
 def job_of(line: str, offer: Offer, image: str | None = None) -> Job:
     job_request = replace(request(line), image=image)
     return resolve_job(job_request, profiles()[job_request.profile], facts(), offer)
@@ -43,7 +47,7 @@ def job_of(line: str, offer: Offer, image: str | None = None) -> Job:
 
 def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> None:
     newest = job_of(IB, planned)
-    names = {target.name: target.id for target in planned.targets}
+    names = {image.reference: image.id for image in planned.images}
     assert names[newest.image.reference] == "hpcx-cuda13.4.2-ubuntu26.04-runtime"
     assert newest.image.nccl == project.matrix.model.versions["nccl"][-1].version
     assert newest.image.arches == ("amd64", "arm64")
@@ -61,7 +65,7 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
 
 def test_no_image_fits(planned: Offer, published: Catalog) -> None:
     amd64 = [image.model_copy(update={"platforms": image.platforms[:1]}) for image in published.images]
-    only_amd64 = published_offer(Offer(), published.model_copy(update={"images": tuple(amd64)}))
+    only_amd64 = offer_of(published.model_copy(update={"images": tuple(amd64)}))
     for line, offer, problem in (
         (f"{IB} --param driver=500", planned, r"driver 500 rules out \d+.*; name an image with --image"),
         ("mpijob --profile p5 --fabric efa", planned, r"no image of the plan fits: the plug-in 'ofi' rules out \d+.*; "
@@ -75,35 +79,34 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
 
 def test_an_optional_plug_in_is_one_that_the_image_was_built_with(planned: Offer, published: Catalog) -> None:
     efa, target = "mpijob --profile p5 --nodes 2", "open-cuda13.5-debian13-runtime"
-    with_plugin = [t.model_copy(update={"components": {**t.components, "aws-ofi-nccl": "1"}}) for t in planned.targets]
-    job = job_of(efa, replace(planned, targets=tuple(t for t in with_plugin if t.image != "hpcx")))
+    with_plugin = [replace(image, components=(*image.components, "aws-ofi-nccl")) for image in planned.images]
+    job = job_of(efa, replace(planned, images=tuple(image for image in with_plugin if image.image != "hpcx")))
     assert job.image.reference == "imagebuild/open:cuda13.5-debian13-runtime"  # of four releases of distributions
-    values = {v.name: v.value for v in job.variables if v.scope == "rank"}
+    values = {v.name: v.value for v in job.environment.variables if v.scope == "rank"}
     assert (job.image.stack, values["NCCL_NET_PLUGIN"], values["NCCL_NET"]) == ("open", "ofi", "Libfabric")
     for image in (target, "example.com/open:mine"):
         with pytest.raises(ConfigError, match="the image has no plug-in 'ofi'; build open with --with aws-ofi-nccl"):
             job_of(efa, planned, image)
     more = {"openmpi-git": "1", "nccl-tests": "1", "aws-ofi-nccl": "1"}
     images = [i.model_copy(update={"versions": {"nccl": "2.32.3", **more}}) for i in published.images]
-    known = published_offer(planned, published.model_copy(update={"images": tuple(images)}))
+    known = offer_of(published.model_copy(update={"images": tuple(images)}), planned)
     assert job_of(efa, known).image.stack == "open"
 
 
 def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer) -> None:
-    target = next(t for t in planned.targets if t.id == "open-cuda13.5-debian13-runtime")
+    target = next(image for image in planned.images if image.id == "open-cuda13.5-debian13-runtime")
     by_id, by_tag = job_of(IB, planned, target.id), job_of(IB, planned, target.aliases[0])
-    assert (by_id.image.reference, by_tag.image.reference) == (target.name, target.aliases[0])
+    assert (by_id.image.reference, by_tag.image.reference) == (target.reference, target.aliases[0])
     assert by_tag.image.nccl == by_id.image.nccl
-    assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.in_scope("launcher")}
+    assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.environment.scopes["launcher"]}
     (note,) = job_of(IB, planned, "example.com/x:1").messages
     assert note == "note: the version of NCCL is not known, so 2.30.7 is assumed; name it with --nccl"
-    with pytest.raises(ConfigError, match=f"{target.name}: the image has no plug-in 'ibext'"):
+    with pytest.raises(ConfigError, match=f"{target.reference}: the image has no plug-in 'ibext'"):
         job_of(f"{IB} --feature sharp", planned, target.id)
 
 
-def test_published_images_the_newest_by_digest_others_by_tag_or_target(published: Catalog, full_plan: Plan) -> None:
-    needs = {"90": GpuArchitecture(gpus="H100", cuda=">=11.8"), "103": GpuArchitecture(gpus="B300", cuda=">=12.9")}
-    offer = published_offer(Offer(full_plan.targets, architectures=needs), published)
+def test_published_images_the_newest_by_digest_others_by_tag_or_target(published: Catalog, planned: Offer) -> None:
+    offer = offer_of(published, planned)
     newest = ("hpcx", "runtime", "13.4.2", "ubuntu26.04")
     fits = [i for i in published.images if (i.image, *map(i.axes.get, ("variant", "cuda", "os"))) == newest]
     fits = [image for image in fits if not image.platforms[0].checks[0].failed]
@@ -115,7 +118,7 @@ def test_published_images_the_newest_by_digest_others_by_tag_or_target(published
         update={"platforms": tuple(p.model_copy(update={"checks": ()}) for p in fits[0].platforms)}
     )
     others = tuple(unchecked if image is fits[0] else image for image in published.images)
-    without = published_offer(offer, published.model_copy(update={"images": others}))
+    without = offer_of(published.model_copy(update={"images": others}), planned)
     assert job_of(IB, without).image.reference == fits[1].reference
     assert job_of(IB, without, unchecked.reference).image.arches == chosen.arches
     image = next(i for i in published.images if (i.axes["cuda"], i.axes["variant"]) == ("12.9.1", "runtime"))

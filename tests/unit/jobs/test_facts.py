@@ -18,6 +18,7 @@ from imagebuild.jobs.facts import (
     Fabric,
     Feature,
     JobTest,
+    NodeFacts,
     SchedulerFacts,
     Stack,
     load_facts,
@@ -52,10 +53,10 @@ def test_a_folder_without_facts(tmp_path: Path) -> None:
 
 
 def test_conditions_can_use_exactly_what_jobs_know() -> None:
-    assert set(job("slurm --profile h100 --fabric ib").conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
+    assert set(job("slurm --profile h100 --fabric ib").environment.conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
 
 
-@pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, SchedulerFacts])
+@pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, NodeFacts, SchedulerFacts])
 def test_schemas(model: type[Model], golden: Callable[[str, str], None]) -> None:
     name = model.__name__.removesuffix("Facts").removeprefix("Job").lower()
     golden(f"schemas/job-{name}.json", json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.cli.job import offer_of_plan
+from imagebuild.cli.job import project_plan
 from imagebuild.cli.options import ProjectFiles
 from imagebuild.core.errors import ConfigError
 from tests.conftest import ROOT
@@ -32,9 +32,9 @@ def test_the_command_writes_what_it_would_print(tmp_path: Path, command: Call, m
 def test_without_a_project_the_images_that_come_with_imagebuild_are_offered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered = offer_of_plan(ProjectFiles(root=ROOT))
+    planned = project_plan(ProjectFiles(root=ROOT), ())
     monkeypatch.chdir(tmp_path)
-    assert offer_of_plan(ProjectFiles()) == offered
+    assert project_plan(ProjectFiles(), ()) == planned
 
 
 # Settings

@@ -60,7 +60,7 @@ def assert_holds(line: str) -> None:
     assert text(command.removeprefix("# imagebuild job ")) == made, line
     assert not [message for message in resolved.messages if message.startswith("warning")]
     expected: dict[str, dict[str, str]] = {scope: {} for scope in ("rank", "container", "launcher", "batch")}
-    for variable in resolved.variables:
+    for variable in resolved.environment.variables:
         if variable.value is not None:
             expected[variable.scope][variable.name] = variable.value
     written = variables_by_scope(made)

@@ -234,7 +234,7 @@ def test_examples() -> None:
     head = (ROOT / "examples/argo-workflow.yaml").read_text().splitlines()
     command = next(line for line in head if "imagebuild job" in line)
     arguments = command.removeprefix("#   imagebuild job ").removesuffix(" --registry ghcr.io/acme -o job.yaml")
-    assert job(arguments).name == "all-reduce-16-h100-ib-2n"
+    assert job(arguments).workers.name == "all-reduce-16-h100-ib-2n"
     assert "-p job=all-reduce-16-h100-ib-2n" in "\n".join(head)
 
 

@@ -1,0 +1,204 @@
+"""The first step of a job: what the request decides by itself, above all the numbers of nodes and ranks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from imagebuild.bench.profiles import Profile
+from imagebuild.core.errors import ConfigError
+from imagebuild.jobs.facts import (
+    COLLECTIVES,
+    Cluster,
+    ClusterFabric,
+    Container,
+    Fabric,
+    Feature,
+    JobFacts,
+    JobRequest,
+    JobTest,
+    Nodes,
+    SchedulerFacts,
+    find_facts,
+)
+from imagebuild.jobs.settings import Settings, parse_settings
+
+IMPORT_MINUTES = 15
+"""Minutes for pyxis to import an image for the first time, in addition to the minutes of the measurements."""
+DEFAULT_NODES = 8
+"""Nodes of a job without --nodes, on hardware whose NVLink ends at the node."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a job, and the facts that its request names."""
+
+    scheduler: SchedulerFacts
+    container: Container
+    settings: Settings
+    fabric: Fabric
+    cluster: Cluster
+    site: ClusterFabric
+    """The additions of the cluster to the fabric."""
+    gpu: str
+    """Short name of the GPU, such as `h100`."""
+    node: Nodes
+    """The nodes of the cluster that the job may use."""
+    mnnvl: bool
+    """NVLink connects several nodes."""
+    nodes: int
+    racks: int
+    nodes_per_rack: int
+    """Equal to `nodes` if NVLink ends at the node."""
+    test: JobTest
+    """What is measured. `minutes` is the time limit of the whole job."""
+    rounds: int
+    """Measurements in sequence that share the time limit. 1 if a single limit is for all of them."""
+    ranks: int
+    """One rank for each GPU."""
+    run_nodes: int
+    """Nodes that take part in one measurement."""
+    run_ranks: int
+    features: Mapping[str, Feature]
+    plugin: str
+    """Network plug-in of NCCL."""
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        return self.settings.parameters
+
+
+def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size:
+    """Return the size of the requested job.
+
+    Raises ConfigError for unknown names, and with the reason for what is impossible.
+    """
+    scheduler = find_facts(facts.schedulers, "scheduler", request.scheduler)
+    container = request.container or scheduler.containers[0]
+    if container not in scheduler.containers:
+        raise ConfigError(f"--container {container}: is for Slurm only; Kubernetes always runs the image")
+    settings = parse_settings(request.settings, container)
+    parameters = settings.parameters
+    fabric = find_facts(facts.fabrics, "fabric", request.fabric)
+    cluster = find_facts(facts.clusters, "cluster", request.cluster)
+    site = cluster.fabrics.get(request.fabric, ClusterFabric())
+    gpu = _short_name(profile)
+    own = {name: parameters[name] for name in ("cpu", "memory") if name in parameters}
+    node = (cluster.nodes.get(gpu) or Nodes()).model_copy(update=own)
+
+    nodes, racks = _nodes_and_racks(request, profile, int(parameters.get("rack-nodes") or node.rack_nodes or 0))
+    test = find_facts(facts.tests, "test", request.test)
+    rounds = _rounds(request, test, nodes)
+    minutes = test.minutes * rounds + (IMPORT_MINUTES if container == "pyxis" else 0)
+    minutes = int(parameters.get("minutes") or minutes)
+    if minutes * 2 < rounds:
+        least = -(-rounds // 2)
+        raise ConfigError(f"--param minutes={minutes}: too few for {rounds} rounds; take {least} or more")
+    run_nodes = 2 if test.pairs else nodes
+
+    implied = ["multirack"] if racks > 1 and "multirack" in facts.features else []
+    names = sorted({*request.features, *implied})
+    features = {name: find_facts(facts.features, "feature", name) for name in names}
+    return Size(
+        scheduler=scheduler,
+        container=container,
+        settings=settings,
+        fabric=fabric,
+        cluster=cluster,
+        site=site,
+        gpu=gpu,
+        node=node,
+        mnnvl=profile.hosts_per_domain > 1,
+        nodes=nodes,
+        racks=racks,
+        nodes_per_rack=nodes // racks,
+        test=test.model_copy(update={"minutes": minutes}),
+        rounds=rounds,
+        ranks=nodes * profile.node.gpus,
+        run_nodes=run_nodes,
+        run_ranks=run_nodes * profile.node.gpus,
+        features=features,
+        plugin=_plugin(parameters.get("plugin"), site.plugin or fabric.plugin, features),
+    )
+
+
+def conditions_of_size(request: JobRequest, profile: Profile, facts: JobFacts, size: Size) -> Mapping[str, str]:
+    """Return the names and values that conditions (`when`) can use before an image is chosen."""
+    test, network = size.test, profile.network
+    # Some pairs have nodes of two racks, and these do not share an NVLink.
+    rack_nvlink = size.mnnvl and size.nodes > 1 and not (test.pairs and size.racks > 1)
+    yes_or_no = {
+        **{name: name in size.features for name in facts.features},
+        **{name: name in test.collectives for name in COLLECTIVES},
+        "mnnvl": size.mnnvl,
+        "rack-nvlink": rack_nvlink and "nics" not in size.features,
+        "nvls": profile.links[-1].nvls,
+    }
+    return {
+        **{name: "yes" if value else "no" for name, value in yes_or_no.items()},
+        "scheduler": request.scheduler,
+        "container": size.container,
+        "profile": profile.name,
+        "gpu": size.gpu,
+        "arch": profile.node.cpu,
+        "capability": profile.gpu.compute_capability or "",
+        "network": network.kind if network else "none",
+        "fabric": request.fabric,
+        "cluster": request.cluster,
+        "test": request.test,
+        "nodes": str(size.nodes),
+        "racks": str(size.racks),
+        "plugin": size.plugin,
+    }
+
+
+def _short_name(profile: Profile) -> str:
+    if profile.gpu.compute_capability is None:
+        raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only; take another")
+    names = ", ".join(profile.gpu.names)
+    if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
+        return match[0].lower()
+    raise ConfigError(f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add one")
+
+
+def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> tuple[int, int]:
+    """Return the numbers by `--nodes` or `--racks`, with equal numbers of nodes in all racks.
+
+    `rack_nodes` is the number of nodes of a rack that the job may use. 0 means all of them.
+    """
+    nodes, racks, domain = request.nodes, request.racks, profile.hosts_per_domain
+    if nodes is not None and racks is not None:
+        raise ConfigError("--nodes and --racks exclude each other; use one of them")
+    if domain == 1:
+        if racks is not None:
+            raise ConfigError(f"--racks {racks}: NVLink of {profile.name} ends at the node; use --nodes")
+        return nodes or DEFAULT_NODES, 1
+    rack_nodes = min(rack_nodes or domain, domain)
+    if nodes is None:
+        return rack_nodes * (racks or 1), racks or 1
+    needed = -(-nodes // rack_nodes)
+    if nodes % needed:
+        fewer = next(number for number in range(nodes - 1, 0, -1) if number % -(-number // rack_nodes) == 0)
+        problem = f"cannot be divided evenly among {needed} racks of up to {rack_nodes} nodes"
+        raise ConfigError(f"--nodes {nodes}: {problem}; use {fewer} or a whole number of --racks")
+    return nodes, needed
+
+
+def _rounds(request: JobRequest, test: JobTest, nodes: int) -> int:
+    if not test.pairs:
+        return 1
+    if nodes == 1:
+        raise ConfigError(f"--test {request.test}: one node has no pairs; take more --nodes")
+    return len(test.collectives) * (nodes - 1 + nodes % 2)
+
+
+def _plugin(asked: str | None, default: str, features: Mapping[str, Feature]) -> str:
+    """Return the network plug-in: the one of `--param`, of a feature, or else the default."""
+    plugin = asked or default
+    for name, feature in features.items():
+        if feature.plugin and asked not in (None, feature.plugin):
+            problem = f"--feature {name} needs the plug-in {feature.plugin}"
+            raise ConfigError(f"--param plugin={plugin}: {problem}; leave one of them out")
+        plugin = feature.plugin or plugin
+    return plugin
