@@ -98,7 +98,9 @@ def plan(
     whole = None
     if json_file is not None:
         full = [t.model_copy(update={"stages": workspace.renderer.dockerfile(t).stages}) for t in targets]
-        provides = {name: roles for name, roles in workspace.plan.provides.items() if any(name in t.components for t in full)}
+        provides = {
+            name: roles for name, roles in workspace.plan.provides.items() if any(name in t.components for t in full)
+        }
         whole = Plan(targets=tuple(full), excluded=excluded, restricted=restricted, provides=provides)
 
     def show() -> None:

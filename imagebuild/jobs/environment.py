@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +20,7 @@ from imagebuild.jobs.facts import (
     NcclVariables,
     Scope,
     Stack,
+    fill_placeholders,
 )
 from imagebuild.jobs.settings import Variable
 from imagebuild.jobs.size import Size, conditions_of_size
@@ -143,18 +143,6 @@ def layered_variables(
                 own = {**dict(entry), "value": value, "layer": source.name, "where": where}
                 variables.append(Variable.model_construct(**own))
     return variables
-
-
-def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) -> str:
-    """Replace `{name}` by its value. Raises ConfigError for an unknown name."""
-
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in placeholders:
-            known = ", ".join(sorted(placeholders))
-            raise ConfigError(f"{where}: unknown placeholder {{{match[1]}}}; known: {known}")
-        return placeholders[match[1]]
-
-    return re.sub(r"(?<!\$){([a-z][a-z0-9-]*)}", value, text)
 
 
 def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable, ...]:

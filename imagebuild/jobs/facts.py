@@ -558,6 +558,18 @@ def find_facts(files: Mapping[str, YamlFile[M]], noun: str, name: str) -> M:
     return files[name].model
 
 
+def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) -> str:
+    """Replace `{name}` by its value. Raises ConfigError for an unknown name."""
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in placeholders:
+            known = ", ".join(sorted(placeholders))
+            raise ConfigError(f"{where}: unknown placeholder {{{match[1]}}}; known: {known}")
+        return placeholders[match[1]]
+
+    return re.sub(r"(?<!\$){([a-z][a-z0-9-]*)}", value, text)
+
+
 def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fabric]], mistakes: Mistakes) -> None:
     """Add a mistake for each volume of a cluster whose name or path another one in the same pod has."""
     for name, fabric in fabrics.items():

@@ -20,6 +20,7 @@ from imagebuild.core.errors import plural
 from imagebuild.core.fields import Model
 from imagebuild.jobs.facts import GANGS_OF_PODS, Security
 from imagebuild.jobs.job import Job
+from imagebuild.jobs.offer import enroot_reference
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
 """Texts that need no quotes in YAML, except `NOT_TEXT`."""
@@ -42,20 +43,6 @@ def report_options(job: Job) -> list[str]:
     profile = ["--profile", job.profile.name] if by_profile else ["--min-bw", least] if least else []
     profile += ["--profiles", job.request.profiles] if by_profile and job.request.profiles else []
     return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
-
-
-def enroot_reference(reference: str) -> str:
-    """Return the address of an image for enroot: `#` follows the registry, and a digest takes the place of the tag.
-
-    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon.
-    """
-    name, at, digest = reference.partition("@")
-    if at:
-        reference = f"{re.sub(r':[^:/]*$', '', name)}:{digest}"
-    first, slash, rest = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        return f"docker://{first}#{rest}"
-    return f"docker://{reference}"
 
 
 # What templates use
@@ -128,7 +115,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
         "grouped": kube.gang in GANGS_OF_PODS,
         "no_security": Security(),
         "deadline": 60 * (kube.start_minutes + size.test.minutes + 5),
-        # The node itself uses port 22. Without an operator, workers start their own servers, on a port that needs no root.
+        # Port 22 is the node's own. Without an operator, workers start their servers, on a port that needs no root.
         "ssh_port": 2222 if kube.host_network or (of_scheduler and not of_scheduler.mpi_operator) else 22,
     }
     return _environment(quote).get_template(template).render(**data, **scripts)

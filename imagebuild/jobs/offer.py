@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import get_args
@@ -141,7 +142,7 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
     return Offer(tuple(images), places, unnamed=unnamed)
 
 
-def published_offer(catalog: CatalogFile, planned: Offer = Offer()) -> Offer:  # noqa: B008 - frozen
+def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
     """Return the images of a catalogue by digest, the newest first, with the order of releases of the planned ones."""
     platforms: tuple[Platform, ...] = get_args(Platform)
     images = []
@@ -168,7 +169,7 @@ def published_offer(catalog: CatalogFile, planned: Offer = Offer()) -> Offer:  #
 
 
 def read_plan(text: str, name: str) -> PlanFile:
-    """Return a plan from its JSON. Raises ConfigError, with the name of the file, if the text is something else."""
+    """Return a plan from its JSON. Raises ConfigError, with the file's name, if the text is something else."""
     try:
         return read_written(PlanFile, text, name)
     except ResultError:
@@ -177,9 +178,23 @@ def read_plan(text: str, name: str) -> PlanFile:
 
 
 def read_catalog(text: str, name: str) -> CatalogFile:
-    """Return a catalogue from its JSON. Raises ConfigError, with the name of the file, if the text is something else."""
+    """Return a catalogue from its JSON. Raises ConfigError, with the file's name, if the text is something else."""
     try:
         return read_written(CatalogFile, text, name)
     except ResultError:
         problem = "not a list of images; write one with `imagebuild catalog`, or name another file"
         raise ConfigError(f"--catalog {name}: {problem}") from None
+
+
+def enroot_reference(reference: str) -> str:
+    """Return the address of an image for enroot: `#` follows the registry, and a digest takes the place of the tag.
+
+    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon.
+    """
+    name, at, digest = reference.partition("@")
+    if at:
+        reference = f"{re.sub(r':[^:/]*$', '', name)}:{digest}"
+    first, slash, rest = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return f"docker://{first}#{rest}"
+    return f"docker://{reference}"

@@ -9,8 +9,7 @@ from typing import Literal
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.environment import fill_placeholders
-from imagebuild.jobs.facts import GANGS_OF_PODS, JobRequest, Pod, SlurmOptions
+from imagebuild.jobs.facts import GANGS_OF_PODS, JobRequest, Pod, SlurmOptions, fill_placeholders
 from imagebuild.jobs.size import Size
 
 Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]
@@ -33,9 +32,7 @@ class Workers:
     """The needs of the fabric, of the cluster and of the nodes."""
 
 
-def resolve_workers(
-    request: JobRequest, profile: Profile, size: Size, placeholders: Mapping[str, str]
-) -> Workers:
+def resolve_workers(request: JobRequest, profile: Profile, size: Size, placeholders: Mapping[str, str]) -> Workers:
     """Return what workers need. Raises ConfigError if the job cannot be named or placed."""
     name = _name(request, size)
     rack_names = _rack_names(profile, size)

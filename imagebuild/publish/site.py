@@ -8,7 +8,7 @@ from typing import get_args
 
 from imagebuild.bench.models import State
 from imagebuild.core import files
-from imagebuild.jobs.manifest import enroot_reference
+from imagebuild.jobs.offer import enroot_reference
 from imagebuild.project.records import Catalog, Checks, PublishedImage, Scan, Severity
 from imagebuild.report.document import NONE
 from imagebuild.report.page import render_page, template_text

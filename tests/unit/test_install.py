@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli.app import COMMANDS
+from imagebuild.project.matrix import Plan
+from tests import catalog_samples
 from tests.conftest import ROOT, data, ran
 from tests.report_samples import VERIFICATION, nccl_log
 
@@ -36,6 +38,14 @@ MEASURING = (
     ("report nccl.log --profile h100 --json nccl.json --junit nccl.xml --html nccl.html", 0, "fast enough"),
     ("report nccl.log --profile h100 --markdown", 0, "fast enough"),
     ("report nccl.json verify.json", 1, "nccl versions: failed"),
+    ("job slurm --profile h100 --fabric ib --image example.com/hpcx:nccl2.28.3", 0, "NCCL 2.28.3"),
+    ("job slurm --profile h100 --fabric ib --container none", 0, "NCCL as installed"),
+    (
+        "job mpijob --profile h100 --fabric ib --plan plan.json --registry ghcr.io/acme",
+        0,
+        "image: ghcr.io/acme/hpcx:cuda",
+    ),
+    ("job jobset --profile h100 --fabric ib --catalog images.json", 0, "image: registry.example.org/gpu/open@sha256:"),
 )
 """Arguments, exit status, and what is printed. The last commands read files that the first ones write."""
 
@@ -86,9 +96,14 @@ def test_every_command_runs_far_from_a_clone(environ: dict[str, str], tmp_path: 
     assert not wrong, "\n".join(wrong)
 
 
-def test_clusters_are_measured_without_code_for_images(environ: dict[str, str], tmp_path: Path) -> None:
+def test_clusters_are_measured_without_code_for_images(
+    environ: dict[str, str], full_plan: Plan, tmp_path: Path
+) -> None:
     (tmp_path / "nccl.log").write_text(nccl_log(480))
     (tmp_path / "verify.json").write_text(VERIFICATION.model_dump_json(by_alias=True))
+    (tmp_path / "plan.json").write_text(full_plan.model_dump_json())
+    published = catalog_samples.catalog().model_dump_json().replace('"nccl-tests":', '"hpcx":"2.51","nccl-tests":')
+    (tmp_path / "images.json").write_text(published)
     for call, status, text in MEASURING:
         done = ran(sys.executable, "-c", WITHOUT_IMAGES, *call.split(), cwd=tmp_path, env=environ)
         assert (done.returncode, text in done.stdout) == (status, True), (call, done.stdout, done.stderr)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import satisfies
 from imagebuild.jobs.choose import OLDEST_CUDA
 from imagebuild.jobs.job import Job, resolve_job
 from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer
@@ -36,8 +36,8 @@ def published() -> Catalog:
     return sample.model_copy(update={"images": tuple(images)})
 
 
-def offer_of(catalog: Catalog, planned: Offer = Offer()) -> Offer:
-    return published_offer(CatalogFile.model_validate_json(catalog.model_dump_json()), planned)
+def offer_of(catalog: Catalog, planned: Offer | None = None) -> Offer:
+    return published_offer(CatalogFile.model_validate_json(catalog.model_dump_json()), planned or Offer())
 
 
 def job_of(line: str, offer: Offer, image: str | None = None) -> Job:
@@ -75,6 +75,18 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=problem):
             job_of(line, offer)
+
+
+def test_the_oldest_cuda_of_a_gpu_is_the_one_that_the_matrix_compiles_with(project: Any, planned: Offer) -> None:
+    architectures = project.matrix.model.gpu_architectures
+    assert {capability.replace(".", "") for capability in OLDEST_CUDA} == set(architectures)
+    for capability, oldest in OLDEST_CUDA.items():
+        wanted = architectures[capability.replace(".", "")].cuda
+        assert Version(wanted.removeprefix(">=")) == Version(oldest)
+    old = replace(planned, images=tuple(i for i in planned.images if i.axes["cuda"].startswith("12.6")))
+    assert "cuda12.6.3" in job_of(IB, old).image.reference
+    with pytest.raises(ConfigError, match=r"no image of the plan fits: compute capability 10.3 rules out \d+; name an"):
+        job_of("mpijob --profile b300 --fabric ib", old)
 
 
 def test_an_optional_plug_in_is_one_that_the_image_was_built_with(planned: Offer, published: Catalog) -> None:

@@ -53,7 +53,11 @@ def test_a_folder_without_facts(tmp_path: Path) -> None:
 
 
 def test_conditions_can_use_exactly_what_jobs_know() -> None:
-    assert set(job("slurm --profile h100 --fabric ib").environment.conditions) == {*CONDITIONS, *COLLECTIVES, *facts().features}
+    assert set(job("slurm --profile h100 --fabric ib").environment.conditions) == {
+        *CONDITIONS,
+        *COLLECTIVES,
+        *facts().features,
+    }
 
 
 @pytest.mark.parametrize("model", [Stack, Fabric, Feature, Cluster, JobTest, NodeFacts, SchedulerFacts])

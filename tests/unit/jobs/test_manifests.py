@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from imagebuild.jobs.facts import load_facts
-from imagebuild.jobs.manifest import enroot_reference, job_text
+from imagebuild.jobs.manifest import job_text
+from imagebuild.jobs.offer import enroot_reference
 from tests import catalog_samples
 from tests.conftest import ROOT, data, ran
 from tests.unit.jobs.job_fakes import (
