@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.cli.app import COMMANDS
-from imagebuild.project.matrix import Plan
+from imagebuild.project.plan import Plan
 from tests import catalog_samples
 from tests.conftest import ROOT, data, ran
 from tests.report_samples import VERIFICATION, nccl_log
