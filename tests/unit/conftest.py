@@ -1,7 +1,10 @@
 """A machine for unit tests: its programs answer from a table, its processes and network devices are folders."""
 
 import base64
+import gzip
+import hashlib
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -19,10 +22,11 @@ from imagebuild.core import debian, run
 from imagebuild.core.errors import CommandError
 from imagebuild.oci.engine import EnginePaths
 from tests import registry_fake
-from tests.conftest import ROOT
+from tests.conftest import ROOT, git
 from tests.faulty import Answer, Handler, Server, answering
 from tests.registry_fake import FakeRegistry
-from tests.upstream.keys import Keys
+from tests.upstream import server as upstream_server
+from tests.upstream.keys import CUDA, Keys
 
 BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+ds1-3\n"}
 
@@ -190,3 +194,48 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AptMachine:
     made.become("debian", "12", "bookworm")
     made.listing("debian.sources").write_text(DEB822)
     return made
+
+
+DATA = bytes(range(256)) * 8192
+SHA256 = hashlib.sha256(DATA).hexdigest()
+VERSIONS = ("nccl 2.9.9-1+cuda12.9", "nccl 2.32.3-1+cuda12.9", "tool 1:1.0~rc1", "tool 1:1.0")
+PACKAGES = "".join("Package: {}\nVersion: {}\n\n".format(*version.split()) for version in VERSIONS)
+
+
+@pytest.fixture
+def downloads(tmp_path: Path, keys: Keys) -> Iterator[upstream_server.Server]:
+    """A server with the archive /host/a.tar and the signed package repository /repo/."""
+    root = tmp_path / "server"
+    (root / "host").mkdir(parents=True)
+    (root / "host" / "a.tar").write_bytes(DATA)
+    publish(root, keys)
+    with upstream_server.Server(root).running() as running:
+        yield running
+
+
+def publish(root: Path, keys: Keys, *, by: str = CUDA) -> None:
+    """A flat repository at /repo/, signed by a key."""
+    folder = root / "repo"
+    shutil.rmtree(folder, ignore_errors=True)
+    keys.publish(folder, {"Packages.gz": gzip.compress(PACKAGES.encode())}, by)
+    shutil.copy(keys.public / f"{by}.asc", folder / "key.asc")
+
+
+def at(server: upstream_server.Server, path: str) -> str:
+    return f"http://127.0.0.1:{server.port}/{path}"
+
+
+@pytest.fixture
+def project_git(tmp_path: Path) -> Path:
+    """A git repository with an annotated tag, a plain one and releases that are not stable."""
+    folder = tmp_path / "tool.git"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    for number, tag in enumerate(["v3.4", "v3.5", "v3.10", "v4.0-rc1", "latest"]):
+        git(folder, "commit", "-q", "--allow-empty", "-m", str(number))
+        git(folder, "-c", "tag.gpgSign=false", "tag", *(["-a", "-m", tag] if tag == "v3.10" else []), tag)
+    return folder
+
+
+def head(folder: Path, tag: str) -> str:
+    return git(folder, "rev-parse", f"{tag}^{{commit}}")

@@ -25,6 +25,7 @@ from imagebuild.project.lockfile import (
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 KEY, OTHER = "A" * 40, "B" * 40
+REPOSITORY = "https://packages.example/"
 
 
 def lock_of(entries: Mapping[Key, Entry]) -> Lock:
@@ -33,6 +34,25 @@ def lock_of(entries: Mapping[Key, Entry]) -> Lock:
     for (kind, name), entry in entries.items():
         tables.setdefault(kind, {})[name] = entry
     return Lock.model_validate(tables)
+
+
+def packages(*names: str, url: str = REPOSITORY, key: str = "k") -> PackageSource:
+    return PackageSource(url, "/", key, names)
+
+
+def wheel(name: str, version: str) -> Wheel:
+    return Wheel(name=name, version=version, sha256={"amd64": A, "arm64": B})
+
+
+ENTRIES: dict[Key, Entry] = {
+    ("archives", "https://example.org/a.tar"): A,
+    ("git", "https://example.org/g.git v1"): "1" * 40,
+    ("git", "https://example.org/g.git v2"): "2" * 40,
+    ("images", "debian:13"): LockedImage(digest=f"sha256:{A}", platforms={"linux/amd64": f"sha256:{B}"}),
+    ("repositories", REPOSITORY): LockedRepository(fingerprint=KEY, packages={"a": "1", "b=2": "2"}),
+    ("wheels", "cuda 13.0"): (wheel("nvidia-nvcc", "13.0.88"),),
+}
+"""One entry of each kind."""
 
 
 @dataclass

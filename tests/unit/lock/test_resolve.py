@@ -1,20 +1,28 @@
-"""Completing, renewing and checking the lock, with an upstream that answers from tables."""
+"""The lock: entries for sources, pinning, updating and checking with a fake upstream."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
-from imagebuild.core.errors import Absent, CommandError, Unreachable
+from imagebuild.core.errors import Absent, CommandError, ConfigError, Unreachable
 from imagebuild.lock.repositories import PackageIndex
-from imagebuild.lock.resolve import LockFile, check_lock, complaint
-from imagebuild.lock.upstream import Upstream
+from imagebuild.lock.resolve import (
+    LockFile,
+    check_lock,
+    complaint,
+    keys_of,
+    lock_text,
+    merged_sources,
+    without_unused,
+)
 from imagebuild.project.changes import Changes
 from imagebuild.project.lockfile import (
     Archive,
@@ -22,23 +30,24 @@ from imagebuild.project.lockfile import (
     Entry,
     GitRef,
     Key,
+    Lock,
     LockedArchive,
     LockedImage,
     LockedRepository,
+    PackageSource,
     Source,
     TreeFacts,
-    Wheel,
     WheelSet,
+    check_pinned,
     key_of,
 )
-from imagebuild.project.plan import make_plan
+from imagebuild.project.plan import Plan, make_plan
+from imagebuild.project.project import Project
 from imagebuild.render.renderer import Renderer
 from tests.conftest import LIBRARY, Files
-from tests.unit.lock.lock_fakes import KEY, OTHER, A, B, C, Fake, lock_of
-from tests.unit.lock.test_lock_entries import packages, wheel
+from tests.unit.lock.lock_fakes import ENTRIES, KEY, OTHER, REPOSITORY, A, B, C, Fake, lock_of, packages, wheel
 
 FIRST, LATER = date(2026, 11, 21), date(2027, 1, 2)
-REPOSITORY = "https://packages.example/"
 GIT = ("git", "https://example.org/tool.git 3.4")
 
 
@@ -62,6 +71,69 @@ def archives(tiny: Files) -> Files:
 INDEX = PackageIndex((KEY,), {"aa": ["1", "3"], "bb": ["1", "2"]})
 ONE, TWO, PACKAGES = ("archives", "https://one"), ("archives", "https://two"), ("repositories", REPOSITORY)
 IMAGE = ("images", "debian:13-slim")
+
+
+LOCK = lock_of(ENTRIES)
+
+
+def test_a_lock_may_have_a_date_and_is_written_as_it_is(project: Project) -> None:
+    dated = LOCK.model_copy(update={"date": date(2026, 11, 21)})
+    assert Lock.model_validate_json(lock_text(dated)) == dated
+    assert "date" not in json.loads(lock_text(LOCK))
+    assert lock_text(project.lock) == (Path(__file__).parents[3] / "imagebuild.lock").read_text()
+
+
+def test_sources_of_all_targets_become_one_for_each_entry(renderer: Renderer, full_plan: Plan) -> None:
+    sources = merged_sources(owned.source for t in full_plan.targets for owned in renderer.recipe(t).sources)
+    assert len({key_of(s) for s in sources}) == len(sources)
+    cuda = next(s for s in sources if isinstance(s, PackageSource) and "repos/ubuntu2404/x86_64" in s.url)
+    assert {"libnccl2=2.32.3-1+cuda12.9", "libnccl2=2.32.3-1+cuda13.4"} <= set(cuda.packages)
+
+
+def test_one_repository_has_one_key() -> None:
+    assert merged_sources([packages("b"), packages("a", "b")]) == (packages("a", "b"),)
+    assert merged_sources([GitRef("https://example.org/g.git", "v1", "2" * 40)]) == ()  # its commit is given
+    with pytest.raises(ConfigError, match="key k, another suite '/' and key other"):
+        merged_sources([packages("a"), packages("a", key="other")])
+
+
+def test_what_nothing_uses_is_removed() -> None:
+    sources = (Archive("x", "https://example.org/a.tar"), packages("a"), GitRef("https://example.org/g.git", "v1"))
+    left = without_unused(LOCK, sources)
+    assert {key for key, _ in left.entries()} == {key_of(s) for s in sources}
+    assert left.repositories[REPOSITORY] == LockedRepository(fingerprint=KEY, packages={"a": "1"})
+    assert lock_of(ENTRIES) == LOCK, "the other one is as it was"
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds", "names"),
+    [
+        ("ucx", {"git"}, 1),
+        ("hpcx", {"archives"}, 10),  # the component, not the image that is called so
+        ("debian13", {"images"}, 1),
+        ("nccl", {"git", "repositories", "wheels"}, 8),
+        ("https://github.com/openucx/ucx.git", {"git"}, 1),
+        ("nvidia/cuda:13.4.2-devel-ubuntu24.04", {"images"}, 1),
+        ("nvidia/cuda:13.4*", {"images"}, 6),
+    ],
+)
+def test_names_of_components_pins_bases_and_addresses(
+    renderer: Renderer, full_plan: Plan, name: str, kinds: set[str], names: int
+) -> None:
+    sources = (owned for target in full_plan.targets for owned in renderer.recipe(target).sources)
+    found = keys_of(renderer.project, [name], sources)
+    assert ({kind for kind, _ in found}, len(found)) == (kinds, names)
+
+
+def test_the_lock_has_every_source_of_what_can_be_built_without_nvidias_servers(
+    project: Project, full_plan: Plan, renderer: Renderer
+) -> None:
+    """And nothing else: no entry is of no use."""
+    sources = merged_sources(owned.source for t in full_plan.targets for owned in renderer.recipe(t).sources)
+    assert without_unused(project.lock, sources) == project.lock
+    for target in full_plan.targets:
+        if target.image != "hpcx":
+            check_pinned(project.lock, (owned.source for owned in renderer.recipe(target).sources))
 
 
 def test_the_first_date_stays(tiny: Files) -> None:
@@ -147,15 +219,6 @@ def test_a_platform_limits_what_is_locked(tiny: Files) -> None:
     upstream = Fake(answers={("archives", "https://example.org/arm64.tar"): A})
     assert replace(job(tiny), platforms=("linux/arm64",)).complete(upstream, whole=False) == []
     assert upstream.asked == [("archives", "https://example.org/arm64.tar")]
-
-
-@pytest.mark.parametrize("archive", [{"hash": f"sha256={A}", "hashes": {"sha256": A}}, {"hash": f"sha256={A}"}])
-def test_reports_of_pip_before_and_since_23_1(archive: dict[str, object]) -> None:
-    item = {"metadata": {"name": "w", "version": "1"}, "download_info": {"archive_info": archive}}
-    upstream = Upstream(run=lambda *_, **__: json.dumps({"install": [item]}))
-    assert upstream.wheels(WheelSet("c", "1", ("w==1",))) == (
-        Wheel(name="w", version="1", sha256={"amd64": A, "arm64": A}),
-    )
 
 
 # What `lock --check` prints

@@ -1,0 +1,50 @@
+"""What sources need from the lock."""
+
+import pytest
+
+from imagebuild.core.errors import ConfigError
+from imagebuild.project.lockfile import (
+    UNREAD,
+    Archive,
+    BaseImage,
+    GitRef,
+    Source,
+    WheelSet,
+    check_pinned,
+    lacks,
+)
+from tests.unit.lock.lock_fakes import ENTRIES, lock_of, packages
+
+LOCK = lock_of(ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        (Archive("x", "https://example.org/a.tar"), ""),
+        (Archive("x", "https://example.org/b.tar"), "not in the lock"),
+        (GitRef("https://example.org/g.git", "v1"), ""),
+        (GitRef("https://example.org/g.git", "v3"), "not in the lock"),
+        (GitRef("https://example.org/g.git", "v3", "3" * 40), ""),
+        (BaseImage("debian:13"), ""),
+        (BaseImage("debian:13", facts=True), UNREAD),
+        (packages("a", "b=2"), ""),
+        (packages("a", "b=3", "c"), "no version of b=3, c"),
+        (WheelSet("cuda", "13.0", ("nvidia_nvcc==13.0.*",)), ""),
+        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.1.*",)), "other wheels than nvidia-nvcc==13.1.*"),
+        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.0.*", "x")), "other wheels than nvidia-nvcc==13.0.*, x"),
+    ],
+)
+def test_what_the_lock_lacks(source: Source, answer: str) -> None:
+    assert lacks(LOCK, source) == answer
+    if answer:
+        with pytest.raises(ConfigError, match="imagebuild.lock: 1 of 2 sources have no pin.*`imagebuild lock x`") as no:
+            check_pinned(LOCK, [source, GitRef("https://example.org/g.git", "v1"), source], "imagebuild lock x")
+        assert str(no.value).endswith(f": {answer}")
+    else:
+        check_pinned(LOCK, [source])
+
+
+def test_a_wheel_that_nobody_can_ask_for() -> None:
+    with pytest.raises(ConfigError, match="wheels: "):
+        lacks(LOCK, WheelSet("cuda", "13.0", ("nvidia-nvcc=13",)))
