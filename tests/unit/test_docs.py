@@ -78,6 +78,8 @@ def site() -> Any:
 
 def test_the_docs_stay_short() -> None:
     assert len(PAGES) <= 16
+    assert sum(len(page.read_text().split()) for page in PAGES) <= 22_000
+    assert len((ROOT / "docs/evidence.md").read_text().split()) <= 1_500
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
@@ -143,7 +145,7 @@ def test_the_page_of_checks_has_every_check(site: Any, project: Project) -> None
 
 # Blocks of code
 
-UNFINISHED = {"architecture.md", "evidence.md", "clusters.md", "report.md", "publish.md", "supply-chain.md", "ci.md"}
+UNFINISHED = {"clusters.md", "report.md", "publish.md", "supply-chain.md", "ci.md"}
 RUN = [document for document in DOCUMENTS if document.name not in UNFINISHED]
 NEEDS = {"cluster", "engine", "git", "gpu", "network", "registry", "root"}
 FILES = {"all_reduce.log": ROOT / "tests/data/nccl-logs/001.txt"}
