@@ -36,7 +36,7 @@ def row(
 
 
 def curve(peak: float, factor: float) -> tuple[NcclRow, ...]:
-    """Rows from 1 KiB to 8 GiB that approach a peak, as real ones do; `factor` is bus bandwidth / bandwidth."""
+    """Return rows from 1 KiB to 8 GiB that approach a peak. `factor` is bus bandwidth / bandwidth."""
     sizes = [1 << power for power in range(10, 34)]
     return tuple(row(s, round(peak * s / (s + 6e7), 3), round(peak * s / (s + 6.3e7), 3), factor) for s in sizes)
 
@@ -53,7 +53,7 @@ def run(collective: str | None = "all_reduce", peak: float = 480.0, **values: ob
 
 
 def pairs(slow: Mapping[tuple[str, ...], float], hosts: int = 6, speed: float = 13.5) -> tuple[Run, ...]:
-    """A run of each pair of hosts; one that holds all hosts of a key of `slow` has that bandwidth."""
+    """Return a run for each pair of hosts. `slow` maps groups of hosts to the bandwidth of the pairs that include them."""
     runs = []
     for number, pair in enumerate(combinations([f"n{number}" for number in range(1, hosts + 1)], 2)):
         peak = next((value for key, value in slow.items() if set(key) <= set(pair)), speed + number % 5 / 50)
@@ -90,7 +90,7 @@ ABOUT = ReportOrigin(
 
 
 def report(**content: Any) -> Report:
-    """A report with a judgement on every result: the one that is given for its file and subject, else without profile."""
+    """Return a report. A result without a given judgement for its file and subject is judged without a profile."""
     results = Results.model_validate({kind: content.get(kind, ()) for kind in Results.model_fields})
     given, judgements = list(content.get("judgements", ())), []
     for own in judge_results(results):
@@ -109,7 +109,7 @@ GOOD = report(
 
 
 def bad() -> Report:
-    """Everything at once: tests/data/report-bad.yaml, where HOSTILE is that text."""
+    """Return a report with every kind of result, from tests/data/report-bad.yaml."""
     text = (ROOT / "tests/data/report-bad.yaml").read_text()
     content = yaml.safe_load(text.replace("HOSTILE", json.dumps(HOSTILE)[1:-1]))
     content["runs"] = [run(**values) for values in content["runs"]]
@@ -128,7 +128,7 @@ BAD = bad()
 
 
 def nccl_log(busbw: float, *, ranks: int = 8, wrong: int = 0, collective: str = "all_reduce") -> str:
-    """What nccl-tests 2.19 prints for sizes from 256 MiB to 8 GiB, each at a fraction of `busbw`."""
+    """Generate output of nccl-tests 2.19 for sizes from 256 MiB to 8 GiB, each at a fraction of `busbw`."""
     sizes = tuple(1 << power for power in range(28, 34))
     return Table(
         collective=collective, ranks=ranks, sizes=sizes, step=2, wrong={0: wrong} if wrong else {},

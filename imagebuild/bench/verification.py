@@ -11,7 +11,7 @@ from imagebuild.core.fields import Model
 
 Outcome = Literal["passed", "failed", "skipped"]
 SPEED = "-speed"
-"""Suffix of the result that judges the speed measured by a check: `nccl/all-reduce-speed`."""
+"""Suffix of the result that judges the speed measured by a check: `nccl-tests/all-reduce-speed`."""
 
 
 class CheckResult(Model):

@@ -1,4 +1,4 @@
-"""Writes what nccl-tests prints, release by release, with the numbers that must be read back."""
+"""Generate the output of each release of nccl-tests, with the numbers that the reader must return."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Table:
     ranks: int = 8
     sizes: tuple[int, ...] = tuple(8 << i for i in range(0, 31, 3))
     wrong: dict[int, int] = field(default_factory=dict)
-    """Row → wrong elements out of place."""
+    """Maps a row to its number of wrong elements out of place."""
     validate: bool = True
     timestamps: bool = False
     per_iteration: bool = False
@@ -36,9 +36,9 @@ class Table:
     hosts: int = 1
     seed: int = 0
     speed: Callable[[int], float] | None = None
-    """Bus bandwidth by size; without it, times are random."""
+    """Bus bandwidth for each size. None: times are random."""
     step: int = 8
-    """Factor between sizes, as the parameters say it."""
+    """Factor between sizes in the printed parameters."""
     device: str = "NVIDIA H100 80GB HBM3"
     first_rank: int = 0
     """Number of the first GPU of this process on its host."""
@@ -49,7 +49,7 @@ class Table:
 
     @property
     def average(self) -> float:
-        """The mean of all rows and halves, in six digits."""
+        """The average of all rows and halves, with six digits."""
         halves = [half for row in self.rows() for half in (row.out_of_place, row.in_place) if half]
         return float(f"{fmean(half.busbw_gb_s or 0 for half in halves):g}") if halves else 0.0
 
@@ -176,7 +176,7 @@ class Table:
 
 
 def same(run: Run, table: Table) -> None:
-    """What was printed is what was read."""
+    """Return whether the printed rows equal the rows that were read."""
     assert list(run.rows) == table.rows()
     assert (run.partial_rows, run.avg_busbw_gb_s) == (0, table.average)
     assert run.ranks == table.ranks
@@ -192,13 +192,13 @@ def noise(source: random.Random) -> str:
 
 
 def broken_lines(lines: list[str], source: random.Random, often: float) -> list[str]:
-    """Log lines between and inside rows, as they come when both go to one place without agreement."""
+    """Insert log lines between and inside rows, as two unsynchronised writers to one file would."""
     out = [noise(source) for _ in range(8)] + [f"node{i}:1:1 [0] NCCL INFO Bootstrap" for i in (1, 2)]
     for line in lines:
         while source.random() < often:
             out.append(noise(source))
         if line.count("  ") > 6 and not line.startswith("#") and source.random() < often:
-            # Letters of a type would look like the beginning of a host's name.
+            # The letters of a type would look like the beginning of a host name.
             at = source.choice([at for at in range(1, len(line)) if not line[at - 1].isalpha()])
             out.append(line[:at] + noise(source))
             out += [noise(source) for _ in range(source.randrange(3))]

@@ -1,4 +1,4 @@
-"""Results as a parser would return them, for tests of what is said about their speed."""
+"""Results like those of the parsers, for tests of claims about speed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shipped(name: str) -> Profile:
 
 
 def run(*values: tuple[int, float, float | None], **changes: object) -> Run:
-    """8 ranks of H200 on one node, unless `changes` say otherwise; values are size, out of place and in place."""
+    """Return a run with 8 ranks of H200 on one node, with `changes`. Values are size, out of place and in place."""
     ranks = changes.get("ranks") or 8
     assert isinstance(ranks, int)
     factor = 1.0
@@ -49,7 +49,7 @@ BOX = (ROOT / "tests/data/bench/box.yaml").read_text()
 
 
 def folder(root: Path, **files: str) -> Path:
-    """A folder of profiles with `box` and others."""
+    """Write the profile `box` and others to a folder, and return the folder."""
     for name, text in {"box": BOX, **files}.items():
         (root / f"{name}.yaml").write_text(text)
     return root

@@ -1,4 +1,4 @@
-"""A reader of nccl-tests that shares nothing with the package: regular expressions over whole lines of tables."""
+"""A reader of nccl-tests that shares no code with the package: regular expressions for whole lines of tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ROW = re.compile(
 
 
 def strict_rows(text: str) -> list[Row]:
-    """Size, type, and time, algbw, busbw of both halves of each row."""
+    """Return size, type, and time, algbw and busbw of both halves of each row."""
     # Open MPI tags each piece of a row.
     found = [match.groups() for match in _ROW.finditer(re.sub(r"\[1,0\]<stdout>: ?", " ", text))]
     return [(int(size), dtype, *map(float, figures)) for size, dtype, *figures in found]
 
 
 def package_rows(results: Results) -> list[Row]:
-    """The same, as the package reads it."""
+    """Return the same facts as read by the package."""
     return [
         (row.size_bytes, row.dtype,
          *(value for half in row.halves for value in (half.time_us, half.algbw_gb_s, half.busbw_gb_s)))

@@ -1,4 +1,4 @@
-"""Comparison with an earlier measurement: noise is seldom flagged, a real drop always."""
+"""Comparison with a baseline: noise is seldom a regression, a real drop always."""
 
 import math
 import random
@@ -15,7 +15,7 @@ Factor = Callable[[int], float] | float
 
 
 def sweep(rng: random.Random, noise: float, factor: Factor = 1.0, **changes: object) -> Run:
-    """A run whose every value is off by a normally distributed fraction."""
+    """Return a run in which each value deviates by a normally distributed fraction."""
 
     def value(size: int) -> float:
         by = factor(size) if callable(factor) else factor
@@ -34,7 +34,7 @@ def verdict_of(new: Results, old: Results) -> SpeedClaim:
 
 
 def flagged(rng: random.Random, noise: float, runs: int, factor: Factor = 1.0) -> float:
-    """Share of 30 comparisons that are a regression."""
+    """Return the fraction of 30 comparisons that find a regression."""
     verdicts = [verdict_of(results(rng, noise, runs, factor), results(rng, noise, runs)) for _ in range(30)]
     return sum(verdict.state == "too slow" for verdict in verdicts) / len(verdicts)
 
@@ -55,7 +55,7 @@ def test_noise_alone_is_seldom_flagged_and_a_drop_of_8_percent_is(noise: float, 
         (lambda size: 0.8 if size == 2**26 else 1.0, "too slow", 2**26,
          "median change +0.0% over 5 values, the worst -20.0% at 67108864 bytes; the limits are -5% and -15%"),
         (0.96, "fast enough", SIZES[-1], "the limits are -5% and -15%"),
-        (lambda size: 0.1 if size < 2**20 else 1.0, "fast enough", SIZES[-1], ""),  # they show latency
+        (lambda size: 0.1 if size < 2**20 else 1.0, "fast enough", SIZES[-1], ""),  # small sizes show latency
     ],
 )  # fmt: skip
 def test_one_run_each(factor: Factor, state: str, size: int, reason: str) -> None:
@@ -114,7 +114,7 @@ PAIR = matrix("device_to_device_memcpy_read_ce", (None, 390.0), (391.0, None))
     [
         (run((GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)),
          f"not measured this time: sizes of {2 * GIB} to {4 * GIB} bytes, which the baseline has"),
-        # Steps may be wider, and sizes new.
+        # The new run may have larger steps or more sizes.
         (run((GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0)), ""),
         (LONE, PAIR, "not measured this time: pairs of devices (1), which the baseline has"),
         (PAIR, LONE, ""),

@@ -28,7 +28,7 @@ HGX = RankLayout(1, 450, 400, nvls=True, sharp=True)
 
 
 def value(collective: str, ranks: int, nodes: int, hardware: RankLayout, algorithm: str | None = None) -> float:
-    """The ceiling of the class, else of the loosest one."""
+    """Return the ceiling of a class of algorithms. Default: the highest ceiling."""
     known = class_ceilings(collective, ranks, replace(hardware, domains=nodes))
     return max((ceiling.value for ceiling in known if algorithm in (None, ceiling.algorithm)), default=0.0)
 
@@ -42,7 +42,7 @@ MEASURED = data("bench/measured")
 def test_public_measurements(
     measured: float, ranks: int, nodes: int, network: float, of_flat: float, of_hierarchical: float
 ) -> None:
-    endless = RankLayout(1, 1e9, network)  # so that the network alone limits
+    endless = RankLayout(1, 1e9, network)  # so that only the network limits
     assert 100 * measured / value("all_reduce", ranks, nodes, endless, "ring") == pytest.approx(of_flat, abs=0.51)
     share = 100 * measured / value("all_reduce", ranks, nodes, endless, "hierarchical")
     assert share == pytest.approx(of_hierarchical, abs=0.51)
@@ -55,7 +55,7 @@ WIDE = RankLayout(1, 1e9, 400, nvls=True, sharp=True)
 @pytest.mark.parametrize(
     ("collective", "ranks", "nodes", "hardware", "algorithm", "expected"),
     [
-        # NVLS exceeds the link for all_reduce alone, and not with two GPUs.
+        # With NVLS, only all_reduce exceeds the link, and only with more than two GPUs.
         *(("all_reduce", ranks, 1, HGX, None, 450 * f) for ranks, f in ((4, 1.2), (8, 14 / 9), (36, 70 / 37), (72, 142 / 73))),
         *((name, n, 1, HGX, None, 450) for name in ("all_gather", "reduce_scatter") for n in (4, 72)),
         *((name, n, 1, HGX, "nvls", 450 * (n - 1) / n) for name in ("all_gather", "reduce_scatter") for n in (4, 72)),
@@ -66,15 +66,15 @@ WIDE = RankLayout(1, 1e9, 400, nvls=True, sharp=True)
             for name in ("all_reduce", "all_gather", "reduce_scatter")
             for n, k, f in ((16, 2, 1.875), (32, 4, 31 / 24), (96, 12, 95 / 88), (8, 2, 1.75))
         ),
-        # Two nodes of H100 are bound by the network with NVLS, else by links: 488 GB/s on two nodes prove NVLS.
+        # With NVLS, the network limits two nodes of H100; without it, the links do: 488 GB/s on two nodes prove NVLS.
         ("all_reduce", 16, 2, HGX, None, 750),
         ("all_reduce", 16, 2, PLAIN, None, 450 * 15 / 14),
         ("all_reduce", 16, 2, HGX, "ring", 400),
-        # SHARP sends the size once.
+        # SHARP sends the data once.
         *(("all_reduce", 128, 16, WIDE, name, 2 * 127 / 128 * 400) for name in ("sharp", "nvls-sharp")),
         ("all_gather", 128, 16, WIDE, "sharp", 0.0),
         ("all_reduce", 128, 16, PLAIN, "sharp", 0.0),
-        # alltoall by what leaves the node; with one rank a node, all cards are its own.
+        # alltoall is limited by the data that leave the node. A single rank in a node can use all NICs.
         ("alltoall", 16, 2, HGX, None, 50 * 15 / 8),
         ("alltoall", 8, 1, HGX, None, 450),
         ("alltoall", 4, 4, HGX, None, 400),
@@ -144,7 +144,7 @@ def layout(name: str, ranks: int, nodes: int) -> RankLayout:
 
 
 def test_how_ranks_use_the_hardware() -> None:
-    """A rack is one domain; cards are those of the hosts in use, no more than GPUs can feed; pairs may be bridged."""
+    """A rack is one domain. W counts NICs of the hosts in use, up to the GPUs' host links. Bridges may join pairs."""
     assert [layout("gb200-nvl72", 4 * n, n).domains for n in (1, 18, 36, 360)] == [1, 1, 2, 20]
     rack = layout("coreweave-gb200", 144, 36)
     assert (rack.network, rack.link) == (18 * 200, 900)

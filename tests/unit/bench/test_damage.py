@@ -1,4 +1,4 @@
-"""Damaged output does not pass: logs of programs that failed, and logs that were changed. For all tools: reading and judging."""
+"""Damaged output does not pass, through reader and judge: logs of failed programs and modified logs of all tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PEAKS = {"all_reduce": 482.0, "all_gather": 365.0, "reduce_scatter": 365.0, "all
 
 
 def log(collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, **options: Any) -> str:
-    """A generated log with the speeds of a healthy node, unless `peak` says otherwise."""
+    """Generate a log with the speeds of a healthy node. `peak` is another highest speed."""
     peak, sizes = peak or PEAKS[collective], tuple(1 << power for power in range(20, 35))
     return Table(
         collective=collective, ranks=ranks, sizes=sizes, step=2, speed=lambda size: peak * size / (size + 6e7), **options
@@ -31,7 +31,7 @@ def log(collective: str = "all_reduce", ranks: int = 8, peak: float = 0.0, **opt
 
 
 def standing(text: str, profile: str | None = "h100", **expected: object) -> tuple[State | None, str]:
-    """The worst claim of everything that was read of a text: what it counts as, and why."""
+    """Return the state and the words of the worst claim about the results in a text."""
     judged = judge_results(
         read_text("log", text), shipped(profile) if profile else None, Expected(**expected)  # type: ignore[arg-type]
     )  # fmt: skip
@@ -40,7 +40,7 @@ def standing(text: str, profile: str | None = "h100", **expected: object) -> tup
 
 
 def matrices(test: str = "device_to_device_memcpy_read_ce", lowest: float = 390.0) -> str:
-    """Generated output of nvbandwidth 0.8 on eight H100, with the speeds of a healthy node."""
+    """Generate output of nvbandwidth 0.8 on eight H100, with the speeds of a healthy node."""
     cells = [[lowest + (row * 5 + column * 3) % 7 for column in range(8)] for row in range(8)]
     rows = [
         f"{row:2d} " + "".join(f"{'N/A' if row == column else f'{cell:.2f}':>10}" for column, cell in enumerate(line))
@@ -73,10 +73,10 @@ def test_what_crashes_after_its_results_does_not_pass(whole: str, crash: str) ->
 
 
 def test_a_failure_belongs_to_what_began_before_it() -> None:
-    """Whichever tool's it is: runs of nccl-tests do not take what others print."""
+    """Also with several tools: a run of nccl-tests does not get the failures of other tools."""
     results = read_text("log", f"{log()}\n{matrices()}\nsrun: error: Exited with exit code 124\n{PERFTEST}")
     assert [result.verdict for result in results.measured] == ["ok", "timeout", "ok"]
-    # What stands before the first result is of it, but for runs of nccl-tests, which begin with their first line.
+    # A failure before the first result belongs to that result, except for runs of nccl-tests, whose begin is known.
     for whole, verdict in ((matrices(), "failed"), (PERFTEST, "failed"), (log(), "ok")):
         assert read_text("log", f"Segmentation fault\n{whole}").measured[0].verdict == verdict
     assert read_text("log", f"other: CUDA error\n{log()}").measured[0].verdict == "ok"
@@ -93,7 +93,7 @@ ROWS = log().count(" float ")
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), "h100", {}, "failed", "the ranks were not joined"),
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), None, {}, "failed", "the ranks were not joined"),
         (log(validate=False), "h100", {}, "open", "data were not validated"),
-        (log().replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # as in place, where a collective has no such
+        (log().replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # like the in-place half of a collective that has none
         (log().replace("  0\n", " N/A\n", 1), "h100", {}, "open", f"data were compared in {ROWS - 1} of {ROWS} rows only"),
         (matrices().replace(H100, "NVIDIA GeForce RTX 5090", 1), "h100", {}, "failed", "RTX 5090"),
         (matrices().replace("393.00", "   nan", 1), "h100", {}, "failed", "rows of its matrix could not be"),
@@ -114,7 +114,7 @@ ROWS = log().count(" float ")
 def test_what_counts_as_what(
     text: str, profile: str | None, expected: dict[str, object], counts_as: str, reason: str
 ) -> None:
-    """Generated logs, like public ones: 7 GPUs, no MPI, a ring of 366 GB/s. Claims about figures are in test_judge.py."""
+    """Generated logs that resemble public ones: 7 GPUs, no MPI, a ring of 366 GB/s. Figures are in test_judge.py."""
     found, why = standing(text, profile, **expected)
     assert (found, reason in why) == (counts_as, True), why
 
@@ -129,7 +129,7 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
 @pytest.mark.parametrize(
     "text",
     [
-        # As Open MPI tags each piece of a row that is written by itself.
+        # Open MPI tags each piece of a row that is written separately.
         "".join(f"[1,0]<stdout>:{line}\n" for line in re.sub("(-1|  0)(?=  )", r"\1[1,0]<stdout>:", log()).splitlines()),
         "".join(f"<unheard-of@7> {line}\n" for line in log().splitlines()),
         json.dumps({"plays": [{"tasks": [{"hosts": {"n1": {"stdout": log()}}}]}]}),
@@ -146,11 +146,11 @@ def test_healthy_logs_are_read_whole(text: str) -> None:
     assert len(run.rows) == (16 if "1024(bytes)" in text else 15)
 
 
-# Damages to healthy output.
+# Kinds of damage to healthy output
 
 
 def wires() -> str:
-    """Generated output of ib_write_bw on a healthy 400 Gb/s card."""
+    """Generate output of ib_write_bw on a healthy 400 Gb/s NIC."""
     return "\n".join([
         "-" * 87, "                    RDMA_Write BW Test", "-" * 87,
         " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]",
@@ -225,7 +225,7 @@ def repeat_rows(lines: Lines, source: random.Random) -> None:
 
 
 def change_cells(lines: Lines, source: random.Random) -> None:
-    """Change a cell, and the sum with it, as a bad link would."""
+    """Change a cell, and the sum accordingly, as a bad link would."""
     row = at(lines, "SUM") - 2 - source.randrange(8)
     words = lines[row].split()
     column = source.choice([n for n, word in enumerate(words) if n and word != "N/A"])
@@ -236,7 +236,7 @@ def change_cells(lines: Lines, source: random.Random) -> None:
 
 
 def lose_gpus(lines: Lines, source: random.Random) -> None:
-    """Leave out the last GPUs, as where one fell off the bus."""
+    """Leave out the last GPUs, as if one fell off the bus."""
     left = source.choice((7, 6, 4))
     lines[:] = [line for line in lines if not any(line.startswith((f"Device {n}:", f" {n} ")) for n in range(left, 8))]
     begin, end = at(lines, "   "), at(lines, "SUM")
@@ -280,14 +280,14 @@ KINDS = [
 
 
 def passes(text: str) -> bool:
-    """Whether there are results of which nothing failed and nothing is open, as with exit status 0."""
+    """Return whether there are results, and none failed or is open: the condition for exit status 0."""
     judged = judge_results(read_text("log", text), shipped("h100"))
     return bool(judged) and not {"failed", "open"} & {j.worst().standing() for j in judged}
 
 
 @pytest.mark.parametrize(("make", "damage"), KINDS, ids=[*TABLES, *MATRICES, "wires"])
 def test_no_damage_passes_that_matters(make: Callable[[random.Random], str], damage: Damage) -> None:
-    """What survives changed nothing that anybody reads: equal numbers were swapped, or a line of text was cut."""
+    """Damage that passes changed nothing of importance: it swapped equal numbers, or cut a line of text."""
     survivors = []
     for seed in range(8):
         source = random.Random(seed)
@@ -302,7 +302,7 @@ def test_no_damage_passes_that_matters(make: Callable[[random.Random], str], dam
 
 
 def is_same(results: Results, healthy: str) -> bool:
-    """Whether there are figures of runs, those of the healthy log but for a few that differ by rounding."""
+    """Return whether the figures equal those of the healthy log, except for a few that differ by rounding."""
     before, after = strict_rows(healthy), package_rows(results)
     return 0 < len(before) == len(after) and all(
         entry == other if isinstance(entry, str) else other == pytest.approx(entry, rel=0.06, abs=0.02)

@@ -40,7 +40,7 @@ CLAIMS = data("bench/claims")
 
 
 def found(claim: Claim, row: dict[str, Any], *names: str) -> None:
-    """What the row says of these is what is claimed."""
+    """Check that the claims are those in the row."""
     assert {name: getattr(claim, name) for name in names} == {name: row.get(name) for name in names}
     assert row.get("reason", "") in claim.reason
 
@@ -92,7 +92,7 @@ def test_perftest_in_every_unit(row: dict[str, Any]) -> None:
 def test_ranks_that_were_not_joined(
     files: int, profile: str | None, ranks: int | None, standing: str, reason: str
 ) -> None:
-    """Programs built without MPI print a table of one rank each, into one file or into one each."""
+    """Programs without MPI print a table with one rank each, to one file or to separate files."""
     alone = tuple(run((GIB, 0.0, 0.0), ranks=1, source=f"{n % files}.log") for n in range(8))
     judgements = judge_results(Results(runs=alone), shipped(profile) if profile else None, Expected(ranks))
     assert {j.worst().standing() for j in judgements} == {standing}
@@ -163,7 +163,7 @@ def test_matrices(changes: dict[str, object], states: tuple[str, ...]) -> None:
 def test_perftest_that_failed_and_latencies() -> None:
     failed = judged(tables=(table(390.0, "Gb/sec", verdict="failed", reason="no route"),))
     assert (failed.data.state, failed.data.reason) == ("unfinished", "failed: no route")
-    assert failed.speed.standing() == "skipped"  # what failed is said once
+    assert failed.speed.standing() == "skipped"  # a failure is reported once
     times = table(1.0, "Gb/sec", rows=(TableRow(size_bytes=2, latency_us={"min": 1.0}),))
     assert judged(tables=(times,)).worst().standing() == "skipped"
     small = judged(tables=(table(1.0, "Gb/sec", rows=(TableRow(size_bytes=2, bw_average=9.0),)),))
@@ -172,7 +172,7 @@ def test_perftest_that_failed_and_latencies() -> None:
 
 
 def test_tools_that_never_compare_data_say_so() -> None:
-    """It is no failure, as nobody can ask them to, and no pass of data."""
+    """This is not a failure, because nobody can turn validation on, and the data do not pass."""
     never = Results(
         tables=(
             table(390.0, "Gb/sec"),
@@ -197,7 +197,7 @@ def test_tools_that_never_compare_data_say_so() -> None:
     ],
 )
 def test_diagnostics(verdicts: tuple[str, ...], state: str, standing: str) -> None:
-    """The software alone, which passes in all of these, is no test of the hardware."""
+    """Software tests, which pass in all cases, are not tests of the hardware."""
     software = Diagnostic(source="d", category="Deployment", test="software")
     found = [
         Diagnostic.model_validate(

@@ -1,4 +1,4 @@
-"""Lines of logs: prefixes, debug output, encodings, and the time and memory that a large log takes."""
+"""Lines of logs: prefixes, debug output, encodings, and the time and memory for a large log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_text_before_debug_output_is_kept(line: str, kept: str) -> None:
 
 
 def test_what_is_no_row_is_not_joined_with_the_next_line() -> None:
-    """As pdsh writes it: its prefix stands before debug output, too."""
+    """pdsh writes its prefix before debug output, too."""
     assert texts("x: node1:12:34 [0] NCCL INFO a\n# size\n12:07:33 node1:12:34 [0] NCCL INFO b\nlast") == [
         "x: ",
         "# size",
@@ -85,7 +85,7 @@ def test_a_file_without_line_ends_does_not_fill_the_memory(tmp_path: Path) -> No
 
 
 def test_twenty_megabytes_of_debug_output(tmp_path: Path) -> None:
-    """Takes 0.5 s on an idle machine; the limit is for one that does much else."""
+    """This takes 0.5 s on an idle machine. The limit allows for a busy one."""
     source = random.Random(1)
     sample = [noise(source) for _ in range(500)]
     table = Table()

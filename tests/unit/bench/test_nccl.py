@@ -1,4 +1,4 @@
-"""nccl-tests: text of every release, JSON, public logs, what other output does to them, and the verdict."""
+"""nccl-tests: text of every release, JSON, public logs, mixed output, and verdicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def only(text: str) -> Run:
 
 @pytest.mark.parametrize("entry", INDEX, ids=lambda entry: entry["file"])
 def test_published_logs(entry: dict[str, object]) -> None:
-    """The facts of the index are of people; an independent reader reads the same rows."""
+    """People wrote the facts in the index. An independent reader returns the same rows."""
     text = (LOGS / str(entry["file"])).read_text()
     (run,) = (results := read_files([LOGS / str(entry["file"])])).runs
     last = run.rows[-1]
@@ -66,7 +66,7 @@ def test_every_release_prints_what_is_read(release: str, collective: str) -> Non
     certain = collective in ("all_reduce", "reduce_scatter", "broadcast", "reduce")
     old = not table.modern and collective == "alltoall"
     assert run.collective == (collective if named or certain or old else None)
-    # Without header and footer, rows are read, and not trusted.
+    # Without header and footer, rows are read, but the run does not pass.
     bare = only("\n".join(table.body()))
     assert (bare.verdict, bare.ranks, bare.partial_rows) == ("truncated", None, 0)
     halves = [(row.out_of_place, row.in_place) for row in table.rows()]
@@ -95,7 +95,7 @@ def test_log_lines_between_and_inside_rows(often: float, seed: int) -> None:
 
 
 def test_a_row_that_others_cut_is_counted() -> None:
-    """Only debug output tells where the rest of a row is."""
+    """Only debug output shows where a row goes on."""
     first, second = Table(sizes=(1 << 20, 8 << 20)).body()
     for pieces in ([first[:60], "some message", first[60:], second], [first + second, second]):
         table = Table(sizes=(1 << 20, 8 << 20))
@@ -114,13 +114,13 @@ def interleaved(texts: list[list[str]], source: random.Random) -> str:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tables_of_several_processes(seed: int) -> None:
-    """By their names, or as of programs without MPI under mpirun: then nothing tells whose a row is."""
+    """Lines have names of processes, or none, as programs without MPI under mpirun print them."""
     tables = [Table(ranks=1, seed=rank) for rank in range(4)]
     named = [[f"[1,{rank}]<stdout>:{line}" for line in table.lines()] for rank, table in enumerate(tables)]
     runs = read_runs(interleaved(named, random.Random(seed)))
     assert sorted(map(repr, (run.rows for run in runs))) == sorted(repr(tuple(table.rows())) for table in tables)
     assert {(run.verdict, run.ranks) for run in runs} == {("ok", 1)}
-    # Nothing tells whose a row is.
+    # Nothing shows which process a row belongs to.
     mixed = read_text("log", interleaved([table.lines() for table in tables], random.Random(seed)))
     assert {run.verdict for run in mixed.runs} - {"ok"}
     assert "the ranks were not joined" in str([judgement.participation for judgement in judge_results(mixed)])
@@ -133,12 +133,12 @@ REPEATED = Table(sizes=(0, 0, 0, *(8 << i for i in range(0, 31, 3))) * 3)
 
 @pytest.mark.parametrize(("lines", "expected"), [
     ([line for table in OLD for line in table.lines()], [("ok", table.rows()) for table in OLD]),
-    # A run that died before the next one.
+    # A run that ended early, before another one
     ([*FIRST.head(), *FIRST.body()[:4], *SECOND.lines()], [("truncated", FIRST.rows()[:4]), ("ok", SECOND.rows())]),
     ([*FIRST.head(), *SECOND.lines()], [("no-data", []), ("ok", SECOND.rows())]),
-    # Tables without heads.
+    # Tables without headers
     ([*FIRST.body(), *FIRST.foot(), *SECOND.body(), *SECOND.foot()], [("ok", FIRST.rows()), ("ok", SECOND.rows())]),
-    # Sizes that repeat are all kept.
+    # All rows of repeated sizes are kept.
     (REPEATED.lines(), [("ok", REPEATED.rows())]),
 ])  # fmt: skip
 def test_runs_that_follow_each_other(lines: list[str], expected: list[tuple[str, list[NcclRow]]]) -> None:
@@ -160,7 +160,7 @@ def test_a_row_that_cannot_be_read_is_counted(spoil: Callable[[str], str]) -> No
 
 
 def damaged(lines: list[str], source: random.Random) -> str:
-    """The lines with one to four cut, lost, glued, swapped or broken in two, some by debug output."""
+    """Cut, drop, join, swap or split one to four lines, some by debug output."""
     lines = list(lines)
     for _ in range(source.randint(1, 4)):
         at, other = source.randrange(len(lines)), source.randrange(len(lines))
@@ -184,7 +184,7 @@ def test_damage_shows_no_row_that_was_not_printed(release: str, collective: str)
 
 TABLE = Table()
 CUT = "\n".join([*TABLE.head(), *TABLE.body()[:4]]) + "\n"
-"""A run that ended between two rows."""
+"""The output of a run that ended between two rows."""
 ENDINGS = data("bench/endings")
 
 
@@ -217,13 +217,13 @@ STEPS = Table(sizes=tuple(range(1024, 10241, 1024))).text().replace("step: 8(fac
 RACK = "\n".join(line for line in Table(ranks=72, hosts=18).lines() if "Rank" not in line or "Rank 71" in line)
 RCCL = TABLE.text().replace("# nccl-tests version 2.19.6 nccl-headers=23007 nccl-library=23007\n", "").replace(
     "# Using devices", "rccl-tests: Version develop:2f7c9ab\n# Using devices").replace(" NVIDIA H100 80GB HBM3", "")  # fmt: skip
-# What one H100 prints of reduce, which has nothing to send in place: 1.4e7 GB/s has one digit.
+# A single H100 sends nothing for reduce in place: 1.4e7 GB/s is printed with one digit.
 ONE_GPU = (LOGS.parent / "bench/one-gpu.txt").read_text()
 WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07    2.01  3.55843e+07  123456  139.16  260.9  12"
 
 
 @pytest.mark.parametrize(("text", "facts"), [
-    # What comes first: wrong elements, then the cause of a failure.
+    # Order of verdicts: wrong elements, then the cause of a failure
     (WRONG.text() + "srun: error: node1: task 0: Exited with exit code 7\n",
      {"verdict": "wrong-data"}),
     (Table("2.10", wrong={1: 5}).text(), {"verdict": "wrong-data"}),
@@ -250,18 +250,18 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (ONE_GPU, {"verdict": "ok", "ranks": 1}),
     (ONE_GPU.replace("2.54811e+06", "3.54811e+06"), {"verdict": "damaged"}),
     (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "its footer has no line `Out of bounds values`"}),
-    # Sizes that were asked for.
+    # Requested sizes
     (SHORT_TEXT, {"verdict": "truncated", "reason": f"no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
     (SHORT_TEXT.replace("#   ", REDUCED, 1), {"verdict": "ok"}),
     (Table(sizes=tuple(sorted((*TABLE.sizes, TABLE.sizes[4])))).text(),
      {"verdict": "damaged", "reason": f"a row of {TABLE.sizes[4]} bytes, where {TABLE.sizes[5]} were asked for"}),
     (Table(sizes=TABLE.sizes * 3).text(), {"verdict": "ok"}),
     (STEPS.replace("maxBytes 10240", "maxBytes 12000"), {"verdict": "truncated"}),
-    # Who took part.
+    # Participation
     (RACK, {"ranks": 72, "nodes": None, "verdict": "ok"}),
     (RCCL, {"tool": "rccl-tests", "tool_version": "develop:2f7c9ab", "devices": (), "verdict": "ok"}),
     (TABLE.text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) "), {"tool_version": "2.20.0"}),
-    # The command names the collective where nothing else does.
+    # The command names the collective if nothing else does.
     (Table("2.13.10", "alltoall").text(), {"collective": None}),
     ("+ mpirun -np 8 ./build/alltoall_perf -b 8\n" + Table("2.13.10", "alltoall").text(), {"collective": "alltoall"}),
     ("+ mpirun ./build/all_gather_perf -b 8\n" + Table("2.10", "all_reduce").text(), {"collective": "all_reduce"}),
@@ -282,7 +282,7 @@ def test_a_failure_belongs_to_its_run(text: str, verdicts: list[str]) -> None:
     assert [run.verdict for run in read_runs(text)] == verdicts
 
 
-# JSON: alone in tests/data/bench/nccl.yaml, here beside the text
+# JSON together with text; tests/data/bench/nccl.yaml has JSON alone
 
 WRITTEN = Table(sizes=tuple(1 << i for i in range(20, 34, 2)), step=4)
 
@@ -297,7 +297,7 @@ def half(values: Half) -> dict[str, Any]:
 
 
 def written(**changes: Any) -> str:
-    """The document of the run that `WRITTEN` prints, with times that are not rounded."""
+    """Return the document of the run in `WRITTEN`, with times that are not rounded."""
     rows = [
         {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.redop, "root": f"{row.root:6d}",
          "out_of_place": half(row.out_of_place), "in_place": half(row.in_place or row.out_of_place)}
@@ -317,19 +317,19 @@ def written(**changes: Any) -> str:
 @pytest.mark.parametrize(("text", "verdicts"), [
     (WRITTEN.text() + written().replace('"bus_bw":', '"bus_bw":0.9', 1), ["ok", "damaged"]),
     (written(), ["ok"]),
-    # Checks print a run as text and as JSON: that is one run.
+    # Checks print a run as text and as JSON, which counts as one run.
     (WRITTEN.text() + written() + WRITTEN.text() + written(), ["ok", "ok"]),
     (WRITTEN.text() + written() + written(), ["ok", "ok"]),
     (written().replace('"time":', '"cpu_time":'), ["ok"]),
     (written(average_bus_bandwidth={"bandwidth": WRITTEN.average, "okay": "false"}), ["failed"]),
     (written(out_of_bounds={"count": 3, "okay": "false"}), ["wrong-data"]),
     (written() + "\nsrun: error: n1: task 0: Exited with exit code 1\n", ["failed"]),
-    # Where a document stands, nobody knows when its program began.
+    # The line of a document does not show when its program began.
     ("srun: error: n1: task 0: Exited with exit code 1\n" + written(), ["failed"]),
     (written(results=[]), ["no-data"]),
     (written(results=json.loads(written())["results"][:-1]), ["truncated"]),
     (written().replace('"bus_bw":', '"bus_bw":nan,"x":', 1), ["damaged"]),
-    # Output after a document without end is read.
+    # Output after an incomplete document is read.
     (written()[:900] + "\n" + written() + Table("2.10").text(), ["truncated", "ok", "ok"]),
     (written()[:900] + "node1: Test NCCL failure x.cu:1 'x'\n" + Table("2.10").text(), ["comm-failure", "ok"]),
 ])  # fmt: skip

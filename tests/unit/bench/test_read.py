@@ -1,4 +1,4 @@
-"""Output of every tool in tests/data/bench: what is read of it, and what holds however it is changed."""
+"""Output of all tools in tests/data/bench: its results, and properties that hold after any change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def main_figure(row: TableRow) -> float | None:
 
 
 def fact(item: Any, name: str) -> object:
-    """What an entry names, as YAML has it."""
+    """Return the facts that an entry names, in the form of the YAML."""
     value = getattr(item, name, None)
     if isinstance(item, PerftestTable) and name == "rows":
         return [[row.size_bytes, main_figure(row)] for row in item.rows]
@@ -79,12 +79,12 @@ def test_what_is_read(entry: dict[str, Any]) -> None:
 
 
 def is_part(item: Any, whole: Any) -> bool:
-    """Whether a result has only what the other one has: the same matrix, or its first rows."""
+    """Return whether a result is a part of the other one: the same matrix, or its first rows."""
     if isinstance(item, BandwidthTest):
         item = item.model_copy(update={"sum": item.sum if item.sum is not None else whole.sum, "name": whole.name})
     if isinstance(item, PerftestTable):
         return bool(item == whole.model_copy(update={"rows": whole.rows[: len(item.rows)], "compared": item.compared}))
-    if isinstance(item, Run) and item.tool == "all_reduce_bench":  # which ends its table with nothing
+    if isinstance(item, Run) and item.tool == "all_reduce_bench":  # which has no end mark
         return bool(item.rows and item.rows == whole.rows[: len(item.rows)])
     if isinstance(item, Run):  # the last digit of the average may be cut
         item = item.model_copy(update={"avg_busbw_gb_s": whole.avg_busbw_gb_s})
@@ -93,7 +93,7 @@ def is_part(item: Any, whole: Any) -> bool:
 
 @every_entry
 def test_what_is_cut_is_no_pass(entry: dict[str, Any]) -> None:
-    """Of the beginning of an output, nothing counts but results that the whole has, too."""
+    """The beginning of an output has only results that the whole output has, too."""
     text = log_of(entry)
     whole = [item.model_copy(update={"verdict": "ok", "reason": ""}) for item in items_of(read(text))]
     for at in sorted({*range(0, len(text), max(1, len(text) // 30)), *range(len(text) - 12, len(text))}):
@@ -136,7 +136,7 @@ ODD = (
 
 
 def broken(text: str) -> Iterator[str]:
-    """The text cut, and with words and lines lost, doubled, swapped or replaced."""
+    """Cut the text, and drop, double, swap or replace words and lines."""
     chance = random.Random(0)
     for at in range(0, len(text), max(1, len(text) // 20)):
         yield text[at:]
@@ -158,7 +158,7 @@ def broken(text: str) -> Iterator[str]:
 
 
 def spoiled(node: Any, chance: random.Random) -> Any:
-    """The document with parts replaced by values of other kinds, or gone."""
+    """Replace parts of a document by values of other types, or remove them."""
     if chance.random() < 0.08:
         values: tuple[Any, ...] = (None, True, 0, -1, 10**30, float("nan"), "", "x", [], {}, [[]], [None], {"name": 1})
         return chance.choice(values)
@@ -201,7 +201,7 @@ def test_what_others_print_is_nothing(text: str) -> None:
     "+ all_reduce_perf -b\n",
 ])  # fmt: skip
 def test_time_grows_with_size_only(piece: str) -> None:
-    """Eight times the input may take about that, not sixty-four times, with room for other work of the machine."""
+    """Eight times the input may take about eight times as long, not 64 times. The limit allows for a busy machine."""
 
     def seconds(size: int) -> float:
         text = piece * (size // len(piece))

@@ -1,4 +1,4 @@
-"""What a report claims, and the exit status that follows."""
+"""The claims of a report, and its exit status."""
 
 from __future__ import annotations
 

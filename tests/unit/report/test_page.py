@@ -1,4 +1,4 @@
-"""The page as text; tests/browser opens it."""
+"""The page as text. tests/browser opens it in a browser."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_lines_have_the_better_placement_sorted_by_size_without_what_cannot_be_d
 
 
 def test_heat_maps() -> None:
-    """Slow pairs are warm for times too."""
+    """Slow pairs have warm colours, also for latencies."""
     tests = (matrix("GB/s", (None, 390.0), (214.7, None)), matrix("ns", (1.0, 2.0), (3.0, 4.0)))
     speeds, times = lay_out(report(tests=tests)).matrices
     trace = speeds.figure["data"][0]

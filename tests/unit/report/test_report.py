@@ -1,4 +1,4 @@
-"""`imagebuild report` from files to files: what is read, exit codes, and what is written."""
+"""`imagebuild report` from input files to output files, with exit codes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
     ],
 )
 def test_wrong_input_is_2(call: Call, arguments: tuple[object, ...], message: str) -> None:
-    """More of it is in tests/data/refused/report.yaml."""
+    """tests/data/refused/report.yaml has more cases."""
     write("a.log", nccl_log(480))
     status, _, err = call(*arguments)
     assert status == 2
@@ -163,7 +163,7 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
     write("c.log", nccl_log(361, collective="all_gather"))
     call("one.json", "c.log", "--json", "three.json")
     assert [run["collective"] for run in read("three.json")["runs"]] == ["all_gather", "all_reduce", "all_reduce"]
-    # In a folder with logs, a report is left out and said to be, and can be written again.
+    # A report in a folder with logs is left out with a note. It can be overwritten.
     for _ in range(2):
         status, out, _ = call("logs", "--json", "logs/own.json")
         assert (status, len(read("logs/own.json")["runs"])) == (0, 2)
@@ -172,7 +172,7 @@ def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
 
 
 def test_each_kind_of_result_keeps_its_claims(call: Call) -> None:
-    """In a report that is read again, also beside another one."""
+    """A report that is read again, alone or with another report, keeps the claims."""
     write("all.json", BAD.model_dump_json())
     write("own.json", GOOD.model_dump_json())
     assert call("all.json", "own.json", "--json", "again.json")[0] == 1
@@ -202,7 +202,7 @@ def test_results_of_verify(call: Call) -> None:
 
 
 def test_what_verify_measured_and_judged_counts_once_and_is_judged_anew_with_a_profile(call: Call) -> None:
-    """The evidence folder holds the log that the results in verify.json were read from."""
+    """The evidence folder contains the log with the same results as verify.json."""
     write("v/all_reduce.log", nccl_log(240))
     call("v", *PROFILE, "--json", "one.json")
     results = {kind: value for kind, value in read("one.json").items() if kind in Results.model_fields}
@@ -223,7 +223,7 @@ def test_what_verify_measured_and_judged_counts_once_and_is_judged_anew_with_a_p
     [
         ("n7", "ssh: connect to host n7 port 22: No route to host\n", 1),
         ("n7", "", 1),
-        ("n7", "x\ny\n", 1),  # named like the others
+        ("n7", "x\ny\n", 1),  # has a name like the others
         ("gpu-east", "", 1),
         ("sub/n7.gz", "", 1),
         ("launcher-x7-worker.log", "Server listening on :: port 22.\n", 0),

@@ -21,14 +21,14 @@ from tests.unit.conftest import Call
     ("hosts", "slow", "outliers"),
     [
         (6, {}, []),
-        (6, {("n2",): 13.0}, []),  # 4 % are noise
+        (6, {("n2",): 13.0}, []),  # 4 % is noise
         (6, {("n2",): 8.0, ("n5",): 9.0}, ["n2", "n5"]),
         (6, {("n2",): 8.0, ("n1", "n4"): 8.4}, ["n2", "n1 ↔ n4"]),
-        (6, {("n1", "n4"): 8.4, ("n1", "n5"): 8.4}, ["n1 ↔ n4", "n1 ↔ n5"]),  # two of five runs are no majority
+        (6, {("n1", "n4"): 8.4, ("n1", "n5"): 8.4}, ["n1 ↔ n4", "n1 ↔ n5"]),  # two of five runs are not a majority
         (3, {}, []),
         (3, {("n1", "n3"): 6.0}, ["n1 ↔ n3"]),
         (3, {("n1", "n2"): 6.0, ("n2", "n3"): 8.0}, ["n2"]),
-        (4, {("n3",): 6.0}, ["n3"]),  # it has half of all runs
+        (4, {("n3",): 6.0}, ["n3"]),  # the host took part in half of all runs
         (8, {(f"n{n}",): 6.0 for n in range(1, 5)}, ["n1", "n2", "n3", "n4"]),
     ],
 )
@@ -48,9 +48,9 @@ SLOW_ONCE = "6.5 GB/s, 52% below the median of 45 runs of 6 hosts, sendrecv, 2 r
     ("runs", "word", "words"),
     [
         (pairs({}), "even", "no run is below 12.22 GB/s"),
-        # A pair that is slow in one of its three runs.
+        # One of the three runs of a pair is slow.
         ([*pairs({}) * 2, *pairs({("n1", "n4"): 6.5})], "slow", SLOW_ONCE),
-        # No run is a tenth below the median, and one is far above it.
+        # No run is 10 % below the median, but one is far above it.
         (pairs({("n1", "n2"): 15.5}, speed=12.0), "uneven", "no host stands out: many may be slow, or the network"),
     ],
 )
@@ -78,7 +78,7 @@ def test_single_hosts_and_racks_are_bars(size: int) -> None:
 
 
 def test_other_runs_are_no_sweep() -> None:
-    """Too few groups, the same hosts again, other sizes, unknown hosts, data that are not right."""
+    """Too few groups, the same hosts again, other sizes, unknown hosts, or wrong data."""
     runs = pairs({})
     assert find_sweeps(runs[:3]) == find_sweeps([runs[0]] * 9) == ()
     assert find_sweeps([item.model_copy(update={"ranks": n}) for n, item in enumerate(runs)]) == ()

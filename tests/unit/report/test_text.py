@@ -1,4 +1,4 @@
-"""JUnit, Markdown and the terminal: whole reports in tests/golden/report, and text that means to do harm."""
+"""JUnit, Markdown and the terminal: whole reports in tests/golden/report, and malicious text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWEEP = report(runs=pairs({("n2",): 8.0, ("n1", "n4"): 8.4}))
 def test_all_forms(
     name: str, made: Report, golden: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same claims in each form, and the same counts."""
+    """All formats have the same claims and counts."""
     print_report(made)
     out = capsys.readouterr().out
     root = ET.fromstring(report_junit(made))
@@ -59,7 +59,7 @@ def test_the_end_of_long_output_is_kept() -> None:
 
 
 def test_markdown_cells() -> None:
-    """Only what is markup where it stands is escaped."""
+    """Characters are escaped only where they would be markup."""
     texts = ("all_reduce", "_x_ y", "a * b", "<b>", "&lt;", "a|b")
     markdown = report_markdown(report(runs=[run(text, ranks=None, nodes=None) for text in texts]))
     for shown in ("all_reduce", r"\_x\_ y", r"a \* b", r"\<b\>", "&amp;lt;", r"a\|b"):
