@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import CPUS, Arch, Platform, YamlFile
@@ -22,8 +23,7 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
     return ("--only-binary", ":all:", *(word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}")))
 
 
-@dataclass(frozen=True)
-class OwnedSource:
+class OwnedSource(NamedTuple):
     """A source, and the part of the project that it belongs to."""
 
     owner: str
@@ -33,16 +33,7 @@ class OwnedSource:
     """The only architecture that needs the source. None: every architecture needs it."""
 
 
-@dataclass(frozen=True)
-class PinnedArchive:
-    """An archive with its hash."""
-
-    url: str
-    sha256: str
-    """The hash in the lock, or `unresolved`."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PinnedPackages:
     """The packages that a component takes from a signed repository, for one release of the distribution."""
 
@@ -60,7 +51,7 @@ class PinnedPackages:
         return {arch: repository.url for arch, repository in self.repositories.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GpuCode:
     """The GPUs that programs are compiled for."""
 
@@ -104,7 +95,8 @@ class BuildStage:
     git: GitRef | None
     commit: str | None
     """Commit of the git source, or `unresolved`. None if the component has no git source."""
-    archives: Mapping[Arch, PinnedArchive]
+    archives: Mapping[Arch, Mapping[str, str]]
+    """Maps each architecture to the `url` of the archive and its `sha256`, which is `unresolved` without a pin."""
     archive_facts: Mapping[Arch, TreeFacts]
     """What the lock knows about the content of each archive."""
     images: Mapping[str, str]
@@ -154,7 +146,7 @@ class Part:
         return self.file.model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recipe:
     """All that the Dockerfile of one target is made from."""
 

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
@@ -133,7 +132,7 @@ class Renderer:
             "os": stage.os,
             "git": component.git,
             "commit": stage.commit,
-            "archives": {arch: asdict(archive) for arch, archive in stage.archives.items()},
+            "archives": stage.archives,
             "images": stage.images,
             "wheels": stage.wheels,
             "key": {entry.replace("-", "_"): value for entry, value in stage.key.items()},

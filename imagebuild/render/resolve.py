@@ -29,13 +29,13 @@ from imagebuild.project.lockfile import (
 from imagebuild.project.matrix import FIELD, Image, Pin
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
-from imagebuild.render.recipe import BuildStage, GpuCode, OwnedSource, Part, PinnedArchive, PinnedPackages, Recipe
+from imagebuild.render.recipe import BuildStage, GpuCode, OwnedSource, Part, PinnedPackages, Recipe
 
 VERSION = "{version}"
 """The place of the component's version in a template."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SharedParts:
     """What the recipes of one project have in common. Each part and each stage is resolved once."""
 
@@ -107,7 +107,7 @@ def resolve_recipe(project: Project, target: Target, shared: SharedParts | None 
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Chosen:
     """A target, and what all of its parts depend on."""
 
@@ -272,7 +272,7 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
         providers=chosen.build_providers(name),
         git=git,
         commit=commit_of(lock, git) if git else None,
-        archives={arch: PinnedArchive(url, hash_of(lock, url)) for arch, url in archives.items()},
+        archives={arch: {"url": url, "sha256": hash_of(lock, url)} for arch, url in archives.items()},
         archive_facts={a: e.facts for a, e in entries.items() if isinstance(e, LockedArchive) and e.facts},
         images={label: digest_of(lock, reference) for label, reference in images.items()},
         wheels=wheels_of(lock, wheels) if wheels else (),
