@@ -89,7 +89,7 @@ def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) ->
     else:
         folder = shipped_folder() if extends == SHIPPED else place / extends
     if place.resolve() in extending:
-        raise ConfigError(f"{document.at('extends')}: extends: goes in a circle; name another project")
+        raise ConfigError(f"{document.at('extends')}: extends: circular dependency; name another project")
     if not (folder / MATRIX).is_file():
         problem = f"{folder} has no {MATRIX}; write {SHIPPED}, the folder of a project, or git: and commit:"
         raise ConfigError(f"{document.at('extends')}: extends: {problem}")

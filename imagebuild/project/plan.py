@@ -173,7 +173,7 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
         return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
     except CycleError as error:
         circle = error.args[1]
-        problem = f"requires: goes in a circle: {' → '.join(reversed(circle))}; remove one of them"
+        problem = f"requires: circular dependency: {' → '.join(reversed(circle))}; remove one of them"
         mistakes.add(project.components[circle[0]].at("requires"), problem)
         return ()
 

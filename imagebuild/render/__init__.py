@@ -1,1 +1,1 @@
-"""Turn targets into Dockerfiles. Pure, but for reading templates."""
+"""Dockerfiles of targets, rendered from templates."""

@@ -1,4 +1,4 @@
-"""A rendered Dockerfile. Pure."""
+"""The rendered Dockerfile of a target. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from imagebuild.render.stages import digest, stages_of
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """Hold a rendered target."""
+    """The rendered Dockerfile of a target."""
 
     text: str
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
-        """Return stage → key, a digest of all that the stage depends on, on any platform, in order of appearance."""
+        """Maps each stage to its key, a digest of all that it depends on, on any platform. In order of appearance."""
         first, *others = (stages_of(self.text, platform) for platform in get_args(Platform))
         return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in first.items()}

@@ -27,16 +27,17 @@ def package_arguments(recipe: Recipe) -> list[str]:
             exact.update(exact_packages(part.name, part.repository))
         else:
             others.update(part.packages)
-    # The distribution's archive keeps one version, whose suffix a stable update or a rebuild may change.
+    # The distribution's archive keeps one version of a package. A stable update or a rebuild may change its suffix.
     own = {f"'{package}*'" if "=" in package else package for package in others}
     return sorted(exact | own, key=lambda package: package.strip("'"))
 
 
 def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
-    """Return a component's packages of a signed repository, each with a version, from the lock if it states none.
+    """Return a component's packages from a signed repository, each with a version.
 
-    Architectures without a pin are ignored: nothing is built for them. Raises ConfigError if two others differ, as one
-    Dockerfile is for all of them.
+    The version is from the lock if the component does not state it. Architectures without a pin are ignored, as nothing
+    is built for them. Raises ConfigError if the lock has different versions for two architectures: one Dockerfile is
+    for all of them.
     """
     result = []
     for package in pinned.packages:
@@ -44,14 +45,14 @@ def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
         if len(known) > 1 and "=" not in package:
             raise ConfigError(
                 f"imagebuild.lock: {package} has the versions {', '.join(sorted(known))} in "
-                f"{', '.join(pinned.urls.values())}; `imagebuild lock --update {component}` reads them anew"
+                f"{', '.join(pinned.urls.values())}; run `imagebuild lock --update {component}`"
             )
         result.append(package if "=" in package else f"{package}={next(iter(known), UNRESOLVED)}")
     return result
 
 
 def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]:
-    """Return what templates use of a component's own repository of packages."""
+    """Return the values with which templates add a component's own package repository."""
     first = next(iter(pinned.repositories.values()))
     result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": pinned.urls, "stage": component}
     if not first.configured:
@@ -63,7 +64,7 @@ def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]
 
 
 def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str]:
-    """Return the environment of the image. `matrix` is the file that declares it.
+    """Return the environment variables of the image. `matrix` is the file that declares the image.
 
     Raises ConfigError if two components, or a component and the image, contradict each other.
     """
@@ -75,7 +76,8 @@ def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str
                 env[variable] = f"{value}:{env[variable]}" if variable in env else value
             elif env.setdefault(variable, value) != value:
                 where = part.file.at("env", variable)
-                raise ConfigError(f"{where}: env.{variable}: {value!r}, but another component sets {env[variable]!r}")
+                problem = f"is {value!r}, but another component sets {env[variable]!r}; remove one of the two"
+                raise ConfigError(f"{where}: env.{variable}: {problem}")
             elif part.component.unpacked:
                 needed[variable] = part.name
     for variable, value in recipe.image.env.items():
@@ -88,7 +90,7 @@ def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str
 
 
 def library_folders(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return the folders where the loader looks, in this order, each with the component whose folder it is."""
+    """Return the folders in which the loader looks for libraries, in order, each with its component."""
     result = []
     for part in recipe.components:
         unpacked = part.component.unpacked
@@ -98,7 +100,7 @@ def library_folders(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def adaptations(recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each difference of the image from its archives and its base."""
+    """Yield a line for each difference between the image and its archives or its base."""
     for stage in recipe.stages:
         yield from (f"{stage.name}: {line}" for line in stage.archive_environment[1])
     base = recipe.base.partition("@")[0]
@@ -110,7 +112,10 @@ def adaptations(recipe: Recipe) -> Iterator[str]:
 
 
 def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
-    """Return the variables of the base that a component takes. Without facts of the base, there are none."""
+    """Return the environment variables that a component takes from the base.
+
+    Return none if the lock has no facts about the base.
+    """
     by_platform: dict[str, dict[str, str]] = {}
     for platform in sorted(recipe.target.platforms) if recipe.base_facts else ():
         env = recipe.base_facts[platform].environment if platform in recipe.base_facts else {}
@@ -121,7 +126,7 @@ def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
 
 
 def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
-    """Return the variables that a component's archive sets in this variant of the image."""
+    """Return the environment variables that a component's archive sets in this variant of the image."""
     unpacked = part.component.unpacked
     if unpacked is None or part.stage is None:
         return {}
@@ -135,7 +140,7 @@ def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
 def image_labels(recipe: Recipe) -> dict[str, str]:
     """Return the labels of the image.
 
-    A base that builds may bootstrap has no label with a digest: the digest would belong to an image that was not used.
+    The digest of the base is left out if builds may bootstrap the base: the official image is not used then.
     """
     target = recipe.target
     base_name, _, base_digest = recipe.base.partition("@")

@@ -41,9 +41,9 @@ class PinnedPackages:
     packages: tuple[str, ...]
     """Each as `name` or `name=version`."""
     fingerprint: str
-    """Fingerprint of the key that signs the repository, or `unresolved`."""
+    """Fingerprint of the key that signs the repository, or `unresolved` without a pin."""
     versions: Mapping[str, Collection[str]]
-    """Maps each package to its versions in the lock: one, unless the repositories of two architectures differ."""
+    """Maps each package to its versions in the lock: several if the repositories of two architectures differ."""
 
     @property
     def urls(self) -> dict[Arch, str]:
@@ -53,12 +53,12 @@ class PinnedPackages:
 
 @dataclass(frozen=True, eq=False)
 class GpuCode:
-    """The GPUs that programs are compiled for."""
+    """The compute capabilities that programs are compiled for."""
 
     toolkit: str
     """Version of the CUDA toolkit."""
     generation: str | None
-    """The only compute capability that is wanted: the value of the axis `gpu`. None: all of the matrix."""
+    """The only wanted compute capability: the value of the axis `gpu`. None: all that the matrix lists."""
     by_arch: Mapping[str, tuple[str, ...]]
     """Maps each architecture to the compute capabilities that the toolkit can compile for."""
     archs: tuple[Arch, ...]
@@ -67,11 +67,15 @@ class GpuCode:
     """The `file:line` of the table of compute capabilities."""
 
     def capabilities(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the compute capabilities by architecture. Raises ConfigError if the target has one without any."""
+        """Return the compute capabilities for each architecture.
+
+        Raises ConfigError if an architecture of the target has none.
+        """
         if lacking := [arch for arch in self.archs if not self.by_arch[arch]]:
             what = f"CUDA {self.toolkit}, {' and '.join(lacking)}"
             what += f" and gpu {self.generation}" if self.generation else ""
-            raise ConfigError(f"{self.place}: gpu-architectures: none for {what}; change one of these")
+            remedy = "add an entry, or change the versions of the image"
+            raise ConfigError(f"{self.place}: gpu-architectures: no entry fits {what}; {remedy}")
         return self.by_arch
 
 
@@ -87,14 +91,14 @@ class BuildStage:
     base: str
     """The image of that release, with its digest."""
     key: Mapping[str, str]
-    """The values of the entries of the component's `key`."""
+    """Maps each entry of the component's `key` to its value."""
     facts: Mapping[str, str]
-    """The component's facts, with its version, `os` and key."""
+    """The values for templates: the component's facts, version, `os` and key."""
     providers: Mapping[str, str]
     """Maps each entry of `build-requires` to the component whose stage fulfils it."""
     git: GitRef | None
     commit: str | None
-    """Commit of the git source, or `unresolved`. None if the component has no git source."""
+    """Commit of the git source, or `unresolved` without a pin. None if the component has no git source."""
     archives: Mapping[Arch, Mapping[str, str]]
     """Maps each architecture to the `url` of the archive and its `sha256`, which is `unresolved` without a pin."""
     archive_facts: Mapping[Arch, TreeFacts]
@@ -103,7 +107,7 @@ class BuildStage:
     """Maps each label of the component's `images` to the image, with its digest."""
     wheels: tuple[Wheel, ...]
     packages: PinnedPackages | None
-    """Packages for all variants, for the release that the stage is built on. None without a repository."""
+    """Packages of all variants. None if they come from the distribution's own archive."""
     gpu: GpuCode | None
     """None if `gpu` is not in the component's key."""
     sources: tuple[OwnedSource, ...]
@@ -111,7 +115,7 @@ class BuildStage:
 
     @cached_property
     def archive_environment(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The environment that the unpacked archive sets, and a line for each difference of the image.
+        """The environment that images take from the unpacked archive, and a line for each difference from the archive.
 
         Raises ConfigError if the archives of two architectures set a variable differently.
         """
@@ -132,9 +136,10 @@ class Part:
     packages: tuple[str, ...]
     """Packages that the image gets, with their versions if the component states them."""
     repository: PinnedPackages | None
-    """The same packages with the repository that has them. None if they come from the distribution."""
+    """The same packages with their repository. None if they come from the distribution's own archive."""
     versioned: tuple[tuple[PackageSource, str], ...]
-    """Packages that have the component's version, each with the template of its own version: `{version}-1`."""
+    """Packages whose version contains the component's version, each with the template of its version, such as
+    `{version}-1`."""
     env: Mapping[str, str]
     """Variables that the component itself sets in the image."""
     labels: Mapping[str, str]
@@ -157,7 +162,7 @@ class Recipe:
     base: str
     """The image that the target starts from, with its digest."""
     is_bootstrapped: bool
-    """Whether builds may bootstrap the base themselves, so that its digest is not known beforehand."""
+    """Whether builds may bootstrap the base from the distribution's archive instead of the official image."""
     base_facts: Mapping[Platform, ImageFacts]
     """What the lock knows about the base. Empty if it has no facts."""
     parts: Mapping[str, Part]
@@ -167,9 +172,9 @@ class Recipe:
     gpu: GpuCode
     """The GPUs that programs in the image are compiled for, or must run on."""
     sources: tuple[OwnedSource, ...]
-    """Every source except the distribution's own archive, whose index is signed."""
+    """All sources except the distribution's own archive, whose signed index verifies its packages."""
     lock_hash: str
-    """Digest, 12 hex digits, of all versions and pins that the Dockerfile contains."""
+    """Digest of all versions and pins that the Dockerfile contains: 12 hex digits."""
 
     @property
     def components(self) -> tuple[Part, ...]:
@@ -178,12 +183,12 @@ class Recipe:
 
     @property
     def keyrings(self) -> tuple[Part, ...]:
-        """Components whose repository the base does not trust yet. Their stages contain its key."""
+        """Components whose package repository the base does not trust yet. Their build stages contain the key."""
         repositories = ((part, part.component.repository) for part in self.components)
         return tuple(part for part, repository in repositories if repository and not repository.configured)
 
     def sources_for(self, platforms: Collection[Platform]) -> tuple[OwnedSource, ...]:
-        """Return the sources that the target needs on some of its platforms. Without platforms, return all."""
+        """Return the sources that the target needs for these platforms. Without platforms, return all sources."""
         if not platforms:
             return self.sources
         archs = [arch for arch in self.archs if f"linux/{arch}" in platforms]

@@ -33,7 +33,7 @@ from imagebuild.render.templates import Templates
 
 
 class Renderer:
-    """Renders targets of one project. Stages that several targets share are rendered once."""
+    """The renderer of a project's targets. A stage that several targets share is rendered once."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
@@ -42,13 +42,13 @@ class Renderer:
         self._stages: dict[BuildStage, str] = {}
         """Maps each build stage to its text."""
         self._installs: dict[tuple[str, str, str], str] = {}
-        """Maps component, version and variant to the steps of the final stage."""
+        """Maps component, version and variant to the steps that install the component in the final stage."""
 
     def recipe(self, target: Target) -> Recipe:
         return resolve_recipe(self.project, target, self._shared)
 
     def check(self, targets: Iterable[Target]) -> None:
-        """Render targets to find mistakes in templates. Raises ConfigError with the mistakes of all targets."""
+        """Render targets to find mistakes in templates. Raises ConfigError with all mistakes."""
         mistakes = Mistakes()
         for target in targets:
             try:
@@ -60,8 +60,8 @@ class Renderer:
     def dockerfile(self, target: Target, options: Sequence[str] = ()) -> Dockerfile:
         """Render the self-contained Dockerfile of a target.
 
-        `options` are further options for the command in the header. A source without a pin is rendered as
-        `unresolved`, which every builder refuses. Raises ConfigError if a template is wrong.
+        `options` are added to the command in the header. A source without a pin is rendered as `unresolved`, which
+        every builder refuses. Raises ConfigError if a template is wrong.
         """
         recipe = self.recipe(target)
         image, components, variant = recipe.image, recipe.components, target.axes["variant"]
@@ -99,7 +99,7 @@ class Renderer:
         return Dockerfile(text)
 
     def key(self, target: Target) -> str:
-        """Return the digest of all that an image of a target depends on: its Dockerfile, the lock's date, its checks.
+        """Return the digest of all that an image of a target depends on: Dockerfile, date of the lock, checks.
 
         Comments in a Dockerfile do not change the digest. Raises ConfigError if a script or a template cannot be read.
         """
@@ -113,14 +113,14 @@ class Renderer:
 
     @cached_property
     def _checks(self) -> dict[str, list[tuple[Condition, str]]]:
-        """Maps each component to its checks: the condition of each, and the hash of all that decides its result."""
+        """Maps each component to its checks, each as its condition and the hash of all that decides its result."""
         return {
             name: [(c.when, hash_of_check(c, script_of(self.project, name, c))) for c in file.model.checks]
             for name, file in self.project.components.items()
         }
 
     def _stage(self, stage: BuildStage) -> str:
-        """Return the text of a build stage. Raises ConfigError if it is not a stage of that name."""
+        """Return the text of a build stage. Raises ConfigError if its template is wrong."""
         if stage in self._stages:
             return self._stages[stage]
         name, component = stage.name, stage.component
@@ -160,7 +160,7 @@ class Renderer:
         return self._stages[stage]
 
     def _install(self, name: str, version: str, variant: str) -> str:
-        """Render the steps with which the final stage installs a component."""
+        """Return the steps with which the final stage installs a component."""
         if (name, version, variant) not in self._installs:
             template, file = f"components/{name}/install.j2", partial(self._templates.file, name)
             text = self._templates.render(template, version=version, variant=variant, file=file)

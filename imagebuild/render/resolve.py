@@ -1,4 +1,4 @@
-"""The way from a target to its recipe: stages in order, versions, facts, sources, packages and pins."""
+"""The recipe of a target, computed from the files of the project: stages, versions, facts, sources, packages, pins."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from imagebuild.project.project import Project
 from imagebuild.render.recipe import BuildStage, GpuCode, OwnedSource, Part, PinnedPackages, Recipe
 
 VERSION = "{version}"
-"""The place of the component's version in a template."""
+"""The placeholder for the component's version in a template."""
 
 
 @dataclass(frozen=True, eq=False)
 class SharedParts:
-    """What the recipes of one project have in common. Each part and each stage is resolved once."""
+    """Parts and stages that the recipes of one project share. Each is computed once."""
 
     project: Project
     parts: dict[tuple[object, ...], Part] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class SharedParts:
 
     @cached_property
     def templates(self) -> frozenset[tuple[str, str]]:
-        """Each component with the name of each of its templates."""
+        """Pairs of a component and the file name of one of its templates."""
         folders = {name: self.project.folder(name) for name in self.project.components}
         return frozenset((name, path.name) for name, folder in folders.items() for path in folder.glob("*.j2"))
 
@@ -58,12 +58,12 @@ class SharedParts:
 
     @cached_property
     def roles(self) -> frozenset[str]:
-        """All that build stages require."""
+        """All names in the `build-requires` of the components."""
         return frozenset(role for file in self.project.components.values() for role in file.model.build_requires)
 
     @cached_property
     def conditions(self) -> Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Maps each component to the axes that its stage depends on, and to those that its environment depends on."""
+        """Maps each component to two lists: the axes that its stage depends on, and the axes of its environment."""
         result = {}
         for name, file in self.project.components.items():
             users = [self.project.components[user].model for user in {name, file.model.packages_from or name}]
@@ -74,7 +74,7 @@ class SharedParts:
 
 
 def resolve_recipe(project: Project, target: Target, shared: SharedParts | None = None) -> Recipe:
-    """Return the recipe of a target. `shared` is for the recipes of several targets of the project.
+    """Return the recipe of a target. Pass the same `shared` for all targets of a project to save time.
 
     Raises ConfigError if files contradict each other.
     """
@@ -109,7 +109,7 @@ def resolve_recipe(project: Project, target: Target, shared: SharedParts | None 
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A target, and what all of its parts depend on."""
+    """A target, with the values that all of its parts depend on."""
 
     project: Project
     target: Target
@@ -126,7 +126,7 @@ class _Chosen:
 
     @cached_property
     def providers(self) -> Mapping[str, str]:
-        """Maps all that build stages require to the component whose stage fulfils it."""
+        """Maps each name in a `build-requires` to the component whose stage fulfils the requirement."""
         present, preferred = self.target.components, self.image.build_with
         return {role: self.project.provider(role, present, preferred) or role for role in self.shared.roles}
 
@@ -134,7 +134,7 @@ class _Chosen:
         return self.project.components[name].model
 
     def build_providers(self, name: str) -> dict[str, str]:
-        """Return the component whose stage fulfils each requirement of a component's stage."""
+        """Map each requirement of a component's stage to the component whose stage fulfils it."""
         return {wanted: self.providers[wanted] for wanted in self.component(name).build_requires}
 
     def pin(self, name: str) -> Pin | None:
@@ -146,11 +146,12 @@ class _Chosen:
             return self.target.components[name]
         if version := self.project.version(name, self.axes):
             return version
-        where = self.project.matrix.at("versions")
-        raise ConfigError(f"{where}: versions: no version for {name}, which {self.target.id} is built with")
+        where, pin = self.project.matrix.at("versions"), self.component(name).pin or name
+        problem = f"no version for {name}, which {self.target.id} is built with"
+        raise ConfigError(f"{where}: versions: {problem}; add `{pin}: VERSION`")
 
     def os(self, name: str) -> str:
-        """Return the value of `os` that a component's stage is built on."""
+        """Return the release (a value of the axis `os`) that a component's stage is built on."""
         own = self.target.axes["os"]
         oldest = self.image.build_on or self.project.matrix.model.bases[own].build_on
         return (oldest or own) if self.component(name).portable else own
@@ -166,21 +167,22 @@ def _lock_hash(shared: SharedParts, parts: Mapping[str, Part], sources: tuple[Ow
 
 
 def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
-    """Return the components whose build stage the target needs, each after those it builds on."""
+    """Return the components whose build stage the target needs, each after the components that it builds with."""
     project, with_stage = chosen.project, chosen.shared.with_stage
     order: list[str] = []
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         if name in path:
             where = project.components[name].at("build-requires")
-            raise ConfigError(f"{where}: build-requires: goes in a circle: {' → '.join((*path, name))}")
+            circle = " → ".join((*path, name))
+            raise ConfigError(f"{where}: build-requires: circular dependency: {circle}; remove one entry")
         if name in order or name not in with_stage:
             return
         for i, provider in enumerate(chosen.build_providers(name).values()):
             if provider not in with_stage:
                 where = project.components[name].at("build-requires", i)
                 template = project.folder(provider) / "build.j2"
-                raise ConfigError(f"{where}: build-requires: {provider} has no stage; write {template}")
+                raise ConfigError(f"{where}: build-requires: {provider} has no build stage; write {template}")
             visit(provider, (*path, name))
         order.append(name)
 
@@ -235,8 +237,8 @@ def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
 def _stage_key(chosen: _Chosen, name: str) -> tuple[object, ...]:
     """Return a value that is equal for all targets in which a component has the same stage.
 
-    It contains all that the key and the facts of the component may name, and those of the component that it takes
-    packages from.
+    It contains the values of the key and of the conditions of facts, for the component and for the component that it
+    takes packages from.
     """
     target, owner, pin = chosen.target, chosen.component(name).packages_from or name, chosen.pin(name)
     return (
@@ -308,7 +310,7 @@ def _wheels(chosen: _Chosen, name: str) -> WheelSet | None:
 
 
 def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
-    """Return the packages of a component, of all variants or only those of `runtime`."""
+    """Return a component's packages for the runtime variant, or with `every` for all variants."""
     packages = chosen.component(name).packages
     wanted = (*packages.runtime, *(packages.devel if every else ()))
     values = _values(chosen, name) if wanted else {}
@@ -318,9 +320,10 @@ def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
 def _pinned_packages(
     chosen: _Chosen, name: str, packages: tuple[str, ...] | None, *, stage: bool
 ) -> PinnedPackages | None:
-    """Return packages with the repository that has them. Return None if they come from the distribution.
+    """Return packages with their repository. Return None if they come from the distribution's own archive.
 
-    Without `packages`, return the packages of all variants. `stage`: for the release that the stage is built on.
+    `packages`: None means the packages of all variants. `stage`: use the release that the stage is built on instead of
+    the image's release.
     """
     owner = chosen.component(name).packages_from or name
     repository = chosen.component(owner).repository
@@ -343,7 +346,7 @@ def _pinned_packages(
 
 
 def _package_sources(name: str, archs: tuple[Arch, ...], *wanted: PinnedPackages | None) -> Iterator[OwnedSource]:
-    """Yield the repositories of a component, for the image's release and for the release of the build stage."""
+    """Yield the package repositories of a component, for the image and for the build stage."""
     for arch in archs:
         for pinned in filter(None, wanted):
             found = pinned.repositories[arch]
@@ -353,7 +356,7 @@ def _package_sources(name: str, archs: tuple[Arch, ...], *wanted: PinnedPackages
 def _versioned(
     chosen: _Chosen, name: str, repository: PinnedPackages, *, every: bool
 ) -> Iterator[tuple[PackageSource, str]]:
-    """Yield each package that has the component's version, with the template of its version."""
+    """Yield each package whose version contains the component's version, with the template of its version."""
     packages = chosen.component(name).packages
     used = (*packages.runtime, *(packages.devel if every else ()))
     texts = [text for text in used if VERSION in text and "=" in text]
@@ -380,7 +383,7 @@ def _labels(chosen: _Chosen, name: str, stage: BuildStage | None) -> dict[str, s
 
 
 def _gpu_code(chosen: _Chosen, toolkit: str) -> GpuCode:
-    """Return the compute capabilities that a CUDA toolkit can compile for, among those that are wanted."""
+    """Return the wanted compute capabilities that a CUDA toolkit can compile for."""
     matrix, generation = chosen.project.matrix, chosen.target.axes.get("gpu")
     wanted = {n: gpu for n, gpu in matrix.model.gpu_architectures.items() if generation in (None, n)}
     supported = {n: gpu for n, gpu in wanted.items() if satisfies(toolkit, gpu.cuda)}
@@ -392,7 +395,7 @@ def _gpu_code(chosen: _Chosen, toolkit: str) -> GpuCode:
 
 
 def _key(chosen: _Chosen, name: str) -> dict[str, str]:
-    """Return the values that a component's stage may depend on, besides its own version.
+    """Map each entry of a component's `key` to its value.
 
     Raises ConfigError for an entry that is neither an axis nor a component of the target.
     """
@@ -408,7 +411,7 @@ def _key(chosen: _Chosen, name: str) -> dict[str, str]:
 def _values(chosen: _Chosen, name: str, arch: Arch | None = None, *, stage: bool = False) -> dict[str, str]:
     """Return the values that the templates of a component's sources and packages may use.
 
-    `stage`: for the build stage, which may be on an older release than the image.
+    `stage`: use the release that the stage is built on, which may be older than the image's release.
     """
     own_axes = {**chosen.target.axes, "os": chosen.os(name)} if stage else chosen.target.axes
     version, of_arch = chosen.version(name), {"arch": arch} if arch else {}
@@ -420,7 +423,7 @@ def _values(chosen: _Chosen, name: str, arch: Arch | None = None, *, stage: bool
 
 
 def _with_facts(chosen: _Chosen, name: str, values: dict[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    """Add the component's facts whose conditions hold for `known`. Each fact has the value of the first such row."""
+    """Add a component's facts to `values`. Each fact is from the first row whose condition holds for `known`."""
     for fact, text in first_values(chosen.component(name).facts, known).items():
         values.setdefault(fact, _fill(chosen, name, text, values, "facts"))
     return values
@@ -436,5 +439,5 @@ def _fill(chosen: _Chosen, name: str, template: str, values: Mapping[str, str], 
         problem = f"{template!r} for {chosen.target.id}: no value for {missing!r}{near}"
         if any(missing in row.values for row in chosen.component(name).facts):
             field, remedy = "facts", "choose another version, or add a row"
-            problem = f"no row gives {missing!r} to {chosen.target.id} with {name} {values['version']}; {remedy}"
+            problem = f"no row sets {missing!r} for {chosen.target.id} with {name} {values['version']}; {remedy}"
         raise ConfigError(f"{chosen.project.components[name].at(field)}: {field}: {problem}") from None

@@ -1,4 +1,4 @@
-"""Compute the keys of a Dockerfile's stages and steps: BuildKit executes once what has the same key. Pure."""
+"""The keys of a Dockerfile's stages and steps. BuildKit executes steps with equal keys only once. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from string import Template
 from imagebuild.core.errors import ConfigError, suggestion
 
 STEPS = ("RUN", "COPY", "ADD", "WORKDIR")
-"""Instructions that are executed. The others change what later steps see, or the image's configuration."""
+"""Instructions that BuildKit executes as steps."""
 CONFIGURATION = ("CMD", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "ONBUILD", "STOPSIGNAL", "VOLUME")
-"""Instructions that no step sees."""
+"""Instructions that change only the image's configuration, not later steps."""
 INSTRUCTIONS = (*STEPS, *CONFIGURATION, "ARG", "ENV", "SHELL", "USER", "MAINTAINER")
 BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
@@ -24,45 +24,47 @@ HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Describe a stage for one platform. Dockerfiles that have the same stage share the object."""
+    """A build stage for one platform. Dockerfiles with the same stage share this object."""
 
     key: str
-    """Digest of its text and of all that it starts from, mounts or copies."""
+    """Digest of the stage's text, and of all stages and images that it starts from, mounts or copies from."""
     files: str
-    """Digest of all that its files depend on."""
+    """Digest of all that the stage's files depend on."""
     environment: str = ""
-    """Digest of the variables, the shell and the user that a stage gets which starts from it."""
+    """Digest of the variables, shell and user that a later stage inherits with `FROM`."""
     steps: tuple[tuple[str, str], ...] = ()
-    """`RUN`, `COPY`, `ADD` or `WORKDIR`, and the step's key, in order."""
+    """Steps in order, each as its instruction (one of `STEPS`) and its key."""
     needs: frozenset[str] = field(default_factory=frozenset)
-    """Names of all stages that it is made from."""
+    """Names of all stages that this stage is made from."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Hold the text from one `FROM` to the next."""
+    """The parsed text of a stage: from one `FROM` to the next."""
 
     platform: str
     start: str
-    """Stage or image that it starts from."""
+    """Stage or image that the stage starts from."""
     name: str
     instructions: tuple[tuple[str, str, tuple[str, ...]], ...]
-    """Word, text with heredocs and without comments, and the stages and images that it mounts or copies from."""
+    """Each instruction as its word, its text (with heredocs, without comments), and the stages and images that it
+    mounts or copies from."""
     sources: tuple[str, ...]
-    """All stages and images that instructions mount or copy from."""
+    """All stages and images that the instructions mount or copy from."""
     whole: bool
-    """Whether the last instruction is complete: false if a heredoc has no end."""
+    """Whether the last instruction is complete. False if a heredoc has no end."""
 
 
 def digest(*parts: str) -> str:
-    """Return a digest of texts, 16 hex digits."""
+    """Return a digest of texts: 16 hex digits."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) -> dict[str, Stage]:
-    """Return name → stage of a Dockerfile for one platform, in order of appearance.
+    """Map the name of each stage of a Dockerfile to the stage for one platform, in order of appearance.
 
-    `bases` has what replaces an image in `FROM`. A stage without a name is `stage-<index>`, as BuildKit shows it.
+    `bases` maps images in `FROM` to their replacements. A stage without a name is called `stage-<index>`, as in
+    BuildKit's output.
     """
     stages: dict[str, Stage] = {}
     arguments = {"TARGETPLATFORM": platform, "TARGETARCH": platform.rpartition("/")[2]}
@@ -76,7 +78,7 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
 
 
 def first_mistake(text: str) -> tuple[str, str]:
-    """Return what no builder takes in a Dockerfile: a text of the line, and why; or empty."""
+    """Return the first mistake in a Dockerfile: the text of its line, and the reason. Both are empty without one."""
     blocks = _blocks(text)
     for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
         if word not in INSTRUCTIONS:
@@ -84,31 +86,31 @@ def first_mistake(text: str) -> tuple[str, str]:
     if blocks and not blocks[-1].whole:
         word, rest, _ = blocks[-1].instructions[-1]
         line = rest.partition("\n")[0]
-        return line, f"the heredoc of `{word} {line}` has no end; write its last word on a line of its own"
+        return line, f"the heredoc of `{word} {line}` has no end; write its delimiter on a line of its own"
     return "", ""
 
 
 def check_appended(text: str, where: str) -> None:
-    """Raise ConfigError for instructions that cannot be at the end of a Dockerfile; `where` is where they come from."""
+    """Raise ConfigError for instructions that cannot be appended to a Dockerfile. `where` is their file and line."""
     blocks = _blocks(f"FROM scratch\n{text}")
     if len(blocks) > 1 or blocks[0].start != "scratch":
-        raise ConfigError(f"{where}: FROM would begin another image; leave it out, and choose a base by --base-image")
+        raise ConfigError(f"{where}: FROM would begin another image; remove it, and choose a base with --base-image")
     if problem := first_mistake(f"FROM scratch\n{text}")[1]:
         raise ConfigError(f"{where}: {problem}")
 
 
 def needed_stages(stages: Mapping[str, Stage]) -> dict[str, Stage]:
-    """Return the last stage and those that it needs: BuildKit executes no other."""
+    """Return the last stage and the stages that it needs. BuildKit executes only these."""
     *_, last = stages
     return {name: stage for name, stage in stages.items() if name == last or name in stages[last].needs}
 
 
-# Texts are asked for once for each platform, and targets have most stages in common.
+# Each text is parsed for several platforms, and targets share most stages.
 @lru_cache(maxsize=16)
 def _blocks(text: str) -> tuple[_Block, ...]:
     blocks: list[str] = []
     for part in BLOCK.split(f"\n{text}"):
-        # A line of a heredoc may begin with FROM, too.
+        # A line of a heredoc may also begin with FROM.
         if blocks and not _block(blocks[-1]).whole:
             blocks[-1] += f"\n{part}"
         else:
@@ -128,7 +130,7 @@ def _block(text: str) -> _Block:
             following = next((more for more in lines if more.strip() and not more.lstrip().startswith("#")), "")
             head = head.rstrip()[:-1] + following
         instruction = head
-        # The expression is slow, and few lines have a heredoc.
+        # The regular expression is slow, and few lines have a heredoc.
         for dash, _, end in HEREDOC.findall(head) if "<<" in head else ():
             whole = False
             for more in lines:
@@ -149,14 +151,14 @@ def _block(text: str) -> _Block:
 def _stage(
     block: _Block, platform: str, start: str, image: tuple[str, str], earlier: tuple[tuple[str, Stage], ...]
 ) -> Stage:
-    """Return a stage that starts from an image for a platform, or from one of the earlier stages that it names."""
+    """Return a stage, which starts from an image (reference and platform) or from one of the earlier stages."""
     stages = dict(earlier)
     base = stages.get(start) or Stage(digest(*image), digest(*image))
     files, environment, steps, configuration = base.files, base.environment, [], [base.key]
     for word, text, names in block.instructions:
         if word in STEPS:
             used = [stages[name].files for name in names if name in stages]
-            # With --link, a step does not depend on those before it; those after it depend on both.
+            # With --link, a step does not depend on earlier steps. Later steps depend on both.
             before = "" if "--link " in text.partition("\n")[0] else files
             key = digest(before, environment if word == "RUN" or "$" in text else "", word, text, *used)
             steps.append((word, key))

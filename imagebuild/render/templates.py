@@ -1,4 +1,4 @@
-"""The templates of a project, filled by jinja2 in a sandbox. They are cached in compiled form."""
+"""The templates of a project. jinja2 fills them in a sandbox, and caches them in compiled form."""
 
 from __future__ import annotations
 
@@ -24,14 +24,18 @@ class Templates:
         self.project = project
 
     def rule(self, title: str, about: str) -> str:
-        """Return the heading of a section. Raises ConfigError if the project's macros have no such macro."""
+        """Return the heading of a section. Raises ConfigError if `macros.j2` does not define the macro `rule`."""
         rule: Any = self._environment.globals.get("rule")
         if not callable(rule):
-            raise ConfigError(f"{self.project.template('macros.j2')}:1: has no macro rule; copy it from imagebuild's")
+            where = f"{self.project.template('macros.j2')}:1"
+            raise ConfigError(f"{where}: does not define the macro rule; copy it from the macros.j2 of imagebuild")
         return str(rule(title, about))
 
     def file(self, component: str, name: str) -> str:
-        """Return a file of a component, or `OTHER/file`: what templates call as `file(name)`."""
+        """Return the text of a component's file, or of another component's file for `OTHER/file`.
+
+        Templates call this function as `file(name)`.
+        """
         owner, _, file = name.rpartition("/")
         path = self.project.folder(owner or component) / "files" / file
         try:
@@ -40,20 +44,20 @@ class Templates:
             raise LookupError(f"{path} cannot be read: {error.strerror}") from None
         for number, line in enumerate(text.splitlines(), 1):
             if line == "EOF":
-                problem = "a line 'EOF' would end the heredoc that the file is put in; write it otherwise"
+                problem = "the line 'EOF' would end the heredoc that contains the file; change the line"
                 raise ConfigError(f"{path}:{number}: {problem}")
             if "\0" in line:
-                raise ConfigError(f"{path}:{number}: a NUL cannot be in a text; remove it")
+                raise ConfigError(f"{path}:{number}: a text file cannot contain a NUL; remove it")
         return text
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
         compiled = None
-        with suppress(OSError, ConfigError):  # without a folder to write to, templates are compiled each time
+        with suppress(OSError, ConfigError):  # without a writable folder, templates are compiled each time
             folder = cache_folder("sandboxed-templates")
             folder.mkdir(parents=True, exist_ok=True)
             compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
-        # A job that may sign renders templates of a project, and must run nothing of the project.
+        # A CI job with the right to sign renders the project's templates, and must not run code of the project.
         environment = jinja2.sandbox.SandboxedEnvironment(
             bytecode_cache=compiled,
             loader=jinja2.FunctionLoader(self._template),
@@ -63,20 +67,22 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)  # for a Dockerfile's "…"
-        # Every template may use the macros.
+        # For texts in double quotes in a Dockerfile.
+        environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)
+        # Make the macros available in every template.
         environment.globals |= vars(environment.get_template("macros.j2").module)
         return environment
 
     def _template(self, name: str) -> tuple[str, str, None]:
-        """Return the text and the path of a template, as jinja2 wants them."""
+        """Load a template: return its text and its path, as a loader of jinja2."""
         path = self.project.template(name)
         if not path.exists():
-            raise ConfigError(f"{path}: is missing, and templates need it; write `extends: imagebuild`, which has it")
+            remedy = "write `extends: imagebuild` in the matrix to use the one of imagebuild"
+            raise ConfigError(f"{path}: is missing, but templates need it; {remedy}")
         return read_text(path), str(path), None
 
     def render(self, name: str, /, **context: Any) -> str:
-        """Render a template, with at most one blank line in a row, and one after each heredoc, as hadolint needs it.
+        """Render a template. Blank lines are merged, and one is added after each heredoc, as hadolint needs it.
 
         Raises ConfigError with file and line for a mistake in the template.
         """

@@ -80,7 +80,7 @@ def test_a_version_that_the_component_does_not_know_how_to_install(files: Files)
     ((pin, version, why),) = found.kept
     assert (pin, version) == ("library", "1.2")
     assert why.startswith("3.0 exists, but: ")
-    assert "no row gives 'build'" in why
+    assert "no row sets 'build'" in why
 
 
 def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:

@@ -47,7 +47,7 @@ def test_one_gpu_generation(project: Project) -> None:
     older, newer = select_targets(make_plan(changed), ["slim"])
     renderer = Renderer(changed)
     assert renderer.recipe(older).gpu.capabilities() == {"amd64": ("90",), "arm64": ("90",)}
-    with pytest.raises(ConfigError, match="gpu-architectures: none for CUDA 13.0, amd64 and arm64 and gpu 107"):
+    with pytest.raises(ConfigError, match="gpu-architectures: no entry fits CUDA 13.0, amd64 and arm64 and gpu 107"):
         renderer.dockerfile(newer)
     with pytest.raises(ConfigError, match="no compute capability '91'; known: "):
         make_plan(project.changed(Changes({"gpu": "91"})))
