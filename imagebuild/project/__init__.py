@@ -1,1 +1,1 @@
-"""Define the types of every file of a project, and compute what the files say together: the plan."""
+"""A project: the types of its files, and the plan that the files define together."""

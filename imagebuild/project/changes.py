@@ -12,41 +12,42 @@ from imagebuild.project.matrix import REPOSITORY
 
 @dataclass(frozen=True)
 class Changes:
-    """Hold changes of the project by the command line."""
+    """Changes that the command line makes to a project."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Axis → its values, with commas between, or pin → version (`version@commit` for a commit that is no tag)."""
+    """Values of `--set`. Maps an axis to its values, separated by commas, or a pin to its version. A version of a
+    commit without a tag is `version@commit`."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     repository: str | None = None
-    """Where images are named and pushed, instead of the matrix's `repository`."""
+    """Repository that replaces the `repository` of the matrix."""
     base_image: str | None = None
-    """Image to start from instead of the base of each target, with a digest unless the Dockerfile is only printed."""
+    """Image that replaces the base of each target. It needs a digest, except for `render`."""
     append: str | None = None
-    """File with instructions for the end of every image."""
+    """File with Dockerfile instructions to append to every image."""
     appended: str = ""
-    """Those instructions."""
+    """The content of the `append` file."""
 
     @property
     def options_of_plan(self) -> tuple[str, ...]:
-        """Return the options that change the plan, and so what is to be locked, as words of a command line."""
+        """The options that change the plan, and therefore the sources to lock, as words of a command line."""
         pairs = [("--set", f"{name}={value}") for name, value in self.values.items()]
         pairs += [("--with", name) for name in self.with_] + [("--without", name) for name in self.without]
         return tuple(word for pair in pairs for word in pair)
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the options that make these changes, as words of a command line."""
+        """All options that make these changes, as words of a command line."""
         base = ("--base-image", self.base_image) if self.base_image else ()
         return (*self.options_of_plan, *base, *(("--append", self.append) if self.append else ()))
 
     def lock_command(self, *words: str) -> str:
-        """Return the command that pins the sources of a plan with these changes; `words` are its other arguments."""
+        """Return the command that pins the sources of a plan with these changes. `words` are further arguments."""
         return shlex.join(["imagebuild", "lock", *words, *self.options_of_plan])
 
 
 def check_repository(option: str, name: str | None) -> None:
-    """Raise ConfigError if an option has a text that cannot be a repository."""
+    """Raise ConfigError if the value of an option cannot be a repository."""
     if name is not None and not REPOSITORY.fits(name):
         raise ConfigError(f"{option} {name}: must be {REPOSITORY.words}")
 
@@ -58,7 +59,10 @@ def parse_changes(
     *,
     repository: str | None = None,
 ) -> Changes:
-    """Return the changes of options such as `--set cuda=13.1`. Raises ConfigError for text that is not `name=value`."""
+    """Return the changes that options such as `--set cuda=13.1` make.
+
+    Raises ConfigError for an option that is not `name=value`.
+    """
     check_repository("--registry", repository)
     values = {}
     for setting in settings:

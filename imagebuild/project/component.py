@@ -1,4 +1,4 @@
-"""Define the type of `component.yaml`: how one piece is obtained, built, installed and checked."""
+"""The types of `component.yaml`: how a component is obtained, built, installed and checked."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from imagebuild.project.lockfile import Unpacked
 from imagebuild.project.matrix import CheckWaiver
 
 Variant = Literal["runtime", "devel"]
-"""Kinds of images of one target: to run programs, and to compile them as well."""
+"""Variants of an image: `runtime` runs programs, `devel` also compiles them."""
 
 
 def parse_need(text: str) -> tuple[str, int]:
-    """Return facility (`gpus`, `rdma`, `nodes`, `slurm`) and number of a need."""
+    """Return the facility (`gpus`, `rdma`, `nodes`, `slurm`) and the number of a need."""
     what, _, least = text.partition(">=")
     return "gpus" if what == "gpu" else what, int(least or 1)
 
@@ -49,34 +49,34 @@ ScriptName = Annotated[str, Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "NAME or CO
 
 
 class Check(Model):
-    """Describe a statement about an image that can be run."""
+    """A check: a statement about an image that commands can prove."""
 
     name: Name
     description: str
-    """What passing proves, in one line."""
+    """What the check proves, in one line."""
     run: str | None = None
-    """Shell commands, run by bash inside the image; status 0 passes."""
+    """Shell commands that bash runs in the image. The check passes if their exit status is 0."""
     script: ScriptName | None = None
-    """Instead of `run`: the file `checks/<script>.sh`, or another component's as `<component>/<script>`. Without both
-    it is `checks/<name>.sh`."""
+    """Instead of `run`: the name of the file `checks/<script>.sh`, or `<component>/<script>` for a file of another
+    component. Default without `run`: `checks/<name>.sh`."""
     expect: str | None = None
-    """Regular expression that must occur in the output; `{version}` stands for the component's version."""
+    """Regular expression that must match in the output. `{version}` is the component's version."""
     needs: tuple[NeedText, ...] = ()
-    """What the place must have; elsewhere the check is skipped."""
+    """What the machine must have. Otherwise the check is skipped."""
     environment: dict[Variable, str] = Field(default_factory=dict)
-    """Variables for the commands, for checks that share a script."""
+    """Environment variables for the commands. Checks that share a script differ by them."""
     ranks: Annotated[int, Field(gt=0)] = 1
-    """Number of ranks that srun starts; more than one needs `slurm`."""
+    """Number of ranks that srun starts. More than one requires the need `slurm`."""
     results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "nvshmem", "dcgmi"] | None = None
-    """The benchmark whose output is read; it passes only if what was read is good."""
+    """The benchmark that the commands run. Its output is read, and the check passes only if the results are good."""
     when: Condition = Field(default_factory=dict)
-    """Targets the check is about; elsewhere it is skipped."""
+    """Condition on the targets that the check is for. For other targets, the check is skipped."""
     user: str = "root"
-    """User the commands run as."""
+    """User that runs the commands."""
     timeout_s: Annotated[int, Field(gt=0)] = 60
     attempts: Annotated[int, Field(gt=0, le=5)] = 1
-    """How often it is started as long as it does not end in time, for programs that are known to hang now and then. The
-    result says so."""
+    """Maximum number of times that the check is started if it does not end in time, for programs that sometimes hang.
+    The result records the number of attempts."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Check:
@@ -91,36 +91,36 @@ class Check(Model):
 
 
 class Support(Model):
-    """Hold what a component can, or cannot, be combined with: conditions on axes and its own `version`, and why."""
+    """A condition on axes and on the component's `version`, with the reason for it."""
 
     when: Condition
     reason: str
 
 
 class ConditionalRow(Model):
-    """Hold values that vary by axis, version or arch."""
+    """Values that apply if a condition on axes, version or architecture holds."""
 
     when: Condition = Field(default_factory=dict)
     values: dict[str, str]
 
 
 class EnvironmentRow(ConditionalRow):
-    """Hold variables that vary by axis or version."""
+    """Environment variables that apply if a condition on axes or version holds."""
 
     values: dict[Variable, EnvironmentValue]
 
 
 class Repository(Model):
-    """Describe a signed repository of packages, beside the distribution's own. Templates as in `archive`."""
+    """A signed package repository other than the distribution's own. Its texts are templates as in `archive`."""
 
     name: Name
     url: Url
     suite: str = "/"
     key: str
-    """Address of the key that signs it; the lock has the fingerprint. If the base image trusts it, `package:NAME` is
-    enough: the package of the repository that holds its key."""
+    """Address of the key that signs the repository. The lock contains the fingerprint of the key. If the base image
+    already trusts the key, write `package:NAME` instead: the package of the repository that contains the key."""
     configured: bool = False
-    """The base image already trusts it."""
+    """Whether the base image already trusts the repository."""
 
     @model_validator(mode="after")
     def _image_needs_key(self) -> Repository:
@@ -130,93 +130,97 @@ class Repository(Model):
 
 
 class Packages(Model):
-    """Name packages of the distribution, or of the component's `repository`.
+    """Packages from the distribution, or from the component's `repository`.
 
-    `name={version}` pins a package; other packages of a `repository` get their exact version from the lock.
+    `name={version}` pins a package. Other packages of a `repository` get their exact version from the lock.
     """
 
     runtime: tuple[PackageText, ...] = ()
     devel: tuple[PackageText, ...] = ()
-    """Installed in addition in the `devel` variant."""
+    """Additional packages of the `devel` variant."""
     before_install: str = ""
-    """Shell lines that run in the same step, before the installation."""
+    """Shell lines that run before the installation, in the same step."""
     after_install: str = ""
-    """Shell lines that run in the same step, so that what they remove is in no layer."""
+    """Shell lines that run after the installation, in the same step. Files that they remove are not in any layer."""
 
 
 class Component(Model):
-    """Describe the file `component.yaml` of a component."""
+    """The file `component.yaml` of a component."""
 
     title: str
     description: str
     homepage: str
     license: str
-    """SPDX expression, or `LicenseRef-…` for one that SPDX does not list."""
+    """SPDX expression, or `LicenseRef-…` for a licence that SPDX does not list."""
     license_files: tuple[str, ...] = ()
-    """Paths or shell patterns of the licence texts in the image; the image check `licenses` looks for them."""
+    """Paths or shell patterns of the licence texts in the image. The image check `licenses` requires them."""
     redistribution: str | None = None
-    """What whoever publishes an image with it must accept, where the licence restricts that."""
+    """Terms to accept before an image with the component is published, if the licence restricts redistribution."""
     version_axis: Name | None = None
-    """Axis whose value is the version."""
+    """Axis whose value is the component's version."""
     pin: Name | None = None
-    """Name of the pin in `matrix.yaml` that is the version; by default the component's own name."""
+    """Entry of `versions` in `matrix.yaml` that sets the component's version. Default: the component's name."""
     provides: tuple[Name, ...] = ()
-    """Other names under which components may require this one."""
+    """Other names under which components may require this component, such as `mpi`."""
     requires: tuple[Name, ...] = ()
-    """Components (or what they provide) that must be in the image too."""
+    """Components, or names that components provide, that the image must also contain."""
     build_requires: tuple[Name, ...] = ()
-    """Components whose build stages this one's stage uses; they need not be in the image."""
+    """Components whose build stages this component's build stage uses. The image need not contain them."""
     variants: tuple[Variant, ...] = ("runtime", "devel")
-    """Variants of an image that have the component; in others it is left out."""
+    """Variants of an image that contain the component. Other variants are built without it."""
     supports: tuple[Support, ...] = ()
-    """Targets where one of these does not hold are excluded."""
+    """Conditions that a target must fulfil. A target that does not fulfil one of them is excluded."""
     excludes: tuple[Support, ...] = ()
-    """Targets where one of these holds are excluded."""
+    """Conditions that exclude a target. A target that fulfils one of them is excluded."""
     key: tuple[Name, ...] = ()
-    """What `build.j2` may mention besides the own version: axes, `<axis>-major`, `gpu`, other components' names."""
+    """Names that `build.j2` may use in addition to the component's own version: axes, `<axis>-major`, `gpu`, other
+    components. Targets that agree in them share the build stage."""
     compiles: bool = False
-    """The build stage compiles, which takes long: `imagebuild build --cache` keeps what it makes."""
+    """Whether the build stage compiles for a long time. `imagebuild build --cache` stores the result of such a
+    stage."""
     portable: bool = False
-    """Built on the `build-on` of the image or the base: the result runs on all later releases too."""
+    """Whether the result also runs on later releases. The component is then built on the `build-on` release of the
+    image or the base."""
     build_only: bool = False
-    """The build stage is a tool of others' stages; an image cannot have the component."""
+    """Whether the build stage is only a tool for other build stages. An image cannot list the component."""
     stage_only: bool = False
-    """The build stage serves other stages; nothing of it is copied into the image."""
+    """Whether the build stage only serves other stages. Its files are not copied into the image."""
     git: GitUrl | None = None
     """Address of the git repository."""
     tag: str = "{version}"
-    """Tag of a version in the git repository; the lock has the commit."""
+    """Template of the git tag of a version. The lock contains the commit."""
     archive: Url | None = None
-    """Address of an archive: version, axes, `<axis>-major`, `arch`, `cpu` and facts are filled in."""
+    """Template of the address of an archive. It may contain `{version}`, axes, `{<axis>-major}`, `{arch}`, `{cpu}` and
+    facts."""
     unpacked: Unpacked | None = None
-    """What `imagebuild lock` reads from the archive, to make the image's environment from it."""
+    """How `imagebuild lock` reads the unpacked archive, whose script sets the image's environment."""
     images: dict[Name, str] = Field(default_factory=dict)
-    """Images that build stages start from or take files from; templates as in `archive`."""
+    """Images that the build stage starts from or copies from, by a name for `build.j2`. Templates as in `archive`."""
     wheels: tuple[str, ...] = ()
-    """Requirements on the Python package index, with `{version}` and facts filled in; hashes are in the lock."""
+    """Requirements for pip, as templates with `{version}` and facts. The lock contains the hashes of the wheels."""
     wheels_from: Name | None = None
-    """Take the wheels of this component, in the own version, instead."""
+    """Component whose `wheels` this component uses, in its own version, instead of its own `wheels`."""
     facts: tuple[ConditionalRow, ...] = ()
-    """Of each value, the first row that has it and whose condition holds counts."""
+    """Rows of values for templates. Each value is from the first row that contains it and whose condition holds."""
     repository: Repository | None = None
     packages_from: Name | None = None
-    """Component whose `repository` the packages come from."""
+    """Component whose `repository` contains the packages."""
     packages: Packages = Packages()
     libraries: tuple[Folder, ...] = ()
-    """Folders below `/out/<variant>` of the build stage where the loader shall look, in this order."""
+    """Folders below `/out/<variant>` of the build stage in which the loader looks for libraries, in this order."""
     env: Annotated[tuple[EnvironmentRow, ...], BeforeValidator(_rows)] = ()
-    """Environment of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to. Of a variable
-    that the unpacked archive sets too, this is the value."""
+    """Environment variables of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to the
+    existing list. These values replace those of the unpacked archive."""
     env_of_base: tuple[str, ...] = ()
-    """Variables that the image takes from the image that it starts from, so that logins have them too."""
+    """Environment variables that the image takes from its base, so that login shells also have them."""
     labels: dict[Name, str] = Field(default_factory=dict)
-    """What else the image declares, as `imagebuild.<name>`; templates as in `archive`. `plugin` is the network plug-in
-    of the unpacked archive that NCCL finds first."""
+    """Additional labels of the image, named `imagebuild.<name>`. The values are templates as in `archive`. `{plugin}`
+    is the network plug-in in the unpacked archive that NCCL finds first."""
     checks: tuple[Check, ...] = ()
     gpu_code: tuple[str, ...] = ()
-    """Shell patterns of files in the image that hold code for exactly the GPUs that the matrix lists."""
+    """Shell patterns of files in the image that must contain code for exactly the GPUs that the matrix lists."""
     waivers: tuple[CheckWaiver, ...] = ()
-    """Objections of the image checks that do not count here."""
+    """Findings of the image checks that are accepted for this component."""
 
     @model_validator(mode="after")
     def _checks_have_names_of_their_own(self) -> Component:
@@ -227,7 +231,7 @@ class Component(Model):
 
 
 def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dict[str, str]:
-    """Return each value from the first row that has it and whose condition holds."""
+    """Return each value from the first row that contains it and whose condition holds."""
     result: dict[str, str] = {}
     for row in rows:
         if matches(row.when, axes):

@@ -12,11 +12,11 @@ from imagebuild.project.matrix import FIELD
 from imagebuild.project.project import Project
 
 Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
-"""File, place in it, what an unknown name is there, the name, and the names that there are."""
+"""A name that a file uses: the file, the place in it, the words for an unknown name, the name, and all known names."""
 
 
 def check_names(project: Project, mistakes: Mistakes) -> None:
-    """Note names in one file, or of an option, that another file does not know."""
+    """Collect names in a file or an option that another file must define, but does not define."""
     matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
     in_images: set[str] = set()
     for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
@@ -66,14 +66,14 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
 
 
 def base_mismatch(image: str, release: str) -> str:
-    """Return why an image, by its name, cannot be the base of a release; empty if it may be."""
+    """Return the reason why an image cannot be the base of a release, judged by its name. Empty if it can."""
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
     return "" if fits else f"packages and pins are for {release}; use a base image of that release"
 
 
 def _references(project: Project) -> Iterator[Reference]:
-    """Yield the places where files name something that another file defines, but for conditions."""
+    """Yield all names in files that another file defines, except those in conditions."""
     matrix, file, components = project.matrix.model, project.matrix, project.components
     roles = {wanted for document in components.values() for wanted in document.model.build_requires}
     fulfilled = {*components, *(name for document in components.values() for name in document.model.provides)}
@@ -112,12 +112,13 @@ MORE_NAMES: Mapping[str, Sequence[str]] = {
     "excludes": ("version",),
     "env": ("version",),
 }
-"""Key of rows with conditions → what these may name besides axes. Those of `facts` may name all, and what components
-build with; a condition on what is not known there would never hold."""
+"""Maps the key of a list of rows to the names that their conditions may use in addition to axes. The conditions of
+`facts` may use all of these names, and the names in `build-requires`. A condition on any other name would never
+hold."""
 
 
 def _references_of_conditions(project: Project) -> Iterator[Reference]:
-    """Yield the axes and values that conditions name. What is extended need not fit."""
+    """Yield the axes and values in the conditions of the project's own files. An extended project may have others."""
     matrix, components = project.matrix.model, project.components
     values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
     for image in matrix.images.values():
@@ -148,7 +149,7 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
 
 
 def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition]]:
-    """Yield the conditions in what a file says, each with its place."""
+    """Yield the conditions in the value of a file, each with its place."""
     if not isinstance(value, dict | tuple):
         return
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

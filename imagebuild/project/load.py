@@ -1,4 +1,4 @@
-"""Read a project: the matrix, all components and the lock, on top of the project that the matrix extends."""
+"""Read a project: its matrix, components and lock, and those of the project that it extends."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from imagebuild.project.project import Project
 
 MATRIX, LOCK = "matrix.yaml", "imagebuild.lock"
 SHIPPED = "imagebuild"
-"""Name by which a matrix extends the project that comes with imagebuild."""
+"""Name of the project that comes with imagebuild, in `extends`."""
 
 
 PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
-"""What a component's folder has."""
+"""Files and folders that a component's folder may contain."""
 OF_STAGE = (
     "git", "archive", "wheels", "wheels-from", "images", "build-requires", "unpacked", "compiles", "portable",
     "build-only", "stage-only", "libraries",
 )  # fmt: skip
-"""Keys of a component that mean nothing without a build stage."""
+"""Keys of a component that have no effect without a build stage."""
 
 
 def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
-    """Read a folder's matrix, components and lock; a missing lock is empty. Raises ConfigError with every mistake.
+    """Read the matrix, components and lock of a folder. A missing lock is empty.
 
-    `extending` are the folders that lead to this one by `extends`.
+    `extending` are the folders that lead to this folder by `extends`. Raises ConfigError with all mistakes in the
+    files.
     """
     mistakes = Mistakes()
     dockerfiles, lock = folder / "dockerfiles", folder / LOCK
@@ -66,7 +67,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
 
 
 def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:
-    """Read the components of a folder; note those without a `component.yaml`, and what is there and not read."""
+    """Read the components of a folder. Collect folders without a `component.yaml`, and files that nothing reads."""
     components = {}
     for place in sorted(place for place in folder.glob("[!.]*") if place.suffix != ".md"):
         if not (path := place / PARTS[0]).exists():
@@ -80,7 +81,10 @@ def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Comp
 
 
 def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) -> Project | None:
-    """Read the project that a matrix extends, if any. Raises CommandError if git cannot fetch it."""
+    """Read the project that a matrix extends. Return None if it extends none.
+
+    Raises CommandError if git cannot fetch it.
+    """
     extends, place = document.model.extends, document.path.parent
     if not extends:
         return None
@@ -97,7 +101,7 @@ def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) ->
 
 
 def layered(own: Project, base: Project) -> Project:
-    """Return a project with what it has from the one that it extends."""
+    """Return a project together with the parts of the project that it extends."""
     over, under = own.matrix.model, base.matrix.model
     names = {rule.name for rule in over.rules}
     rules = tuple(rule for rule in under.rules if rule.name not in names)
@@ -121,7 +125,10 @@ def layered(own: Project, base: Project) -> Project:
 
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
-    """Return a cached folder with the files of a commit; fetch it through the user's mirrors if it is not there."""
+    """Return a cached folder with the files of a commit.
+
+    Fetch them through the user's mirrors if they are not cached.
+    """
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
         from imagebuild.core import settings  # noqa: PLC0415 - few projects extend one in git
@@ -144,7 +151,7 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
 
 
 def script_of(project: Project, component: str, check: Check) -> str:
-    """Return the shell commands of a check. Raises ConfigError if its script cannot be read."""
+    """Return the shell commands of a check. Raises ConfigError if the script of the check cannot be read."""
     return check.run if check.run is not None else read_text(script_path(project, component, check))
 
 
@@ -155,6 +162,6 @@ def hash_of_check(check: Check, script: str) -> str:
 
 
 def script_path(project: Project, component: str, check: Check) -> Path:
-    """Return the file with the commands of a check. Raises ConfigError if it names an unknown component."""
+    """Return the script file of a check. Raises ConfigError if the check names an unknown component."""
     owner, _, script = (check.script or check.name).rpartition("/")
     return project.folder(owner or component) / "checks" / f"{script}.sh"

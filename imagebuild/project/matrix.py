@@ -28,7 +28,7 @@ REPOSITORY = Form(
     r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*", "lower case as ghcr.io/acme, without a tag"
 )
 FIELD = re.compile(r"{([^{}]*)}")
-"""A name in a template."""
+"""Pattern of a placeholder in a template: `{name}`."""
 IMAGE = Form("[A-Za-z0-9][A-Za-z0-9._:/{}@-]*", "an image such as debian:13-slim")
 PlainPackage = Annotated[
     str,
@@ -44,27 +44,26 @@ Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
 class Requirement(Model):
-    """Name checks that must have passed on the image, wherever they ran, and not only been skipped."""
+    """Checks that must have passed on the image, on any machine. A skipped check is not enough."""
 
     when: Condition = Field(default_factory=dict)
-    """Targets that it is for; besides axes there are `image` and `arch`."""
+    """Condition on the targets that the requirement is for. It may name axes, `image` and `arch`."""
     checks: Annotated[tuple[str, ...], Field(min_length=1)]
-    """`component/check` or shell patterns of that; a component alone means all of its checks."""
+    """Checks as `component/check` or shell patterns. A component alone stands for all its checks."""
 
 
 class Publish(Model):
-    """Hold the conditions for giving an image a tag.
+    """The conditions for giving an image a tag.
 
-    In any case no check may have failed on any platform, and every check that needs no special hardware must have
-    passed.
+    Always, no check may have failed on any platform, and every check that needs no special hardware must have passed.
     """
 
     staging: str = "{repository}/{image}-staging"
-    """Where builds are pushed by digest, until they are verified."""
+    """Repository that builds are pushed to by digest, before they are verified."""
     require: tuple[Requirement, ...] = ()
-    """What must have passed besides, for example on GPUs."""
+    """Additional checks that must have passed, for example on GPUs."""
     require_attachments: tuple[Attachment, ...] = ()
-    """What must be there to be attached to every platform's image."""
+    """Attachments that must exist for the image of every platform."""
 
 
 NO_VERSION = "is no version; write the one you mean; `imagebuild bump` says which is the newest"
@@ -76,12 +75,13 @@ def _pins(value: Any) -> Any:
 
 
 class Pin(Model):
-    """Hold the version of a component; of several, the first whose condition holds counts."""
+    """The version of a component. If there are several, the first one whose condition holds applies."""
 
     when: Condition = Field(default_factory=dict)
     version: VersionText
     commit: Commit | None = None
-    """For a source in git whose version is no tag: the commit. Commits of tags are in the lock."""
+    """Commit of a git source whose version does not have a tag. For a version with a tag, the lock contains the
+    commit."""
 
     @model_validator(mode="after")
     def _names_a_version(self) -> Pin:
@@ -91,29 +91,30 @@ class Pin(Model):
 
 
 class Base(Model):
-    """Describe a distribution release: a value of the axis `os`."""
+    """A release of a distribution: a value of the axis `os`."""
 
     image: Annotated[str, IMAGE]
-    """Official image of the release in a registry, with a tag; the lock has its digest."""
+    """Official image of the release in a registry, with a tag. The lock contains its digest."""
     release: Name | None = None
-    """Code name in the Debian archive, from which the base can be bootstrapped instead."""
+    """Code name of the release in the Debian archive. Builds can bootstrap the base from that archive instead of the
+    official image."""
     build_on: Release | None = None
-    """The older base on which programs are compiled that run on both; by default this one."""
+    """Older release on which portable components are compiled, so that they run on both. Default: this release."""
 
 
 class GpuArchitecture(Model):
-    """Describe a compute capability to compile for."""
+    """A compute capability to compile for."""
 
     gpus: str
-    """Products that have it."""
+    """GPUs with this compute capability."""
     cuda: str
-    """Versions of the toolkit that can compile for it."""
+    """Version specifier of the CUDA toolkits that can compile for it, such as `>=12.8`."""
     arch: tuple[Arch, ...] = ("amd64", "arm64")
-    """CPU architectures of machines that have such a GPU."""
+    """CPU architectures of the machines that have such GPUs."""
 
 
 class ExclusionRule(Model):
-    """Name combinations that are not built, and why."""
+    """A rule that excludes combinations of axes, with the reason."""
 
     name: Release
     when: Condition
@@ -125,18 +126,18 @@ RuleName = Literal[
     "no-leftovers", "not-world-writable", "setuid", "rootless", "architecture", "closure", "symbol-versions",
     "one-provider", "no-stubs", "gpu-code",
 ]  # fmt: skip
-"""Rules of the image checks, in the order in which they judge."""
+"""Names of the image checks, in the order in which they run."""
 
 
 class CheckWaiver(Model):
-    """Describe something that a rule of the image checks objects to, and that is right here."""
+    """A finding of an image check that is accepted."""
 
     rule: RuleName
-    """Name of the rule, as `imagebuild verify` prints it."""
+    """Name of the image check, as `imagebuild verify` prints it."""
     subject: str
-    """What it objects to, as printed before the colon: a path, a name, or a shell pattern of those."""
+    """Subject of the finding, as printed before the colon: a path or a name, or a shell pattern."""
     when: Condition = Field(default_factory=dict)
-    """Targets that it is for; besides axes there are `arch` and `image`."""
+    """Condition on the targets that the waiver is for. It may name axes, `arch` and `image`."""
     reason: str
 
 
@@ -145,90 +146,96 @@ def _alias(value: Any) -> Any:
 
 
 class Alias(Model):
-    """Describe a tag that publishing moves; of several targets with the same one, the last in the matrix gets it."""
+    """A tag that publishing moves. If several targets have the same alias, the last target in the matrix gets it."""
 
     tag: str
-    """Template as of `tags`; also `<axis>-major` and `<axis>-minor`: `13` and `13.2` of `13.2.1`."""
+    """Template as in `tags`. It may also contain `{<axis>-major}` and `{<axis>-minor}`: `13` and `13.2` for
+    `13.2.1`."""
     when: Condition = Field(default_factory=dict)
-    """Targets that may have it."""
+    """Condition on the targets that may get the tag."""
 
 
 class ImagePackages(Model):
-    """Name packages that an image has besides those of its components."""
+    """Packages of an image in addition to those of its components."""
 
     apt: tuple[PlainPackage, ...] = ()
-    """Of the distribution: `name` or `name=version`; its signed index verifies them."""
+    """Packages from the distribution: `name` or `name=version`. The signed index of the distribution verifies them."""
 
 
 class Image(Model):
-    """Describe an image: its axes, components, platforms and tags."""
+    """An image: its axes, components, platforms and tags."""
 
     description: Line
     base: Annotated[str, IMAGE] | None = None
-    """Image it starts from, with axes filled in; by default the one of the axis `os`."""
+    """Template of the image to start from, which may contain axes: `nvidia/cuda:{cuda}-base-{os}`. Default: the base of
+    the axis `os`."""
     axes: dict[Name, Annotated[tuple[VersionText, ...], Field(min_length=1)]]
-    """Axis → its values; each combination is a target. `os` names a base; `variant` is runtime or devel."""
+    """Maps each axis to its values. Each combination of values is a target. The values of `os` are names of `bases`.
+    The values of `variant` are `runtime` and `devel`."""
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1), AfterValidator(distinct)]
     components: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(distinct)]
-    """What is in it; what these require comes along."""
+    """Components of the image. The components that these require are added."""
     build_with: dict[Name, Name] = Field(default_factory=dict)
-    """Requirement of build stages → the component whose stage fulfils it, where the image has no such component."""
+    """Maps a requirement of build stages to the component whose stage fulfils it, for example if the image does not
+    contain such a component."""
     build_on: Release | None = None
-    """The base on which portable components are compiled for all releases; without it, what each base says."""
+    """Release on which portable components are compiled for all releases. Default: the `build-on` of each base."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Tags that publishing gives once and never moves. Templates such as `{repository}/{image}:{cuda}-{os}-{revision}`:
-    axes, `image`, `repository`, `<name>.version` of a component or of what it provides, and `revision`, the first seven
-    digits of the commit."""
+    """Tags that publishing gives once and never moves, as templates such as
+    `{repository}/{image}:{cuda}-{os}-{revision}`. Placeholders are axes, `image`, `repository`, `revision` (the first
+    seven digits of the commit), and `<name>.version` for a component or a name that it provides."""
     aliases: tuple[Annotated[Alias, BeforeValidator(_alias)], ...] = ()
     """Tags that publishing moves to the newest image."""
     size_limit_mb: Annotated[int, Field(gt=0)] | dict[VariantName, Annotated[int, Field(gt=0)]] | None = None
-    """Most megabytes (10^6 bytes) that the compressed layers may have; or for each variant its own."""
+    """Maximum size of the compressed layers in megabytes (10^6 bytes), for all variants or for each variant."""
     waivers: tuple[CheckWaiver, ...] = ()
-    """Objections of the image checks that do not count here."""
+    """Findings of the image checks that are accepted for this image."""
     packages: ImagePackages = ImagePackages()
-    """Packages that need no component."""
+    """Packages that do not belong to a component."""
     env: dict[Variable, EnvironmentValue] = Field(default_factory=dict)
-    """Variables; they win over those of components. Lists of folders (`PATH`, …) are prepended to."""
+    """Environment variables. They replace variables of components. Lists of folders (`PATH`, …) are prepended to the
+    existing list."""
     labels: dict[LabelName, Line] = Field(default_factory=dict)
-    """Labels of its own, such as `com.acme.team`; they win over those that every image has."""
+    """Additional labels, such as `com.acme.team`. They replace labels that imagebuild sets."""
     user: User | None = None
-    """User that containers run as; by default root."""
+    """User that containers run as. Default: root."""
     cmd: Annotated[tuple[Line, ...], Field(min_length=1)] = ("bash",)
-    """Command of containers, and its arguments."""
+    """Command of containers, with its arguments."""
     append: str = ""
-    """Dockerfile instructions at the very end, such as `RUN …`; there is no build context to copy from."""
+    """Dockerfile instructions at the end of the image, such as `RUN …`. There is no build context to copy from."""
 
 
 class GitProject(Model):
-    """Name a project in a git repository, at a commit."""
+    """A project in a git repository, at a commit."""
 
     git: Annotated[str, Form(r"([a-z+]+://|/|[A-Za-z0-9_.-]+@)\S+", "the address of a git repository, or a path")]
-    """Address of the repository."""
+    """Address of the git repository."""
     commit: Commit
     folder: str = "."
-    """Folder of the project's matrix in it."""
+    """Folder of the project's matrix in the repository."""
 
 
 class Matrix(Model):
-    """Describe the file `matrix.yaml`."""
+    """The file `matrix.yaml`."""
 
     extends: str | GitProject | None = None
-    """A project whose bases, versions, rules, components, profiles and facts of jobs this one has too: `imagebuild` for
-    the one that comes with it, a folder, relative to this file, or a commit of a git repository. What this project has
-    of the same name counts instead. Only its own images are built."""
+    """A project to extend: `imagebuild` for the project that comes with imagebuild, a folder relative to this file, or
+    a commit of a git repository. This project gets the bases, versions, rules, components, profiles and job facts of
+    that project, but not its images. Own entries replace entries of the same name."""
     repository: Annotated[str, REPOSITORY]
-    """Where images are named and pushed, for example `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
+    """Registry and path of all images, such as `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
     bases: dict[Release, Base] = Field(default_factory=dict)
-    """Value of the axis `os` → where such images start from."""
+    """Maps each value of the axis `os` to the release that images start from."""
     versions: dict[Name, Annotated[tuple[Pin, ...], BeforeValidator(_pins)]] = Field(default_factory=dict)
-    """Pin → version, or rows of versions with conditions on axes."""
+    """Maps each pin (usually the name of a component) to a version, or to rows of versions with conditions on axes."""
     gpu_architectures: dict[GpuCapability, GpuArchitecture] = Field(default_factory=dict)
-    """Compute capability → what it is for, in ascending order."""
+    """Compute capabilities to compile for, in ascending order."""
     images: dict[Name, Image]
-    """Name → what it is made of; `imagebuild plan` lists the targets."""
+    """Maps the name of each image to its definition. `imagebuild plan` lists the targets."""
     rules: tuple[ExclusionRule, ...] = ()
-    """Combinations that are not built. Rules of the extended project count too, unless one here has the same name."""
+    """Combinations of axes that are not built. Rules of the extended project also apply, unless a rule here has the
+    same name."""
     publish: Publish = Publish()
     """Conditions for giving an image a tag."""
     github_runners: dict[Platform, OneOrMore] = Field(default_factory=dict)
-    """Platform → label, or labels, of the GitHub Actions runners whose own architecture it is."""
+    """Maps each platform to the label or labels of the GitHub Actions runners with that CPU architecture."""

@@ -20,44 +20,49 @@ from imagebuild.project.matrix import FIELD, NO_VERSION, REPOSITORY
 from imagebuild.project.project import Project
 
 TAGGED = re.compile(rf"(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:{TAG}")
-"""A repository with a tag."""
+"""Pattern of a repository with a tag."""
 REVISION = "{revision}"
-"""Stays in a plan's tags, so that a plan does not depend on the commit; publishing fills it in."""
+"""Placeholder that stays in the tags of a plan, so that the plan does not depend on the commit. Publishing replaces
+it."""
 REVISION_DIGITS = 7
 
 
 def combination_id(image: str, axes: Mapping[str, str]) -> str:
-    """Return `<image>-cuda<V>-<os>-<variant>`; only numbers, those of `cuda` and `gpu`, need their axis named."""
+    """Return the id of a combination: `<image>-cuda<V>-<os>-<variant>`.
+
+    Only values of `cuda` and `gpu` follow their axis.
+    """
     values = [f"{axis}{value}" if axis in ("cuda", "gpu") else value for axis, value in axes.items()]
     return "-".join([image, *values])
 
 
 class Target(Model):
-    """Describe one point of an image's axes: what one tag names."""
+    """A target: one combination of values of an image's axes."""
 
     id: str
     image: Name
     axes: dict[Name, str]
     platforms: tuple[Platform, ...]
     components: dict[Name, str]
-    """Component → version, requirements first."""
+    """Maps each component to its version, requirements first."""
     name: str
-    """What a build calls it in the engine's store: the repository, and the id as a tag."""
+    """Name of the image in the engine's image store: the repository, with the id as the tag."""
     tags: tuple[str, ...]
-    """Tags that publishing gives and never moves; `{revision}` is filled in then."""
+    """Tags that publishing gives and never moves. Publishing also fills in `{revision}`."""
     aliases: tuple[str, ...] = ()
-    """Tags that publishing moves to it."""
+    """Tags that publishing moves to this target."""
     stages: dict[str, str] = Field(default_factory=dict)
-    """Build stage → key: a digest of everything its result depends on. Equal keys are built once."""
+    """Maps each build stage to its key, a digest of all that its result depends on. Stages with equal keys are built
+    once."""
 
     @property
     def bake_name(self) -> str:
-        """Return the id as the name of a bake target, which may have no dots."""
+        """The id as the name of a bake target, which cannot contain dots."""
         return self.id.replace(".", "_")
 
 
 class Excluded(Model):
-    """Describe a combination that is not built."""
+    """A combination of values of an image's axes that is not built."""
 
     image: Name
     axes: dict[Name, str]
@@ -70,30 +75,30 @@ class Excluded(Model):
 
 
 class Plan(Model):
-    """Hold what `imagebuild plan --json` prints."""
+    """The plan, as `imagebuild plan --json` prints it."""
 
     targets: tuple[Target, ...]
     excluded: tuple[Excluded, ...]
     restricted: dict[Name, str] = Field(default_factory=dict)
-    """Component → what whoever publishes an image with it must accept."""
+    """Maps each component with a restricted licence to the terms to accept before an image with it is published."""
     provides: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
     """Maps each component to the roles that it fulfils, such as `nccl-wheel` to `nccl`."""
 
 
 def components_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return component → version by the labels of an image."""
+    """Map each component of an image to its version, as the labels of the image state."""
     prefix = "imagebuild.component."
     return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
 
 
 def axes_of(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return axis → value of an image's target by its labels."""
+    """Map each axis of an image's target to its value, as the labels of the image state."""
     prefix = "imagebuild.axis."
     return {name.removeprefix(prefix): value for name, value in labels.items() if name.startswith(prefix)}
 
 
 def make_plan(project: Project) -> Plan:
-    """Return all targets and all excluded combinations. Raises ConfigError with every mistake in the files."""
+    """Return all targets and all excluded combinations. Raises ConfigError with all mistakes in the files."""
     mistakes = Mistakes()
     matrix, changes = project.matrix.model, project.changes
     check_names(project, mistakes)
@@ -144,7 +149,10 @@ def make_plan(project: Project) -> Plan:
 
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
-    """Return the components of an image and what they require, requirements first; note what nothing fulfils."""
+    """Return the components of an image and their requirements, requirements first.
+
+    Collect unfulfilled requirements.
+    """
     where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
     own, changes = project.matrix.model.images[image].components, project.changes
     listed = tuple(dict.fromkeys(c for c in (*own, *changes.with_) if c not in changes.without))
@@ -179,7 +187,7 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
 
 
 def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequence[str]]:
-    """Return the values of each axis of an image, those of `--set` where there are any; note what cannot be one."""
+    """Return the values of each axis of an image, replaced by those of `--set`. Collect invalid values."""
     matrix, changed = project.matrix.model, project.changes.values
     known_values: Mapping[str, tuple[str, Collection[str]]] = {
         "os": ("no base", matrix.bases),
@@ -205,7 +213,7 @@ def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequen
 def _objections(
     project: Project, image: str, facts: Mapping[str, str], versions: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the rules against a combination, with their reasons."""
+    """Yield the rules that exclude a combination, with their reasons."""
     for rule in project.matrix.model.rules:
         if matches(rule.when, {"image": image, **facts}):
             yield rule.name, rule.reason
@@ -225,7 +233,7 @@ def _objections(
 def make_target(
     project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
 ) -> Target:
-    """Return the target of these axes and components, with all aliases that it may have."""
+    """Return the target of these axes and components, with all its possible aliases."""
     matrix = project.matrix.model
     entry, identity = matrix.images[image], combination_id(image, axes)
     values = {**axes, "image": image, "repository": matrix.repository}
@@ -236,7 +244,7 @@ def make_target(
     known = {**axis_facts(axes), "image": image}
 
     def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:
-        """Return a template of a tag with its values; note names without a value, and what is not a tag."""
+        """Fill the template of a tag. Collect names without a value, and results that are not tags."""
         where = f"{project.matrix.at('images', image, field, i)}: images.{image}.{field}.{i}"
         for name in [name for name in FIELD.findall(template) if name not in values]:
             mistakes.add_once(where, f"no value for {{{name}}}{suggestion(name, values)}")
@@ -264,20 +272,23 @@ def make_target(
 
 
 def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
-    """Return the targets, each with only those aliases that no later one has too."""
+    """Return the targets. An alias that several targets have stays only with the last one."""
     owner = {alias: target.id for target in targets for alias in target.aliases}
     kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
     return tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets)
 
 
 def repository_name(project: Project, image: str) -> str:
-    """Return the repository, with its registry, that builds of an image are pushed to before they are verified."""
+    """Return the staging repository of an image, with its registry.
+
+    Builds are pushed to it before they are verified.
+    """
     matrix = project.matrix.model
     return matrix.publish.staging.replace("{repository}", matrix.repository).replace("{image}", image)
 
 
 def staged_tag(digest: str, now: datetime) -> str:
-    """Return the tag that keeps a staged image: `staged-20261121T104500Z-0123456789ab`."""
+    """Return the tag that protects a staged image from garbage collection: `staged-20261121T104500Z-0123456789ab`."""
     return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:12]}"
 
 
@@ -291,7 +302,7 @@ def _check_use(
     used: Collection[str],
     mistakes: Mistakes,
 ) -> None:
-    """Note rules that exclude nothing, and images of which nothing is left."""
+    """Collect rules that exclude nothing, and images without any target."""
     matrix, at = project.matrix.model, project.matrix.at
     for i, row in enumerate(matrix.rules):
         if row.name not in used and project.is_own("rules", i):
@@ -303,7 +314,7 @@ def _check_use(
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
-    """Note tags that name two targets, and aliases that would move a tag."""
+    """Collect tags that two targets have, and aliases that would move a tag."""
     owners: dict[str, str] = {}
     for target in targets:
         for i, tag in enumerate(target.tags):
@@ -318,7 +329,7 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    """Note a wrong template of the staging repository, and required checks that do not exist."""
+    """Collect wrong templates of the staging repository, and required checks that do not exist."""
     policy, at = project.matrix.model.publish, project.matrix.at
     known = {f"{name}/{check.name}" for name, document in project.components.items() for check in document.model.checks}
     for i, row in enumerate(policy.require):

@@ -18,28 +18,34 @@ from imagebuild.project.matrix import Base, Matrix, Pin
 
 @dataclass(frozen=True)
 class Project:
-    """Hold the files of a project: the matrix, the components and the lock, with those of what it extends."""
+    """A project: its matrix, components and lock, together with those of the project that it extends."""
 
     matrix: YamlFile[Matrix]
     components: Mapping[str, YamlFile[Component]]
     lock: Lock
     roots: tuple[Path, ...]
-    """Folders of templates and components: its own, then those of what it extends."""
+    """Folders with templates and components: the project's own, then those of the extended projects."""
     own_lock: Lock
-    """What the project's own file has."""
+    """The content of the project's own lock file."""
     changes: Changes = field(default_factory=Changes)
-    """What the command line changes; pins, repository, base and appended instructions are in `matrix` already."""
+    """Changes by the command line. `matrix` already contains its pins, repository, base and appended instructions."""
 
     @property
     def root(self) -> Path:
         return self.matrix.path.parent
 
     def is_own(self, *place: str | int) -> bool:
-        """Return whether the project's own matrix has a value, not one that it extends. Of a JSON file, it has all."""
+        """Return whether a value is from the project's own matrix, not from an extended one.
+
+        True for a matrix in JSON.
+        """
         return not self.matrix.lines or place in self.matrix.lines
 
     def changed(self, changes: Changes) -> Project:
-        """Return the project with these changes. Raises ConfigError for what `--set` cannot set."""
+        """Return the project with these changes.
+
+        Raises ConfigError for a name or a value that `--set` does not accept.
+        """
         matrix, bases, pins = self.matrix.model, self.matrix.model.bases, self.lock.images
         name, _, digest = (changes.base_image or "").partition("@")
         if name:
@@ -61,7 +67,7 @@ class Project:
         return replace(self, matrix=replace(self.matrix, model=model), lock=lock, changes=changes)
 
     def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:
-        """Return the pins among the values of `--set`; the others are of axes."""
+        """Return the pins among the values of `--set`. The other values are of axes."""
         mistakes, versions = Mistakes(), self.matrix.model.versions
         pins: dict[str, tuple[Pin, ...]] = {}
         axes = {axis for image in self.matrix.model.images.values() for axis in image.axes}
@@ -87,28 +93,28 @@ class Project:
         return self.components[component].path.parent
 
     def template(self, name: str) -> Path:
-        """Return the file of a template: `components/NAME/FILE`, or a file that all share, the project's own first."""
+        """Return the file of a template: `components/NAME/FILE`, or the first shared file of that name in `roots`."""
         if name.startswith("components/"):
             _, component, file = name.split("/", 2)
             return self.folder(component) / file
         return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
 
     def pin(self, component: str, facts: Mapping[str, str]) -> Pin | None:
-        """Return the first pin of a component whose condition holds; `facts` are of the target's axes."""
+        """Return the first pin of a component whose condition holds. `facts` are the axes of the target."""
         rows = self.matrix.model.versions.get(self.components[component].model.pin or component, ())
         return next((pin for pin in rows if matches(pin.when, facts)), None)
 
     def version(self, component: str, facts: Mapping[str, str]) -> str | None:
-        """Return the version of a component in a target with these facts; None if no pin is for it."""
+        """Return the version of a component in a target with these axes. Return None if no pin applies."""
         if axis := self.components[component].model.version_axis:
             return facts[axis]
         pin = self.pin(component, facts)
         return pin.version if pin else None
 
     def provider(self, wanted: str, present: Collection[str], preferred: Mapping[str, str] | None = None) -> str | None:
-        """Return the component that fulfils a requirement. Return None if no component can.
+        """Return the component that fulfils a requirement. Return None if no component does.
 
-        That is the preferred one, else a component that is present, else the component with the required name.
+        The order is: the preferred component, a component that is present, the component with the required name.
         """
         if preferred and wanted in preferred:
             return preferred[wanted]

@@ -1,4 +1,4 @@
-"""Read the files of a project as they are in a folder, or were in a revision of its git repository."""
+"""The files of a project in a folder or in a revision of its git repository, and the origin of a build."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from imagebuild.project.load import MATRIX
 
 @contextmanager
 def files_at_revision(reference: str, folder: Path, run: RunProgram = run_program) -> Iterator[Path]:
-    """Yield the project's folder as `reference` has it: a folder that holds a copy of it, or a git revision.
+    """Yield the folder of the project in another state: a folder with a copy of it, or a git revision.
 
-    The whole tree of a revision, with its submodules, is checked out while the `with` lasts. Raises ConfigError for
-    what is neither; mistakes in files of a revision are shown as `REF:file:line`.
+    For a revision, the whole tree with its submodules is checked out until the `with` block ends. Mistakes in its files
+    are shown as `REF:file:line`. Raises ConfigError if `reference` is neither a folder nor a revision.
     """
     copy = Path(reference)
     if (copy / MATRIX).is_file():
@@ -49,10 +49,10 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
 
 
 def _checkout(repository: Path, commit: str, folder: Path, run: RunProgram) -> None:
-    """Write the files of a commit to a folder, and those of its submodules that the repository has.
+    """Write the files of a commit, and of its submodules that the repository contains, to a folder.
 
-    git writes them itself: the tar module of Python 3.11.2 has no safe way to unpack. An index of its own leaves the
-    repository's as it is.
+    git writes the files, as the tar module of Python 3.11.2 cannot unpack safely. A separate index leaves the
+    repository's own index unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = {"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(folder / ".index")}
@@ -64,7 +64,7 @@ def _checkout(repository: Path, commit: str, folder: Path, run: RunProgram) -> N
 
 
 def origin_of_build(folder: Path, environ: Mapping[str, str], run: RunProgram = run_program) -> dict[str, str]:
-    """Return `source`, `run` and `workflow` of a `BuildResult`, by variables of GitHub's jobs or git's remote."""
+    """Return `source`, `run` and `workflow` of a `BuildResult`, from the variables of a GitHub job or the git remote."""
     if repository := environ.get("GITHUB_REPOSITORY"):
         server = environ.get("GITHUB_SERVER_URL", "https://github.com")
         number, attempt = environ.get("GITHUB_RUN_ID", ""), environ.get("GITHUB_RUN_ATTEMPT", "1")
@@ -83,9 +83,10 @@ def origin_of_build(folder: Path, environ: Mapping[str, str], run: RunProgram = 
 
 
 def current_revision(folder: Path, run: RunProgram = run_program) -> str | None:
-    """Return the commit of a project, with `-dirty` if tracked files changed, or inputs of builds are not tracked.
+    """Return the commit of a project, with `-dirty` if tracked files changed or inputs of builds are not tracked.
 
-    Returns None if the project is in no git repository or ignored by it, as an installed one is, or git does not run.
+    Return None if the project is not in a git repository, if the repository ignores it (as for an installed project),
+    or if git does not run.
     """
     git, inputs = ("git", "-C", str(folder)), (MATRIX, "dockerfiles")
     try:

@@ -1,4 +1,4 @@
-"""The choice of targets by selectors: ids, images and axes. Pure."""
+"""Targets selected by id, image and axes. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from imagebuild.project.plan import Excluded, Plan, Target
 
 
 def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
-    """Return the targets whose id fits a glob or whose image is named, and whose axes have every `axis=value`.
+    """Return the targets that fit the selectors: globs of ids, names of images, and `axis=value`.
 
-    Without selectors, all. Raises NothingSelected if none fits, with the reason if a rule excludes them.
+    A target must fit one of the globs or names, and every `axis=value`. Without selectors, return all targets. Raises
+    NothingSelected if no target fits, with the reason if a rule excludes the targets.
     """
     selectors = tuple(selectors)
     if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
@@ -28,13 +29,13 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
-    """Return component → what whoever publishes these targets must accept."""
+    """Map each restricted component of these targets to the terms to accept before they are published."""
     used = {component for target in targets for component in target.components}
     return {name: text for name, text in plan.restricted.items() if name in used}
 
 
 def select_one(plan: Plan, name: str) -> Target:
-    """Return the target of an id, or of a glob that fits only one. Raises NothingSelected or ConfigError."""
+    """Return the target with an id, or the only target that fits a glob. Raises NothingSelected or ConfigError."""
     chosen = select_targets(plan, [name])
     if len(chosen) > 1:
         first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")
@@ -43,12 +44,12 @@ def select_one(plan: Plan, name: str) -> Target:
 
 
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
-    """Return the excluded combinations that would fit the selectors."""
+    """Return the excluded combinations that fit the selectors."""
     return tuple(e for e in plan.excluded if _fits(e, tuple(selectors)))
 
 
 def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
-    """Return whether a combination fits globs of ids, names of images, and `axis=value`."""
+    """Return whether a combination fits the selectors."""
     values = {"image": item.image, **item.axes}
     pairs = [selector.split("=", 1) for selector in selectors if "=" in selector]
     globs = [selector for selector in selectors if "=" not in selector]
