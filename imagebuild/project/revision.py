@@ -64,7 +64,7 @@ def _checkout(repository: Path, commit: str, folder: Path, run: RunProgram) -> N
 
 
 def origin_of_build(folder: Path, environ: Mapping[str, str], run: RunProgram = run_program) -> dict[str, str]:
-    """Return `source`, `run` and `workflow` of a `BuildResult`, from the variables of a GitHub job or the git remote."""
+    """Return `source`, `run` and `workflow` of a `BuildResult`, from the variables of a GitHub job or git's remote."""
     if repository := environ.get("GITHUB_REPOSITORY"):
         server = environ.get("GITHUB_SERVER_URL", "https://github.com")
         number, attempt = environ.get("GITHUB_RUN_ID", ""), environ.get("GITHUB_RUN_ATTEMPT", "1")
