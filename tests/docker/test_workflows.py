@@ -211,7 +211,7 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     (entry,) = planned(machine)
     assert entry["name"] == f"{DEVEL} amd64"
     publishing = 'imagebuild publish --results results --registry "$REGISTRY" --sign'
-    build(machine, entry, fails=("Verify those digests", publishing))
+    build(machine, entry, fails=("Verify the pushed digests", publishing))
     assert tags(registry) == published
     assert [entry["name"] for entry in planned(machine)] == [f"{DEVEL} amd64"], "what failed is built again, alone"
 
