@@ -1,4 +1,4 @@
-"""Base images after `evidence/cuda.yaml`."""
+"""Base images made from the facts in `evidence/cuda.yaml`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import yaml
 EVIDENCE = Path(__file__).parent / "evidence" / "cuda.yaml"
 VARIANTS = ("runtime", "devel")
 TOOLKIT = "13.0"
-"""What is inside all of them."""
+"""The CUDA version inside all base images."""
 
 
 @cache
 def evidence() -> dict[str, Any]:
-    """What people have shown of the images."""
+    """Return the published facts about the images."""
     data: dict[str, Any] = yaml.safe_load(EVIDENCE.read_text())
     return data
 
 
 @dataclass(frozen=True)
 class Cuda:
-    """An `nvidia/cuda`, and what it says about itself."""
+    """An `nvidia/cuda` image and its facts."""
 
     version: str
     os: str
@@ -33,13 +33,13 @@ class Cuda:
 
     @property
     def names(self) -> dict[str, str]:
-        """What stands for the words in braces of the evidence."""
+        """Return the values of the placeholders in the evidence."""
         minor = self.version.rpartition(".")[0]
         return {"version": self.version, "minor": minor, "dashed": minor.replace(".", "-"), "nccl": self.nccl,
                 "plain": self.nccl.partition("+")[0]}  # fmt: skip
 
     def environment(self, variant: str) -> dict[str, str]:
-        """Variables of its configuration."""
+        """Environment variables of its configuration."""
         found: dict[str, str] = {}
         for kind in ("base", "runtime", "devel")[: 3 if variant == "devel" else 2]:
             for group in evidence()["environment"][kind]:
@@ -47,12 +47,12 @@ class Cuda:
         return found
 
     def rows(self, kind: str) -> Iterator[str]:
-        """Lines `PATH LIBRARY…` of files that are `foreign` or `unmet`."""
+        """Return lines `PATH LIBRARY…` for the files that are `foreign` or `unmet`."""
         for row in evidence()[kind]:
             yield " ".join([row["path"], row.get("needs", "")]).format(**self.names)
 
     def held(self, variant: str) -> list[str]:
-        """Packages that apt may not change."""
+        """Packages on hold, which apt may not change."""
         kinds = VARIANTS if variant == "devel" else VARIANTS[:1]
         return [name.format(**self.names) for kind in kinds for name in evidence()["held"][kind]["packages"]]
 
@@ -72,7 +72,7 @@ def images() -> dict[str, tuple[str, Cuda | None]]:
 
 
 def build_options(variant: str, cuda: Cuda | None) -> tuple[list[str], str]:
-    """Options of `docker buildx build` for one of `images`, and the end of its Dockerfile."""
+    """Return options of `docker buildx build` for one of `images`, and the end of its Dockerfile."""
     if not cuda:
         return [f"--target={variant}"], ""
     values = {"TOOLKIT": TOOLKIT, "CUDA": cuda.version, "OS": cuda.os, "NCCL": cuda.nccl,

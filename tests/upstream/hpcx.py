@@ -27,20 +27,20 @@ NEWEST = VERSIONS[-1]
 HOST = "content.mellanox.com"
 EPOCH = 1754697600
 OWNER = 12345
-"""User and group of all files, as archives come from a machine with other users."""
+"""User and group of all files: archives come from machines with other users."""
 PREFIX = b"@PREFIX@"
-"""Stands in compiled content for the folder in which the vendor built."""
+"""Placeholder in compiled files for the build folder of the vendor."""
 MACHINES = {"x86_64": 62, "aarch64": 183}
 STANDIN = "STAND-IN made for the tests of imagebuild; nothing in it is the vendor's.\n"
 Tree = dict[str, "File"]
-"""Path below the archive's folder → what is there."""
+"""Maps paths in the archive's top folder to files."""
 Release = dict[str, Any]
-"""What is known of a release, as in `evidence/hpcx-2.51.yaml`, without the places where it was seen."""
+"""Facts about a release, as in `evidence/hpcx-2.51.yaml`, without their sources."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of an archive, or a link."""
+    """A file or a link in an archive."""
 
     content: bytes = b""
     mode: int = 0o644
@@ -49,7 +49,7 @@ class File:
 
 @dataclass(frozen=True)
 class Distribution:
-    """What the name of an archive says."""
+    """The parts of an archive's name."""
 
     os: str
     cuda: int
@@ -62,13 +62,13 @@ class Distribution:
 
     @property
     def path(self) -> str:
-        """Of the address, behind the host."""
+        """Path of the URL, after the host."""
         return f"hpc/hpc-x/v{self.version}_cuda{self.cuda}/{self.name}.tbz"
 
 
 @cache
 def release(version: str) -> Release:
-    """Read what people have shown of a release."""
+    """Read the published facts about a release."""
     data = yaml.safe_load((EVIDENCE / f"hpcx-{version}.yaml").read_text())
     if like := data.get("like"):
         data = {**yaml.safe_load((EVIDENCE / f"hpcx-{like}.yaml").read_text()), **data}
@@ -118,7 +118,7 @@ def _shell(value: str) -> str:
 
 
 def files(known: Release, which: Distribution) -> Tree:
-    """The tree of a release, with ELF files that nothing can load."""
+    """Return the tree of a release, with ELF files that cannot be loaded."""
     prefix = known["built-in"]["folder"].format(archive=which.name)
     texts = {
         "VERSION": "".join([f"HPC-X v{known['version']}\n", *map(_version_line, known["versions"]),
@@ -201,7 +201,7 @@ def pack(tree: Tree, which: Distribution, target: Path) -> None:
 
 
 def unpack(tree: Tree, folder: Path) -> Path:
-    """Write the tree to a folder, as unpacking the archive does; the folder."""
+    """Write the tree to a folder as if the archive was unpacked. Return the folder."""
     for path, file in tree.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ def unpack(tree: Tree, folder: Path) -> Path:
 
 
 def table() -> str:
-    """Lines `PATH SONAME LIBRARY…` of all libraries, and `PATH` of all programs, to be compiled as stand-ins."""
+    """Return lines `PATH SONAME LIBRARY…` for all libraries and `PATH` for all programs, to compile the stand-ins."""
     lines = []
     for known in map(release, VERSIONS):
         lines += [" ".join([item["path"], item["soname"], *item.get("needs", ())]) for item in known["libraries"]]

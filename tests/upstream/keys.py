@@ -11,13 +11,13 @@ from pathlib import Path
 from tests.conftest import ran
 
 CUDA, CUDA_NEW, DOCA, STRANGER, EXPIRED = "cuda", "cuda-new", "doca", "stranger", "expired"
-"""STRANGER's public key is published nowhere; EXPIRED could sign on the first days of 2020 only."""
+"""Names of keys. STRANGER's public key is not published. EXPIRED was valid only for the first days of 2020."""
 PAST = "20200102T000000!"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """A GnuPG home with one key a name; none has a passphrase."""
+    """A GnuPG home with one key for each name, without passphrases."""
 
     home: Path
 
@@ -40,19 +40,19 @@ class Keys:
                 keys._gpg(*form, "--output", f"{keys.public / name}.{ending}", "--export", keys.fingerprint(name))
 
     def fingerprint(self, name: str) -> str:
-        """40 hex digits."""
+        """Return the fingerprint of a key: 40 hexadecimal digits."""
         listing = self._gpg("--with-colons", "--list-keys", _address(name))
         return next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
 
     def sign(self, release: bytes, name: str) -> dict[str, bytes]:
-        """`InRelease` and `Release.gpg` for the content of a Release file."""
+        """Return `InRelease` and `Release.gpg` for the content of a Release file."""
         when = ("--faked-system-time", PAST) if name == EXPIRED else ()
         options = (*when, "--local-user", _address(name), "--armor", "--digest-algo", "SHA512")
         kinds = {"InRelease": "--clear-sign", "Release.gpg": "--detach-sign"}
         return {file: self._gpg(*options, kind, input=release.decode()).encode() for file, kind in kinds.items()}
 
     def publish(self, suite: Path, files: Mapping[str, bytes], by: str = CUDA, more: str = "") -> None:
-        """Write the indexes of a suite, and the signed list of them, which may have more fields."""
+        """Write the indexes of a suite and the signed release file. `more` are additional fields of the release."""
         lines = []
         for name, content in files.items():
             (suite / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The apt repositories: what was compiled, under the addresses of the vendor, signed."""
+"""The signed apt repositories with the compiled packages, under the URLs of the vendor."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EVIDENCE = Path(__file__).parent / "evidence" / "repositories.yaml"
 
 @dataclass(frozen=True)
 class Repository:
-    """A flat repository: which packages it has, the key that signs it, and keys that lie beside its index."""
+    """A flat repository: its packages, the key that signs it, and the keys next to its index."""
 
     of: str
     path: str
-    """Of its address, with the host."""
+    """Path of its URL, including the host."""
     key: str
     files: dict[str, str]
     seen: str
@@ -34,7 +34,7 @@ DOCA_FOLDERS = tuple(r.path for r in REPOSITORIES if r.of == "doca")
 
 
 def publish(built: Path, folder: Path, keys: Keys) -> None:
-    """Fill `folder` with `<host>/<path>` of every repository and of the keys; the packages of all are the same ones."""
+    """Write all repositories and keys to `<host>/<path>` in a folder. All repositories have the same packages."""
     for repository in REPOSITORIES:
         source, target = built / repository.of, folder / repository.path
         shutil.copytree(source, target, copy_function=os.link)
@@ -45,7 +45,7 @@ def publish(built: Path, folder: Path, keys: Keys) -> None:
 
 
 def package_with(files: dict[str, bytes], name: str = "test") -> bytes:
-    """A Debian package with these files."""
+    """Return a Debian package with these files."""
     control = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: for a test\n"
     with tempfile.TemporaryDirectory() as folder:
         for path, data in {"DEBIAN/control": control.encode(), **files}.items():

@@ -1,4 +1,4 @@
-"""The distribution's docker-registry, started for as long as it is needed."""
+"""The program docker-registry of the distribution, started for a test."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from imagebuild.build.base import DIE_WITH_US
 
 SECONDS = 30
-"""It answers after a moment, or something is wrong."""
+"""Maximum time until the registry answers."""
 
 
 @contextmanager
 def running(storage: Path, port: int = 0, *, deletes: bool = True) -> Iterator[str]:
-    """Its `host:port`, of a free port if it is 0; `deletes`: whether it lets images be deleted."""
+    """Run a registry, and yield its `host:port`. Port 0: any free port. `deletes` allows deletions."""
     address = f"127.0.0.1:{port or free_port()}"
     storage.mkdir(parents=True, exist_ok=True)
     config, log = storage.with_suffix(".yml"), storage.with_suffix(".log")
@@ -43,7 +43,7 @@ def running(storage: Path, port: int = 0, *, deletes: bool = True) -> Iterator[s
 
 
 def answers(address: str) -> bool:
-    """Whether a registry does at this `host:port`."""
+    """Return whether a registry answers at `host:port`."""
     try:
         with urllib.request.urlopen(f"http://{address}/v2/", timeout=1):
             return True
@@ -52,7 +52,7 @@ def answers(address: str) -> bool:
 
 
 def free_port(wanted: int = 0) -> int:
-    """This one if nobody has it, or else any."""
+    """Return this port if it is free, or else another free port."""
     with socket.socket() as trial:
         # A port that was served from a moment ago is free.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -24,11 +24,11 @@ COMMITS = {
     "linux-rdma/perftest": "26.04.17",
     "Mellanox/nccl-rdma-sharp-plugins": "",
 }
-"""Project on github.com, by the path of its address without `.git` → the tag of its only commit."""
+"""Maps each project on github.com to the tag of its only commit."""
 
 
 def make(folder: Path) -> None:
-    """Fill `folder` with `<owner>/<name>.git` for all of them."""
+    """Write all repositories to `<owner>/<name>.git` in a folder."""
     for path, tag in COMMITS.items():
         bare = folder / f"{path}.git"
         work = bare.with_suffix(".work")

@@ -1,4 +1,4 @@
-"""An HTTP server of a folder and of the git repositories in it, with faults that tests switch on."""
+"""An HTTP server for a folder and the git repositories in it. Tests can inject faults."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests import faulty
 from tests.faulty import Answer, Dropped, Handler
 
 GIT = "github.com"
-"""The folder whose `*.git` folders are served by git."""
+"""The folder with the git repositories."""
 
 
 class Request(NamedTuple):
-    """What was asked, and the status that was answered."""
+    """A request and the status of its answer."""
 
     method: str
     path: str
@@ -30,29 +30,29 @@ class Request(NamedTuple):
 
 @dataclass
 class Server:
-    """What is served and what goes wrong. Paths and prefixes are those of addresses: `/linux.mellanox.com/…`."""
+    """The server and its faults. Paths and prefixes begin with a host name: `/linux.mellanox.com/…`."""
 
     root: Path
     port: int = 0
     login: str = ""
-    """`user:password` that every request must have."""
+    """`user:password` that all requests need. Empty: no login."""
     requests: list[Request] = field(default_factory=list)
-    """All that was answered since the start or the last `clear`, in order."""
+    """All answered requests since the start or the last `clear`, in order."""
     truncated: list[str] = field(default_factory=list)
-    """Prefixes of what is announced whole, sent by half, and then cut off."""
+    """Prefixes of files that are truncated after the first half."""
     cut: threading.Event = field(default_factory=threading.Event)
-    """Set: what is truncated is cut off at once; else the client waits until it is set."""
+    """If set, truncated files end at once. Otherwise, the client waits until it is set."""
     replaced: dict[str, bytes] = field(default_factory=dict)
-    """Prefix → what is sent instead; the longest counts."""
+    """Maps prefixes to replaced contents. The longest matching prefix is used."""
     failing: dict[str, list[int]] = field(default_factory=dict)
-    """Prefix → the statuses of the next requests."""
+    """Maps prefixes to the statuses of the next requests."""
 
     def __post_init__(self) -> None:
         self.cut.set()
 
     @contextmanager
     def running(self) -> Iterator[Server]:
-        """Listens on every address, at `port`, which is chosen if it is 0."""
+        """Serve on all network interfaces. Port 0: any free port."""
         server = faulty.Server(self.serve, "0.0.0.0", self.port)
         self.port = server.server_port
         with faulty.answering(server):
@@ -88,7 +88,7 @@ class Server:
         return Answer(200, file.read_bytes()) if inside and file.is_file() else Answer(404)
 
     def _git(self, handler: Handler, path: str, query: str, body: bytes) -> Answer:
-        """As git's manual describes: `git http-backend` is a CGI program."""
+        """Answer with `git http-backend`, which is a CGI program, as the manual of git describes."""
         environ = {
             **os.environ,
             "GIT_PROJECT_ROOT": str(self.root / GIT), "GIT_HTTP_EXPORT_ALL": "1",

@@ -1,4 +1,4 @@
-"""All of the stand-in: made if the cache lacks it, and served."""
+"""The complete stand-in: built if it is not cached, and served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.upstream.server import Server
 
 HERE = Path(__file__).parent
 CACHE = cache_folder().absolute().parent / "upstream"
-"""Of all tests."""
+"""Cache of the stand-in, shared by all tests."""
 RECIPES = HERE / "recipes"
 ADDRESSES = (
     "https://content.mellanox.com/",
@@ -33,21 +33,21 @@ ADDRESSES = (
     "https://github.com/",
 )
 PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg", "gpg-agent": "gpg-agent"}
-"""What must be on the machine → the package that has it."""
+"""Maps required programs to the packages that contain them."""
 ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
-"""The one that is served."""
+"""The HPC-X archive that is served."""
 
 
 @dataclass
 class Upstream:
-    """The servers that the image `hpcx` is built from, on this machine."""
+    """Servers on this machine from which the image `hpcx` can be built."""
 
     gateway: str
-    """The engine's bridge, by which its daemon and its containers reach this machine."""
+    """Address at which the engine and its containers reach this machine."""
     ports: dict[str, int] = field(default_factory=dict)
-    """Of the server and the registry, when they are served."""
+    """Ports of the server and the registry while they are running."""
     root = CACHE / "served"
-    """Files served, as root/<host>/<path of the address>."""
+    """The served files: <host>/<path of the URL>."""
     content = CACHE / "content"
     """Compiled parts of HPC-X, for `hpcx.content`."""
     keys = Keys(CACHE / "keys")
@@ -72,7 +72,7 @@ class Upstream:
 
     @property
     def configuration(self) -> str:
-        """A configuration of a user who has these mirrors, as YAML."""
+        """A user configuration with these mirrors, as YAML."""
         base = f"http://{self.gateway}:{self.ports['server']}"
         # On the loopback, the registry may speak plain HTTP.
         lines = ["mirrors:", f"  images: {{docker.io: '127.0.0.1:{self.ports['registry']}'}}", "  downloads:"]
@@ -103,7 +103,7 @@ class Upstream:
 
 
 class Making:
-    """Make the stand-in in the cache, in containers on a bootstrapped Debian 13; BuildKit caches the steps."""
+    """Builds the stand-in in the cache, in containers with a bootstrapped Debian 13. BuildKit caches the steps."""
 
     def __init__(self) -> None:
         self.base = bootstrap(["linux/amd64"], cache_folder(), release="trixie")
@@ -136,13 +136,13 @@ class Making:
         hpcx.pack(hpcx.content(hpcx.files(known, ARCHIVE), content, openmpi, ARCHIVE, known), ARCHIVE, target)
 
     def exported(self, name: str, recipe: str, *options: str, **contexts: Path) -> Path:
-        """What a recipe makes, in a folder of this name."""
+        """Return the folder with the output of a recipe."""
         folder = _folder(name)
         self.build(recipe, *options, f"--output=type=local,dest={folder}", contexts=contexts)
         return folder
 
     def build(self, recipe: str, *options: str, contexts: Mapping[str, Path], tail: str = "") -> None:
-        """Run `recipes/<recipe>.Dockerfile`, and `tail` after it, with its folder and other folders as contexts."""
+        """Build `recipes/<recipe>.Dockerfile` with `tail` appended. Its folder and `folders` are build contexts."""
         named = {"debian:13-standin": self.base, **contexts}
         with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
             file.write((RECIPES / f"{recipe}.Dockerfile").read_text() + tail)
@@ -156,13 +156,13 @@ class Making:
 
 
 def _folder(name: str) -> Path:
-    """A new one in the cache."""
+    """Make a new folder in the cache."""
     (CACHE / name).mkdir(parents=True)
     return CACHE / name
 
 
 def _digest() -> str:
-    """Of all that the stand-in is made from. A fresher base is no reason to make it anew: nobody relies on that."""
+    """Return a digest of the files that the stand-in is made from. A newer base image does not cause a rebuild."""
     total = hashlib.sha256(repr([wheels.pins("nccl-wheel", "2.32.3"), wheels.pins("cuda", bases.TOOLKIT)]).encode())
     for file in sorted(path for path in HERE.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".md")):
         total.update(file.name.encode() + file.read_bytes() + b"\0")

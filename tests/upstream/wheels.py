@@ -16,13 +16,13 @@ LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 
 
 def pins(component: str, version: str) -> list[dict[str, Any]]:
-    """What the lock says about a component; `KeyError` if it knows no such version."""
+    """Return the lock entry of a component. Raises KeyError if the lock does not have this version."""
     found: list[dict[str, Any]] = json.loads(LOCK.read_text())["wheels"][f"{component} {version}"]
     return found
 
 
 def take(component: str, version: str, path: str, target: Path) -> None:
-    """Download a component's wheels for amd64, as they are pinned, and move what has this path in them."""
+    """Download the pinned wheels of a component for amd64, and move the files below a path in them."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         wanted = Path(folder, "requirements.txt")
         wheels = pins(component, version)
@@ -37,7 +37,7 @@ def take(component: str, version: str, path: str, target: Path) -> None:
 
 
 def make_wheel(folder: Path, name: str, version: str, tag: str) -> Path:
-    """Write a wheel without content to a folder; return it."""
+    """Write an empty wheel to a folder. Return its path."""
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     path = folder / f"{stem}-py3-none-{tag}.whl"
