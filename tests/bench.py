@@ -1,4 +1,4 @@
-"""Measure the light figures of docs/evidence.md on this machine, and print them as a Markdown table."""
+"""Measures the run times and memory in docs/evidence.md on this machine, and prints them as a Markdown table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stage0 += mlnx_ofed()
 Stage0 += ucx(version='1.18.0')
 Stage0 += openmpi(version='5.0.7')
 """
-"""Five blocks for HPCCM, which does for a recipe what `imagebuild render` does for a target."""
+"""A recipe of five blocks for HPCCM, which renders recipes as `imagebuild render` renders targets."""
 JOBS = """
 from tests.unit.jobs.job_fakes import REFERENCE, text
 for line in (list(REFERENCE.values()) * 32)[:1000]:

@@ -65,7 +65,7 @@ def image(
 
 
 def catalog(number: int = 500, seed: int = 1) -> Catalog:
-    """A catalogue of that many images, the newest first within each name."""
+    """Return a catalogue with this number of images, the newest first within each name."""
     dice = random.Random(seed)
     combinations = [
         ("hpcx", c, o, v) for c, o, v in product(CUDA, UBUNTU, ("devel", "runtime")) if o != UBUNTU[2] or c >= "13.3"

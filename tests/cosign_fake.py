@@ -1,4 +1,4 @@
-"""Stands in for cosign in tests of what is done with its answers. tests/docker/test_attest.py has the real program."""
+"""A fake of cosign for tests of how its answers are used. tests/docker/test_attest.py runs the real program."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ REFUSED = "`cosign verify` failed (1): Error: x\nerror during command execution:
 
 
 class FakeCosign:
-    """A key's file is its name; `k.pub` is the public key of `k.key`, whatever the files contain."""
+    """A fake of cosign. Keys are identified by their file names: `k.pub` is the public key of `k.key`."""
 
     def __init__(self, version: int = 2) -> None:
         self.version = version
         self.signed: set[tuple[str, str]] = set()
-        """Digests of images, and names of keys that signed them."""
+        """Pairs of an image digest and the name of a key that signed the image."""
         self.calls: list[tuple[str, ...]] = []
         self.down = ""
-        """What it fails with."""
+        """The error with which all commands fail. Empty: none."""
 
     def cosign(self, **environ: str) -> Cosign:
         return Cosign({"COSIGN_PASSWORD": "", **environ}, self.run, program="cosign")

@@ -1,4 +1,4 @@
-"""A proxy in front of a registry that does wrong what networks and registries do wrong, by rule, and counts."""
+"""A proxy in front of a registry that injects faults of networks and registries by rules, and counts requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
 
 
 class Dropped(Exception):
-    """The connection is closed without more ado."""
+    """The connection is closed without an answer."""
 
 
 @dataclass
@@ -55,12 +55,12 @@ def refusal(status: int, code: str, message: str = "", **headers: str) -> Answer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Takes requests and sends answers, both whole."""
+    """An HTTP handler that reads complete requests and sends complete answers."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     default_request_version = "HTTP/1.1"
-    """Of what is no request, such as TLS: engines see by the answer that they have to do without."""
+    """The version for invalid requests, such as TLS. From the answer, engines learn that the registry has no TLS."""
 
     def handle(self) -> None:
         # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
@@ -123,37 +123,37 @@ class Server(ThreadingHTTPServer):
 
 @dataclass
 class Rule:
-    """What goes wrong, and how often."""
+    """A fault, and how often it happens."""
 
     fault: Fault
     method: str = ".*"
-    """Regular expression, that fits the whole; that of `path` fits somewhere."""
+    """Regular expression that matches the whole method. `path` matches anywhere in the path."""
     path: str = ""
     times: int = 1
     seconds: float = 0
-    """Of `slow`, and Retry-After of `busy`."""
+    """The delay of `slow`, or the Retry-After of `busy`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request as it was on the wire."""
+    """A request and its answer, as transferred."""
 
     method: str
     path: str
     kind: str
     status: int | None
-    """None if the connection was dropped instead."""
+    """None if the connection was dropped."""
     bytes: int
-    """Of the bodies, in both directions."""
+    """Size of both bodies."""
     fault: Fault | None
 
 
 @dataclass
 class Faulty:
-    """The proxy: `address` is what clients get, `rules` may change at any time."""
+    """The proxy. Clients use its `address`. Its rules may change at any time."""
 
     upstream: str
-    """Where the registry is reached without the proxy."""
+    """Address of the registry without the proxy."""
     address: str = ""
     rules: list[Rule] = field(default_factory=list)
     noted: list[Request] = field(default_factory=list)
@@ -161,24 +161,24 @@ class Faulty:
     working: int = 0
 
     def rule(self, fault: Fault, method: str = ".*", path: str = "", *, times: int = 1, seconds: float = 0) -> Rule:
-        """From now on; of several rules that fit, the first counts."""
+        """Add a rule. If several rules match, the first one is used."""
         made = Rule(fault, method, path, times, seconds)
         self.rules.append(made)
         return made
 
     @property
     def requests(self) -> list[Request]:
-        """All so far, with those whose answer has just arrived."""
+        """All requests so far, including those whose answer has just arrived."""
         with self.lock:
             assert self.lock.wait_for(lambda: not self.working, timeout=30), "requests do not end"
             return list(self.noted)
 
     def count(self, method: str = "", kind: str = "") -> int:
-        """Requests of a method and a kind; without either, of all."""
+        """Return the number of requests with a method and of a kind. Default: all requests."""
         return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
 
     def clear(self) -> None:
-        """Forget rules, and requests when those under way have ended; a slow one waits no longer."""
+        """Remove all rules. Then wait for the running requests, and forget all requests."""
         with self.lock:
             self.rules.clear()
             self.lock.notify_all()
@@ -186,7 +186,7 @@ class Faulty:
         self.noted.clear()
 
     def serve(self, handler: Handler) -> None:
-        """Answer a request: by the registry, unless a rule says what goes wrong."""
+        """Answer a request with a fault if a rule matches, or else with the answer of the registry."""
         status, passed, method, path = None, 0, handler.command, handler.path
         with self.lock:
             self.working += 1
@@ -235,7 +235,7 @@ class Faulty:
         return answer
 
     def ask(self, handler: Handler, method: str, path: str, content: bytes = b"") -> Answer:
-        """Ask the registry."""
+        """Send a request to the registry."""
         with closing(HTTPConnection(self.upstream, timeout=60)) as connection:
             # Some clients send a header several times, such as Accept.
             names = [name for name in handler.headers if name.lower() not in HOP]
@@ -249,7 +249,7 @@ class Faulty:
 
 @contextmanager
 def answering(server: ThreadingHTTPServer) -> Iterator[str]:
-    """A server that answers in a thread, and its address."""
+    """Run a server in a thread, and yield its address."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -262,7 +262,7 @@ def answering(server: ThreadingHTTPServer) -> Iterator[str]:
 
 @contextmanager
 def in_front_of(upstream: str) -> Iterator[Faulty]:
-    """The proxy of a registry at `host:port`, on a free port of the loopback."""
+    """Run a proxy for the registry at `host:port`, on a free port of this machine."""
     faulty = Faulty(upstream)
     with answering(Server(faulty.serve)) as faulty.address:
         yield faulty

@@ -1,4 +1,4 @@
-"""Small OCI layouts, as a build leaves them."""
+"""Small OCI layouts such as a build writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Made:
 
 
 def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd64", "linux/arm64")) -> Made:
-    """An image whose one layer has a file of this content."""
+    """Write an image with one layer that contains one file."""
     folder.mkdir(parents=True, exist_ok=True)
     tar = folder / "layer.tar"
     tar.write_bytes(image_files.layer({"file": content}))

@@ -19,13 +19,13 @@ TARGETS = ("hpcx-cuda1[23].[0-29].*-devel", "hpcx-cuda12.[68].*-ubuntu22.04-deve
 
 @dataclass(frozen=True)
 class Change:
-    """A change, and the RUN steps that it may execute again."""
+    """A change, and the number of RUN steps that it causes to run again."""
 
     what: str
     settings: tuple[str, ...]
     limit: int
     theirs: int
-    """Steps that the one Dockerfile of the reference executes again, counted in its text."""
+    """Number of steps of the reference Dockerfile that run again, counted in its text."""
     cuda: str = CUDA
 
 
@@ -40,18 +40,18 @@ COLD = Change("everything", (), 110, 380)
 
 
 def state(*settings: str, cuda: str = CUDA) -> ProjectState:
-    """The matrix with these settings."""
+    """Return the matrix with these settings."""
     return read_state(ROOT, parse_changes([f"cuda={cuda}", *settings]), TARGETS, base="registry")
 
 
 def executed(change: Change) -> int:
-    """RUN steps that the change executes again; of `COLD` all."""
+    """Return the number of RUN steps that a change causes to run again. For `COLD`, all steps."""
     before = None if change is COLD else state()
     return compare_states(before, state(*change.settings, cuda=change.cuda), ("before", "after")).run
 
 
 def table() -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     rows = ((change.what, str(executed(change)), str(change.theirs)) for change in (COLD, *CHANGES))
     return markdown_table(("change", "RUN steps executed", "the reference executes"), rows)
 

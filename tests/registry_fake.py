@@ -1,4 +1,4 @@
-"""A registry of images in memory, for tests of what talks to one by HTTP: through sockets, or without them."""
+"""A fake registry in memory for tests of HTTP clients, with or without sockets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 @dataclass
 class Held:
-    """What a repository has."""
+    """The content of a repository."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, Manifest] = field(default_factory=dict)
@@ -66,19 +66,19 @@ class FakeRegistry(Registry):
     """
 
     mounts = True
-    """Whether it can mount blobs of other repositories."""
+    """Whether the registry can mount blobs of other repositories."""
     referrers_api = True
     wants: str = ""
-    """`basic` or `bearer` login, with USER and PASSWORD, or IDENTITY for tokens."""
+    """Required login: `basic` or `bearer`, with USER and PASSWORD, or IDENTITY for tokens. Empty: none."""
     open_to_read = False
-    """Tokens for reading are given to anyone."""
+    """Whether everybody gets tokens for reading."""
     tells_digests = True
     page = 0
-    """Tags that are listed at once; 0: all."""
+    """Number of tags on a page of the list. 0: all tags."""
     list_path = "/v2/%s/tags/list"
-    """Where the next page is; with an empty text, `?last=…` alone says it."""
+    """URL of the next page. If it is empty, the link contains only `?last=…`."""
     address = ""
-    """Where it is served by `serve`."""
+    """Address if the registry runs in `serve`."""
 
     def __init__(self, host: str = "registry.test", **behaviour: Any) -> None:
         super().__init__(host, f"http://{host}/v2/", patience=Patience(0))
@@ -87,9 +87,9 @@ class FakeRegistry(Registry):
         self.calls: list[tuple[str, str, str]] = []
         self.before: Callable[[str, str, str], None] | None = None
         self.asked: list[tuple[str, str]] = []
-        """Method and path of all requests."""
+        """Method and path of each request."""
         self.tokens: dict[str, set[str]] = {}
-        """Token → scopes."""
+        """Maps each token to its scopes."""
         self.sessions: dict[str, str] = {}
         self.numbers = itertools.count()
         self.lock = threading.RLock()
@@ -97,15 +97,15 @@ class FakeRegistry(Registry):
             setattr(self, name, value)
 
     def changed(self, what: str) -> list[tuple[str, str]]:
-        """Repository and name of the changes of a kind: `manifest`, `blob`, `mount` or `delete`."""
+        """Return repository and name of all changes of a kind: `manifest`, `blob`, `mount` or `delete`."""
         return [(repository, name) for kind, repository, name in self.calls if kind == what]
 
     def asked_for(self, method: str, path: str) -> int:
-        """Requests whose path fits a regular expression."""
+        """Return the number of requests whose path matches a regular expression."""
         return sum(m == method and bool(re.search(path, p)) for m, p in self.asked)
 
     def answer(self, request: Request) -> Answer:
-        """What the registry answers; a test that serves it and puts something there itself needs no login."""
+        """Return the answer to a request. Tests that store content directly need no login."""
         is_own = bool(self.address) and "Host" not in request.headers
         if not is_own:
             with self.lock:
@@ -241,7 +241,7 @@ class FakeRegistry(Registry):
 
 
 class Transport(HTTPAdapter):
-    """Takes a client's requests to the registry without sockets."""
+    """A transport that passes requests to the registry without sockets."""
 
     def __init__(self, registry: FakeRegistry) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Transport(HTTPAdapter):
 
 @contextmanager
 def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
-    """Such a registry at an address: a free port of the loopback. It has no API for referrers unless told."""
+    """Run a registry on a free port of this machine. By default, it lacks the referrers API."""
     registry = FakeRegistry(**{"referrers_api": False, **behaviour})
 
     def answer(handler: Handler) -> None:
@@ -298,5 +298,5 @@ def put_image(
 
 
 def index(registry: Registry, repository: str, manifests: Iterable[Descriptor], tag: str = "") -> str:
-    """Put an index of images there, by digest or by tag; its digest."""
+    """Store an index of images by digest or by tag. Return its digest."""
     return registry.at(repository).put_manifest(Manifest(index_document(manifests), INDEX), tag)

@@ -1,4 +1,4 @@
-"""A machine for unit tests: its programs answer from a table, its processes and network devices are folders."""
+"""Fixtures of unit tests: fake programs, processes and network devices, and servers on this machine."""
 
 import base64
 import gzip
@@ -32,12 +32,12 @@ BUILDX = {"docker buildx version": "github.com/docker/buildx 0.13.1+ds1 0.13.1+d
 
 
 Call = Callable[..., tuple[int, str, str]]
-"""Runs a command of imagebuild in this process: exit status, and what it printed to both streams."""
+"""A function that runs an imagebuild command in this process. It returns the exit status and both outputs."""
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`imagebuild …`, all of it but the process."""
+    """Return a function that runs `imagebuild …` without starting a process."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["imagebuild", *map(str, arguments)])
@@ -54,7 +54,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture(scope="module")
 def keys() -> Iterator[Keys]:
-    """Keys that sign archives, as gpg has them."""
+    """Keys that sign archives, in a home folder of gpg."""
     # Short: the path of an agent's socket is limited.
     with tempfile.TemporaryDirectory(prefix="keys-") as folder:
         Keys.make(Path(folder))
@@ -62,7 +62,7 @@ def keys() -> Iterator[Keys]:
 
 
 class Runner:
-    """Answers programs from a table of beginnings instead of starting them; what is not in it fails."""
+    """A fake `run_program` that looks up answers by the beginning of the command. Other commands fail."""
 
     def __init__(self, answers: Mapping[str, str | Callable[[], str]]) -> None:
         self.answers = answers
@@ -104,13 +104,13 @@ def paths(machine: Path) -> EnginePaths:
 
 @pytest.fixture
 def private(paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> EnginePaths:
-    """`paths` is where `up`, `down` and `status` look."""
+    """Make `paths` the files of the private engine."""
     monkeypatch.setattr(EnginePaths, "of", lambda _: paths)
     return paths
 
 
 def gone(word: str) -> bool:
-    """Whether no process has this word in its command line any more, or soon."""
+    """Wait until no process has this word in its command line. Return whether that happened."""
     deadline = time.monotonic() + 60
     while (found := any(word in argv for _, argv in run.process_table().values())) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -119,7 +119,7 @@ def gone(word: str) -> bool:
 
 @pytest.fixture
 def forever() -> str:
-    """Seconds to sleep that no other process sleeps."""
+    """A unique number of seconds for `sleep`, by which a process can be found."""
     return f"1000{os.getpid()}{time.monotonic_ns() % 10**6}"
 
 
@@ -128,19 +128,19 @@ LOGIN = "Basic " + base64.b64encode(b"me:secret").decode()
 
 @pytest.fixture
 def server() -> Iterator[FakeRegistry]:
-    """A registry at an address."""
+    """A fake registry that is served on this machine."""
     with registry_fake.serve() as behaviour:
         yield behaviour
 
 
 class Site:
-    """Gives the answers of a list, one after the other, and the last one again and again."""
+    """A server that gives the answers of a list in order, and repeats the last one."""
 
     address = ""
 
     def __init__(self, *answers: Answer) -> None:
         self.asked: list[str | None] = []
-        """What each request had as its Authorization."""
+        """The Authorization header of each request."""
         self._left = list(answers)
 
     def serve(self, handler: Handler) -> None:
@@ -153,7 +153,7 @@ Serve = Callable[..., Site]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts a site with these answers."""
+    """Return a function that starts a site with these answers."""
     with ExitStack() as running:
 
         def start(*answers: Answer) -> Site:
@@ -170,7 +170,7 @@ DEB822, ONE_LINE = ((ROOT / f"tests/data/apt/{name}").read_text() for name in ("
 
 @dataclass
 class AptMachine:
-    """A machine with an /etc/apt of its own: Debian 12 with its archive."""
+    """A fake Debian 12 machine with its own /etc/apt."""
 
     etc: Path
     release: dict[str, str] = field(default_factory=dict)
@@ -214,7 +214,7 @@ def downloads(tmp_path: Path, keys: Keys) -> Iterator[upstream_server.Server]:
 
 
 def publish(root: Path, keys: Keys, *, by: str = CUDA) -> None:
-    """A flat repository at /repo/, signed by a key."""
+    """Write a flat repository at /repo/, signed by a key."""
     folder = root / "repo"
     shutil.rmtree(folder, ignore_errors=True)
     keys.publish(folder, {"Packages.gz": gzip.compress(PACKAGES.encode())}, by)
@@ -227,7 +227,7 @@ def at(server: upstream_server.Server, path: str) -> str:
 
 @pytest.fixture
 def project_git(tmp_path: Path) -> Path:
-    """A git repository with an annotated tag, a plain one and releases that are not stable."""
+    """A git repository with an annotated tag, lightweight tags and a pre-release."""
     folder = tmp_path / "tool.git"
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")

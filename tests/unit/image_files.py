@@ -1,4 +1,4 @@
-"""Images and ELF files made by hand, as small as they can be."""
+"""Minimal images and ELF files for tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 PLAIN = "application/vnd.oci.image.layer.v1.tar"
 LAYERS = {b"\x1f\x8b": f"{PLAIN}+gzip", b"\x28\xb5": f"{PLAIN}+zstd"}
-"""How a layer begins → its media type."""
+"""Maps the first bytes of a layer to its media type."""
 
 
 @dataclass
 class Node:
-    """A member of a layer: a file, or of another type with a target."""
+    """A member of a layer: a file, a link or another type."""
 
     content: bytes = b""
     mode: int = 0o644
@@ -46,7 +46,7 @@ Files = Mapping[str, Node | bytes]
 
 
 def layer(files: Files) -> bytes:
-    """A layer as a tar."""
+    """Return a layer as a tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, value in files.items():
@@ -95,13 +95,13 @@ class Layout:
 
 
 def saved(layout: Path, more: Files | None = None) -> bytes:
-    """A layout as an engine saves it, with more members."""
+    """Return a layout as the archive that an engine saves, with additional members."""
     paths = sorted(path for path in layout.rglob("*") if path.is_file())
     return layer({path.relative_to(layout).as_posix(): path.read_bytes() for path in paths} | dict(more or {}))
 
 
 def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings: Any) -> Path:
-    """A layout with one image; settings are those of the configuration: Env, User, …"""
+    """Write a layout with one image. Settings are Env, User, … of its configuration."""
     Layout(root).image([gzip.compress(layer(files), 1, mtime=0) for files in layers], {"config": settings}, platform)
     return root
 
@@ -109,9 +109,9 @@ def layout(root: Path, *layers: Files, platform: str = "linux/amd64", **settings
 NEEDED, STRTAB, STRSZ, SONAME, RPATH, RUNPATH = 1, 5, 10, 14, 15, 29
 INTERP, DYNAMIC, LOAD = 3, 2, 1
 SECTIONS = {".dynstr": 3, ".dynamic": 6, ".nv_fatbin": 1, ".shstrtab": 3}
-"""Section → its type."""
+"""Maps each section to its type."""
 REAL = {path.name: path.read_bytes() for path in (Path(__file__).parents[1] / "data/elf").glob("*.so")}
-"""Libraries that a real linker made, with versions of symbols."""
+"""Libraries by a real linker, with symbol versions."""
 
 
 def elf(
@@ -124,7 +124,7 @@ def elf(
     interpreter: str = "",
     fatbin: bytes = b"",
 ) -> bytes:
-    """A library, or with an interpreter a program, of 64 bits."""
+    """Return a 64-bit library, or a program if there is an interpreter."""
     texts = [*((NEEDED, name) for name in needed), (SONAME, soname), (RPATH, rpath), (RUNPATH, runpath)]
     strings, tags = b"\0", list[tuple[int, int]]()
     for tag, text in texts:
@@ -158,7 +158,7 @@ def elf(
 
 
 def fatbin(*parts: tuple[str, int, int]) -> bytes:
-    """A fat binary of parts: `code` or `ptx`, capability, flags. Some have longer headers, as real ones do."""
+    """Return a fat binary with these parts: `code` or `ptx`, capability, flags. Some have longer headers."""
     data = b""
     for i, (kind, capability, flags) in enumerate(parts):
         payload = b"\x28\xb5\x2f\xfd" + bytes(12)
@@ -171,7 +171,7 @@ def fatbin(*parts: tuple[str, int, int]) -> bytes:
 
 
 def cache(paths: Iterable[str]) -> bytes:
-    """An `/etc/ld.so.cache` of these libraries."""
+    """Return an `/etc/ld.so.cache` with these libraries."""
     found = list(paths)
     strings = b""
     entries = b""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.programs
 
 @pytest.fixture
 def files(tiny: Files, downloads: Server, project_git: Path) -> Files:
-    """The tiny project with an archive, a signed repository and git; its image is in the lock already."""
+    """The tiny project with an archive, a signed repository and a git source. Its base image is already locked."""
     (downloads.root / "host" / "b.tar").write_bytes(b"b" * (8 << 20))
     tiny.component(
         "library",
@@ -50,7 +50,7 @@ Imagebuild = Callable[..., str]
 
 @pytest.fixture
 def imagebuild(files: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Imagebuild:
-    """`imagebuild …` in the project's folder: all that it prints."""
+    """Return a function that runs `imagebuild …` in the project's folder and returns its output."""
 
     def call(*words: str, expect: int = 0) -> str:
         status, out, err = command(*words)

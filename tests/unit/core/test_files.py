@@ -1,4 +1,4 @@
-"""Writing goes to where users point: files, links, FIFOs, devices, open descriptors."""
+"""Writing to files, symlinks, FIFOs, devices and open file descriptors, and reading."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Downloads from servers on this machine, which have bad days."""
+"""Downloads from servers on this machine, with faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are started: what they print, how they end, and what is left of them."""
+"""Programs: their output, their end, and their child processes."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def test_lines_are_handed_on_and_errors_of_who_takes_them_end_the_program(foreve
 
 @pytest.mark.parametrize(("run", "name"), [(run_program, "INT"), (lambda *argv: execute(argv), "TERM")])
 def test_ctrl_c_waits_for_the_program(tmp_path: Path, run: Callable[..., object], name: str) -> None:
-    """After one signal, upon which apt finishes the package that it is setting up, and mmdebstrap cleans up."""
+    """A program gets one signal and may clean up: apt finishes a package, mmdebstrap removes its files."""
     ready, interrupted = tmp_path / "ready", list[bool]()
 
     def interrupt(_: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Mirrors and the configuration file: what is asked for becomes where it comes from."""
+"""The configuration file, and the URLs of mirrors."""
 
 from __future__ import annotations
 

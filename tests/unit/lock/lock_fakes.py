@@ -1,4 +1,4 @@
-"""Upstream for unit tests: answers from tables, and what was asked; and locks with what a test says."""
+"""A fake upstream that answers from tables, and locks for tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPOSITORY = "https://packages.example/"
 
 
 def lock_of(entries: Mapping[Key, Entry]) -> Lock:
-    """A lock with these entries and no more."""
+    """Return a lock with these entries."""
     tables: dict[str, Any] = {}
     for (kind, name), entry in entries.items():
         tables.setdefault(kind, {})[name] = entry
@@ -57,14 +57,14 @@ ENTRIES: dict[Key, Entry] = {
 
 @dataclass
 class Fake(Upstream):
-    """Where the table has no answer, nobody answers."""
+    """A fake upstream. Sources that are not in its tables do not answer."""
 
     answers: Mapping[Key, Entry | ImagebuildError] = field(default_factory=dict)
     indexes: Mapping[str, PackageIndex] = field(default_factory=dict)
     git_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     wheel_lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     digests: frozenset[str] = frozenset()
-    """Those of images that are there, whatever their tags name."""
+    """Digests of the images that exist, with any tag."""
     asked: list[tuple[str, ...]] = field(default_factory=list)
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:

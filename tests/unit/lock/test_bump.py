@@ -1,4 +1,4 @@
-"""Newer versions of pins: who is asked, what is proposed, and how the matrix is edited."""
+"""Newer versions of pins: questions to upstream, proposals, and edits of the matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What archives and images say about themselves. The trees here are made up; those of the world are in test_worlds.py."""
+"""Facts about archives and images. The trees here are invented; test_worlds.py uses published ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WANTED = Unpacked(prefix="/opt/stack", script=". ./init.sh; stack_load")
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    """A tree of a few files, unpacked."""
+    """An unpacked archive of a few files."""
     return copytree(ROOT / "tests/data/stack", tmp_path / "stack-v1")
 
 

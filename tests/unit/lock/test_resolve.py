@@ -59,7 +59,7 @@ def job(tiny: Files, today: date = FIRST) -> LockFile:
 
 @pytest.fixture
 def archives(tiny: Files) -> Files:
-    """Two archives, and a repository of packages; the lock has none of them."""
+    """A project with two archives and a package repository that are not in the lock."""
     repository = f"repository: {{name: r, url: '{REPOSITORY}', key: k}}\n"
     tiny.component(
         "library", f"{LIBRARY}archive: https://one\n{repository}packages: {{runtime: [aa], devel: ['bb=2']}}\n"
@@ -128,7 +128,7 @@ def test_names_of_components_pins_bases_and_addresses(
 def test_the_lock_has_every_source_of_what_can_be_built_without_nvidias_servers(
     project: Project, full_plan: Plan, renderer: Renderer
 ) -> None:
-    """And nothing else: no entry is of no use."""
+    """The lock also has no unused entries."""
     sources = merged_sources(owned.source for t in full_plan.targets for owned in renderer.recipe(t).sources)
     assert without_unused(project.lock, sources) == project.lock
     for target in full_plan.targets:
@@ -186,7 +186,7 @@ def test_what_cannot_be_had_changes_nothing(archives: Files, answer: Any, kind: 
 
 
 def test_versions_of_packages_stay_until_they_are_renewed(archives: Files) -> None:
-    """And a key that is another one is taken only then."""
+    """A new key is accepted only by an update."""
     known = {"fingerprint": OTHER, "packages": {"aa": "1", "other": "7"}}
     archives.lock({"repositories": {REPOSITORY: known}})
     upstream = Fake(indexes={REPOSITORY: INDEX})

@@ -1,4 +1,4 @@
-"""Engines are found where people have them; what the engine says and does is understood, also in bad moments."""
+"""Finding engines, output of containers, and engines that fail."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def frame(text: bytes, stream: int = 1) -> bytes:
 
 @pytest.fixture
 def engine() -> Iterator[Callable[..., Iterator[bytes]]]:
-    """The output of a program on a stand-in for an engine, which sends these pieces, each by itself, and hangs up."""
+    """Return the output of a program on a fake engine that sends these pieces separately and then hangs up."""
     threads = []
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
 

@@ -1,4 +1,4 @@
-"""Images are found in every form they are saved in, and what is damaged is an error and no pass."""
+"""Images in layouts, archives, streams and registries. Damaged images are errors."""
 
 from __future__ import annotations
 

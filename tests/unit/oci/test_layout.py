@@ -1,4 +1,4 @@
-"""Layouts that are written: what is in them depends on content alone, and what is missing is noticed."""
+"""Written layouts depend only on their content, and missing blobs are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of images, and where their registries answer."""
+"""References of images, and the URLs of registries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry client with a fake registry: copies, refusals, logins. tests/docker/test_registry_faults.py uses a real one."""
+"""The registry client with a fake registry: copies, refusals, logins. tests/docker tests real registries."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SBOM = Attachment("sbom.spdx.json", "application/spdx+json", b'{"spdx": 1}', {"o
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing takes long here, and nobody has settings."""
+    """Shorten the delays, and ignore the user's configuration."""
     monkeypatch.setattr(registry, "SETTLED_S", 0.05)
     monkeypatch.setenv("IMAGEBUILD_CONFIG", "")
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_mounted_is_copied(server: FakeRegistry, made: layouts.Ma
 
 
 def failing(times: int) -> Callable[..., None]:
-    """Let the next changes fail."""
+    """Return a hook that makes the next changes fail."""
     left = [refusal(503, "UNAVAILABLE", "injected")] * times
 
     def before(*_: str) -> None:
@@ -260,7 +260,7 @@ def test_registries_of_this_machine_are_not_behind_a_proxy(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Docker's configuration, of somebody who is not logged in."""
+    """A folder for docker's configuration, without a login."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path
@@ -353,7 +353,7 @@ def test_netrc_is_not_for_registries(folder: Path, server: FakeRegistry) -> None
 
 
 class Evil(HTTPAdapter):
-    """A registry that names a server of tokens without TLS."""
+    """A registry that refers to a token server without TLS."""
 
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
         assert str(request.url).startswith("https://registry.example/v2/"), "nothing else is asked"
