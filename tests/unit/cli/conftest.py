@@ -1,10 +1,15 @@
-"""Commands on a small project."""
+"""Commands on a small project, and on one with a registry."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from imagebuild.oci import registry
 from tests.conftest import Files
+from tests.publish_fakes import HOST, Site
+from tests.registry_fake import FakeRegistry
 from tests.unit.conftest import Call
 
 
@@ -12,3 +17,11 @@ from tests.unit.conftest import Call
 def call(tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tiny.root)
     return command
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    site = Site(tmp_path, fake=FakeRegistry(HOST))
+    monkeypatch.chdir(site.files.root)
+    monkeypatch.setattr(registry, "connect_registry", lambda _: site.fake)
+    return site

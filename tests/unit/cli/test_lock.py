@@ -1,4 +1,4 @@
-"""`imagebuild lock` and `imagebuild bump` with servers on this machine."""
+"""The commands `imagebuild lock` and `imagebuild bump`, with servers on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from imagebuild.core.errors import Absent
+from imagebuild.lock import resolve
+from imagebuild.project.lockfile import BaseImage, Source
 from tests.conftest import LIBRARY, ROOT, Files, git
 from tests.unit.conftest import SHA256, Call, at, head, publish
 from tests.upstream.keys import CUDA, DOCA, Keys
@@ -165,3 +169,40 @@ def test_bump_proposes_and_writes(imagebuild: Imagebuild, files: Files) -> None:
     after = before.replace('git-tool: "3.4"', 'git-tool: "3.10"').replace('"2.9.9"', '"2.32.3"')
     assert (files.root / "matrix.yaml").read_text() == after
     assert "no newer version" in imagebuild("bump")
+
+
+# Checks before anything is locked
+
+
+def test_servers_are_asked_before_anything_is_locked(call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(source: Source, *_: object) -> str:
+        if isinstance(source, BaseImage):
+            raise Absent("the registry does not have it")
+        return "there"
+
+    monkeypatch.setattr(resolve, "network_upstream", lambda _: Mock(stopped=False))
+    monkeypatch.setattr(resolve, "probe", probe)
+    tiny.lock({})
+    before = (tiny.root / "imagebuild.lock").read_bytes()
+    target = "tiny-cuda13.0-debian13-runtime"
+    status, printed, _ = call("lock", "--check", target, "--json", "servers.json")
+    report = json.loads(Path("servers.json").read_text())
+    assert (status, report["targets"]) == (1, [target])
+    assert [(row["state"], row["found"]) for row in report["sources"]] == [
+        ("gone", "the registry does not have it; not in the lock"),
+        ("not locked", "there; not in the lock"),
+    ]
+    assert ("gone: 1; " in printed, f"`imagebuild lock {target}`" in " ".join(printed.split())) == (True, True)
+    assert (tiny.root / "imagebuild.lock").read_bytes() == before
+
+
+def test_without_a_project_the_shipped_lock_is_only_read(
+    command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, printed, note = command("lock", "quickstart", "--check", "--offline")
+    assert (status, printed.splitlines()[-1]) == (0, "upstream was not asked")
+    assert "these are the images that come with imagebuild" in note
+    assert command("lock", "quickstart", "--show", "nccl-wheel")[0] == 0
+    status, _, complaint = command("lock", "quickstart")
+    assert (status, "make a project with `imagebuild init`" in complaint) == (2, True)

@@ -1,4 +1,4 @@
-"""`imagebuild verify` without an engine: what is refused, what is listed, and a whole run on this machine."""
+"""The command `imagebuild verify` without an engine: what is refused, what is listed, and a whole run on this machine."""
 
 import json
 import os

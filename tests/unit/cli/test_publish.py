@@ -1,4 +1,4 @@
-"""`imagebuild publish` and `each` as they are called: what they print, and their exit status."""
+"""The commands `imagebuild publish` and `each`: what they print, and their exit status."""
 
 from __future__ import annotations
 
@@ -10,23 +10,14 @@ from typing import Any
 
 import pytest
 
-from imagebuild.oci import registry
 from imagebuild.project import revision
 from imagebuild.publish import signatures
 from tests.conftest import data
-from tests.publish_fakes import COMMIT, HOST, NEW, OLD, Site
-from tests.registry_fake import FakeRegistry, index, put_image
+from tests.publish_fakes import COMMIT, HOST, NEW, Site
+from tests.registry_fake import index, put_image
 from tests.unit.conftest import Call
 
 TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    site = Site(tmp_path, fake=FakeRegistry(HOST))
-    monkeypatch.chdir(site.files.root)
-    monkeypatch.setattr(registry, "connect_registry", lambda _: site.fake)
-    return site
 
 
 def test_what_is_printed(site: Site, command: Call) -> None:
@@ -44,41 +35,6 @@ def test_what_is_printed(site: Site, command: Call) -> None:
     site.ready(NEW, dockerfile="0" * 64)
     status, out, _ = command(*publish)
     assert (status, f"✗ refused {NEW}" in out, "linux/amd64: provenance: " in out) == (1, True, True)
-
-
-def unpublished(command: Call) -> list[str]:
-    status, out, _ = command("ci-matrix", "--unpublished")
-    assert status == 0
-    return [entry["targets"] for entry in json.loads(out)["include"]]
-
-
-def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command: Call) -> None:
-    """`OLD` is never published, and keeps nothing else from being up to date."""
-    site.files.write("matrix.yaml", (site.files.root / "matrix.yaml").read_text() + "github-runners: "
-                     "{linux/amd64: here, linux/arm64: there}\n")  # fmt: skip
-    assert unpublished(command) == [OLD, NEW, OLD, NEW]
-    site.ready(NEW)
-    assert command("publish", "--results", str(site.evidence))[0] == 0
-    assert unpublished(command) == [OLD, OLD]
-    # An alias that something else took, a check, the lock's date, an alias that is new.
-    tags = site.fake.repositories["acme/tiny"].tags
-    published, tags["latest"] = tags["latest"], index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")])
-    assert NEW in unpublished(command)
-    tags["latest"] = published
-    for file, old, new in (
-        ("dockerfiles/components/library/component.yaml", 'It works, run: "true"', "x, run: a"),
-        ("imagebuild.lock", '{"git"', '{"date": "2026-01-02", "git"'),
-        ("matrix.yaml", '"{repository}/{image}:latest"', '"{repository}/{image}:newest"'),
-    ):
-        before = (site.files.root / file).read_text()
-        site.files.replace(file, old, new)
-        assert NEW in unpublished(command), file
-        site.files.write(file, before)
-    assert unpublished(command) == [OLD, OLD]
-    # Without an alias, nothing says it.
-    site.files.replace("matrix.yaml", '      - "{repository}/{image}:cuda{cuda}"\n', "")
-    site.files.replace("matrix.yaml", '    aliases:\n      - "{repository}/{image}:latest"\n', "")
-    assert unpublished(command) == [OLD, NEW, OLD, NEW]
 
 
 @pytest.mark.programs

@@ -1,0 +1,44 @@
+"""The command `imagebuild ci-matrix --unpublished`; the rest is tested beside what computes it, in build."""
+
+from __future__ import annotations
+
+import json
+
+from tests.publish_fakes import NEW, OLD, Site
+from tests.registry_fake import index, put_image
+from tests.unit.conftest import Call
+
+
+def unpublished(command: Call) -> list[str]:
+    status, out, _ = command("ci-matrix", "--unpublished")
+    assert status == 0
+    return [entry["targets"] for entry in json.loads(out)["include"]]
+
+
+def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command: Call) -> None:
+    """`OLD` is never published, and keeps nothing else from being up to date."""
+    site.files.write("matrix.yaml", (site.files.root / "matrix.yaml").read_text() + "github-runners: "
+                     "{linux/amd64: here, linux/arm64: there}\n")  # fmt: skip
+    assert unpublished(command) == [OLD, NEW, OLD, NEW]
+    site.ready(NEW)
+    assert command("publish", "--results", str(site.evidence))[0] == 0
+    assert unpublished(command) == [OLD, OLD]
+    # An alias that something else took, a check, the lock's date, an alias that is new.
+    tags = site.fake.repositories["acme/tiny"].tags
+    published, tags["latest"] = tags["latest"], index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")])
+    assert NEW in unpublished(command)
+    tags["latest"] = published
+    for file, old, new in (
+        ("dockerfiles/components/library/component.yaml", 'It works, run: "true"', "x, run: a"),
+        ("imagebuild.lock", '{"git"', '{"date": "2026-01-02", "git"'),
+        ("matrix.yaml", '"{repository}/{image}:latest"', '"{repository}/{image}:newest"'),
+    ):
+        before = (site.files.root / file).read_text()
+        site.files.replace(file, old, new)
+        assert NEW in unpublished(command), file
+        site.files.write(file, before)
+    assert unpublished(command) == [OLD, OLD]
+    # Without an alias, nothing says it.
+    site.files.replace("matrix.yaml", '      - "{repository}/{image}:cuda{cuda}"\n', "")
+    site.files.replace("matrix.yaml", '    aliases:\n      - "{repository}/{image}:latest"\n', "")
+    assert unpublished(command) == [OLD, NEW, OLD, NEW]
