@@ -112,7 +112,7 @@ def code_of(document: Path) -> str:
     return "\n".join(blocks + re.findall(r"(?<!`)`([^`\n]+)`", text))
 
 
-CODE = {path.name: code_of(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+CODE = {path.name: code_of(path) for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))}
 CODE["workflows"] = "\n".join(SHELL)
 
 
