@@ -128,7 +128,9 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
             if not known.get((name, i)):
                 result.kept.append((name, pin.version, "no server lists its versions"))
             elif pin.when and not names:
-                result.kept.append((name, pin.version, f"is for some targets only; run `imagebuild bump {name}`"))
+                result.kept.append(
+                    (name, pin.version, f"is for some targets only; to bump it, run `imagebuild bump {name}`")
+                )
             else:
                 asked[name, i] = known[name, i]
     answers = _ask({listing for questions in asked.values() for listing, _ in questions}, upstream)

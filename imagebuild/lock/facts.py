@@ -37,7 +37,7 @@ PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
 """Matches folders of the machine that built HPC-X. URLs, whose paths look similar, are matched without a group."""
-MEND = "choose another version, or adapt `unpacked` in component.yaml to this one"
+REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this one"
 """Remedy for an archive that differs from the component's `unpacked`."""
 LARGEST_TEXT = 1 << 20
 """Maximum size of a text file that is searched, in bytes."""
@@ -68,11 +68,11 @@ def unpack(archive: Path, folder: Path) -> Path:
                     member.uname = member.gname = ""
                     packed.extract(member, root)
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {MEND}") from None
+        raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {REMEDY}") from None
     tops = sorted(folder.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
         names = ", ".join(path.name for path in tops[:5]) or "nothing"
-        raise ResultError(f"expected one top-level folder in the archive, found {names}; {MEND}")
+        raise ResultError(f"expected one top-level folder in the archive, found {names}; {REMEDY}")
     return tops[0]
 
 
@@ -86,7 +86,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
         raise ResultError(
-            f"the archive lacks {', '.join(missing)}, which the image needs, and has {', '.join(folders)}; {MEND}"
+            f"the archive lacks {', '.join(missing)}, which the image needs, and has {', '.join(folders)}; {REMEDY}"
         )
     environment = script_environment(run, top, wanted)
 
@@ -139,7 +139,7 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str
         reason, _, message = str(error).rpartition("` ")[2].partition(": ")
         lines = [line for line in message.splitlines() if line.strip()]
         why = ": ".join(dict.fromkeys([reason, *lines[:1], *lines[-1:]]))
-        raise CommandError(f"the script that sets the environment (`{wanted.script}`) {why}; {MEND}") from None
+        raise CommandError(f"the script that sets the environment (`{wanted.script}`) {why}; {REMEDY}") from None
     pairs = (text.split("=", 1) for text in printed.split("\0") if "=" in text)
     environment = {
         name: ":".join(p for p in value.replace(str(place), wanted.prefix).split(":") if p and p not in PATH.split(":"))
@@ -147,7 +147,7 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str
         if name not in SHELL_OWN
     }
     if not environment.get("PATH") and not environment.get("LD_LIBRARY_PATH"):
-        raise ResultError(f"`{wanted.script}` sets neither PATH nor LD_LIBRARY_PATH; {MEND}")
+        raise ResultError(f"`{wanted.script}` sets neither PATH nor LD_LIBRARY_PATH; {REMEDY}")
     return dict(sorted(environment.items()))
 
 

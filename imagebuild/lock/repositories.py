@@ -30,8 +30,8 @@ SIGNED = re.compile(
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
 SHOWN_VERSIONS = 5
 """Maximum number of versions in a message."""
-MEND = "set `key` of the component's `repository` to the URL of its key"
-AGAIN = "try again, or use another mirror"
+KEY_REMEDY = "set `key` of the component's `repository` to the URL of its key"
+RETRY = "try again, or use another mirror"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
 NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
 """Status words of gpg for an invalid signature, for example of another text or by an expired key."""
@@ -66,11 +66,11 @@ def signed_release(
         good, others = _signatures(status.read_text(errors="replace"))
         if not good or any(words.startswith("BADSIG") for words in others):
             found = f"gpg says {', '.join(others)}" if others else "there is no signature"
-            raise CommandError(f"the release is not signed by the repository's key: {found}; {AGAIN}, or {MEND}")
+            raise CommandError(f"the release is not signed by the repository's key: {found}; {RETRY}, or {KEY_REMEDY}")
         # Read the output of gpg, which leaves out text around the signed part.
         release = Release(text.read_bytes().decode(errors="replace"))
     if until := debian.expired_since(release, datetime.now(UTC)):
-        raise CommandError(f"the release was valid until {until}, so this is an old copy; {AGAIN}")
+        raise CommandError(f"the release was valid until {until}, so this is an old copy; {RETRY}")
     return release, good
 
 
@@ -156,26 +156,26 @@ def _index(web: Downloads, base: str, release: Release, folder: str = "") -> str
         except Absent:
             continue  # a release may list indexes that the server does not have
         return debian.verified_index(path, digest, content)
-    raise ResultError(f"the server has no package index that the signed release lists with a SHA256; {AGAIN}")
+    raise ResultError(f"the server has no package index that the signed release lists with a SHA256; {RETRY}")
 
 
 def _key_in_package(web: Downloads, base: str, index: str, package: str) -> bytes:
     """Return the keys in the newest version of a package in a repository."""
     paragraphs = [p for p in Deb822.iter_paragraphs(index, use_apt_pkg=False) if p.get("Package") == package]
     if not paragraphs:
-        raise ConfigError(f"the repository has no package {package}, which should contain its key; {MEND}")
+        raise ConfigError(f"the repository has no package {package}, which should contain its key; {KEY_REMEDY}")
     newest = max(paragraphs, key=lambda paragraph: debian.version_key(paragraph["Version"]))
     content = web.read(base + newest["Filename"].removeprefix("./"))
     if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
-        raise CommandError(f"{newest['Filename']} does not have the sha256 in the package index; {AGAIN}")
+        raise CommandError(f"{newest['Filename']} does not have the sha256 in the package index; {RETRY}")
     try:
         with DebFile(fileobj=io.BytesIO(content)) as deb:
             names = [name for name in deb.data.tgz().getnames() if KEYRING.search(name)]
             keys = [bytes(deb.data.get_content(name) or b"") for name in names]
     except (ArError, tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}; {MEND}") from None
+        raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}; {KEY_REMEDY}") from None
     if not keys:
-        raise ResultError(f"the package {package} has no keyring in /usr/share/keyrings; {MEND}")
+        raise ResultError(f"the package {package} has no keyring in /usr/share/keyrings; {KEY_REMEDY}")
     return b"".join(keys)
 
 

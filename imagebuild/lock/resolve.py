@@ -339,7 +339,7 @@ class LockReport(Model):
     """The result of a check of the lock, as `lock --check --json` writes it."""
 
     imagebuild: str
-    """Version."""
+    """Version of imagebuild."""
     asked: datetime | None
     """Time at which upstream was asked. None if it was not asked."""
     targets: tuple[str, ...]
@@ -470,7 +470,7 @@ def show_report(report: LockReport) -> None:
     shown = [row for row in report.sources if row.state != "as locked"]
     rows = [(row.state, escape(row.source), escape(row.found)) for row in shown]
     if rows:
-        print_table(("state", "source", "what is there"), rows)
+        print_table(("state", "source", "found"), rows)
     for (state, consequence), number in Counter((row.state, row.consequence) for row in report.sources).items():
         out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
     if report.asked is None:

@@ -98,7 +98,10 @@ def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
     [
         (f'{{version: "3.4", commit: {"b" * 40}}}', "no server lists its versions"),
         ('"1:8.9p1"', "cannot be compared: Invalid version: '1:8.9p1'"),
-        ('[{when: {cuda: ">=12"}, version: "3.4"}]', "is for some targets only; run `imagebuild bump tool`"),
+        (
+            '[{when: {cuda: ">=12"}, version: "3.4"}]',
+            "is for some targets only; to bump it, run `imagebuild bump tool`",
+        ),
     ],
 )
 def test_pins_that_stay(files: Files, pin: str, why: str) -> None:
