@@ -19,10 +19,10 @@
 # Needs no build context:  docker buildx build -t hpcx - < Dockerfile
 
 # ---- compiler-native -------------------------------------------------------------------------------
-# Compilers: gcc, CMake and the autotools, running on the image's architecture. GPL-3.0-or-later
+# Compilers: gcc, CMake and the autotools, which run on the image's architecture. GPL-3.0-or-later
 # WITH GCC-exception-3.1, https://gcc.gnu.org
 FROM ubuntu:22.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS compiler-native
-# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+# For all stages that start from this one: a step ends at the first command that fails, also in a pipe.
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ARG TARGETARCH
 RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
@@ -75,8 +75,8 @@ find . -type d -empty -delete
 EOF
 
 # ---- doca-ofed -------------------------------------------------------------------------------------
-# DOCA-OFED userspace: libibverbs with the ConnectX provider, librdmacm and their tools, as HPC-X is
-# built against. GPL-2.0-only OR Linux-OpenIB, https://docs.nvidia.com/networking/dpu-
+# DOCA-OFED userspace: libibverbs with the ConnectX provider, librdmacm and their tools, against
+# which HPC-X is built. GPL-2.0-only OR Linux-OpenIB, https://docs.nvidia.com/networking/dpu-
 # doca/index.html
 FROM scratch AS doca-ofed-key
 ADD https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg /
@@ -88,18 +88,18 @@ mkdir -p /out/keyrings
 export GNUPGHOME=/tmp/gnupg
 mkdir -m 700 $GNUPGHOME
 gpg --quiet --import /run/key/*
-# The file may hold several keys; trusted is the one that was reviewed.
+# The file may contain several keys. Only the key in imagebuild.lock is trusted.
 gpg --export FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF > /out/keyrings/doca.gpg
 if [ ! -s /out/keyrings/doca.gpg ]; then
   echo "expected the key FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF of imagebuild.lock in https://linux.mellanox.com/public/repo/doca/3.5.0/ubuntu22.04/x86_64/doca_keyring.gpg, found:" >&2
   gpg --with-colons --fingerprint | sed -n 's/^fpr:*\([0-9A-F]*\):/  \1/p' >&2
-  echo "if its owner announced another key, imagebuild lock --update doca-ofed takes it" >&2
+  echo "if the owner announced a new key, run: imagebuild lock --update doca-ofed" >&2
   exit 1
 fi
 chmod 644 /out/keyrings/doca.gpg
 EOF
 
-# What others compile against; the image installs the packages of its own release.
+# Install the packages here for other components that compile against them. The image installs its own.
 RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -136,10 +136,10 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 EOF
 
 # ---- nvcc-image ------------------------------------------------------------------------------------
-# CUDA compiler: The toolkit of NVIDIA's image, in one version for all images of its major.
-# LicenseRef-NVIDIA-CUDA-EULA, https://hub.docker.com/r/nvidia/cuda
+# CUDA compiler: The toolkit in NVIDIA's devel image, in one version for all images with the same
+# CUDA major version. LicenseRef-NVIDIA-CUDA-EULA, https://hub.docker.com/r/nvidia/cuda
 FROM nvidia/cuda:13.0.3-devel-ubuntu22.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS nvcc-image
-# The list of compute capabilities is in one place; every tool wants it written in another way.
+# The only list of compute capabilities. The program `capabilities` prints it in the format of nvcc or CMake.
 COPY <<'EOF' /usr/local/cuda/capabilities
 amd64 80 89 90 100 103 120
 arm64 90 100 103 120
@@ -147,8 +147,8 @@ EOF
 
 COPY --chmod=755 <<'EOF' /usr/local/cuda/bin/capabilities
 #!/bin/sh
-# capabilities nvcc|cmake ARCH: the compute capabilities to compile for, as nvcc's options or CMake's list.
-# All of them as machine code, and of several the last one as PTX for GPUs that come later. One alone is for its GPUs only.
+# capabilities nvcc|cmake ARCH: print the compute capabilities to compile for, as options of nvcc or a list for CMake.
+# They select machine code for all capabilities and, if there are several, PTX for the last one, for later GPUs.
 set -eu
 list=$(sed -n "s/^$2 //p" /usr/local/cuda/capabilities)
 last=${list##* }
@@ -166,8 +166,8 @@ esac
 EOF
 
 # ---- gdrcopy ---------------------------------------------------------------------------------------
-# GDRCopy: Copies between CPU and GPU memory through PCIe windows, for small messages. MIT,
-# https://github.com/NVIDIA/gdrcopy, tag v2.6
+# GDRCopy: Fast small copies between CPU and GPU memory, which is mapped into the CPU's address
+# space. MIT, https://github.com/NVIDIA/gdrcopy, tag v2.6
 FROM scratch AS gdrcopy-source
 ADD https://github.com/NVIDIA/gdrcopy.git#cccccccccccccccccccccccccccccccccccccccc /
 
@@ -177,13 +177,13 @@ RUN --mount=type=bind,from=gdrcopy-source,target=/src \
 . /etc/target.env
 cp -a /src /build
 cd /build
-# The makefile would run the machine's own gcc to learn the architecture.
+# Set the architecture, as the makefile would ask the gcc of the build machine for it.
 arch=$(sed -n "s/^$TARGETARCH //p" <<'NAMES'
 amd64 X86
 arm64 ARM64
 NAMES
 )
-# The compiler of Debian 12 knows this extension of Arm and crashes on the file that uses it.
+# Debian 12's compiler supports this Arm extension, but crashes when it compiles the file that uses the extension.
 ls64=yes
 "$CC" -O2 -march=armv9-a+ls64 -Iinclude -DGDRAPI_ARCH=ARM64 -DCOMPILED_LS64=1 -c src/memcpy_ls64.c -o /dev/null 2> /dev/null || ls64=no
 make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" HAS_LS64="$ls64" \
@@ -191,14 +191,14 @@ make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" HAS_LS64="$ls6
   prefix=/opt/gdrcopy DESTDIR=/out/devel lib_install exes_install
 install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE
 chmod 644 /out/devel/opt/gdrcopy/include/*
-find /out/devel/opt/gdrcopy/bin -type l -delete # second names such as "sanity", too general for a PATH
+find /out/devel/opt/gdrcopy/bin -type l -delete # additional names such as "sanity", which are too general for PATH
 split-runtime
 rm -rf /build
 EOF
 
 # ---- nvbandwidth -----------------------------------------------------------------------------------
-# nvbandwidth: Copy bandwidth and latency between host and GPUs and between GPUs. Apache-2.0,
-# https://github.com/NVIDIA/nvbandwidth, tag v0.8
+# nvbandwidth: Measures copy bandwidth and latency between host and GPUs, and between GPUs.
+# Apache-2.0, https://github.com/NVIDIA/nvbandwidth, tag v0.8
 FROM scratch AS nvbandwidth-source
 ADD https://github.com/NVIDIA/nvbandwidth.git#cccccccccccccccccccccccccccccccccccccccc /
 
@@ -231,10 +231,10 @@ rm -rf /build
 EOF
 
 # ---- unpack ----------------------------------------------------------------------------------------
-# Unpacker: Unpacks archives of any architecture, on the build machine's. GPL-3.0-or-later,
-# https://www.gnu.org/software/tar
+# Unpacker: Unpacks archives for any architecture; runs on the build machine's architecture.
+# GPL-3.0-or-later, https://www.gnu.org/software/tar
 FROM --platform=$BUILDPLATFORM ubuntu:22.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS unpack
-# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+# For all stages that start from this one: a step ends at the first command that fails, also in a pipe.
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
@@ -268,8 +268,8 @@ find . -type d -empty -delete
 EOF
 
 # ---- hpcx ------------------------------------------------------------------------------------------
-# HPC-X: UCX, UCC, HCOLL, SHARP, ClusterKit and NCCL's network plug-ins, as NVIDIA tests them
-# together. LicenseRef-NVIDIA-HPC-X-EULA, https://developer.nvidia.com/networking/hpc-x
+# HPC-X: UCX, UCC, HCOLL, SHARP, ClusterKit and network plug-ins for NCCL, in versions that NVIDIA
+# tests together. LicenseRef-NVIDIA-HPC-X-EULA, https://developer.nvidia.com/networking/hpc-x
 FROM scratch AS hpcx-source-amd64
 ADD --checksum=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa https://content.mellanox.com/hpc/hpc-x/v2.51_cuda13/hpcx-v2.51-gcc-doca_ofed-ubuntu24.04-cuda13-x86_64.tbz /
 
@@ -281,17 +281,17 @@ FROM hpcx-source-$TARGETARCH AS hpcx-source
 FROM unpack AS hpcx
 RUN --mount=type=bind,from=hpcx-source,target=/src <<'EOF'
 stop() { echo "HPC-X: $1" >&2; exit 1; }
-# In the place where the image has it: the init script says where it really is.
+# Unpack to the same path as in the image, because the init script uses the path where it is.
 hpcx=/opt/hpcx
 mkdir -p $hpcx /out/devel/opt
 tar -xjf /src/*.tbz -C $hpcx --strip-components 1 --no-same-owner
-# Its text files name the folder where it was built; addresses of downloads, which look alike, stay.
+# Text files name the folder in which HPC-X was built. Replace it, but not in the similar addresses of downloads.
 grep -rIlZE '/hpcx-(v[0-9]|gcc)' $hpcx > /tmp/texts || echo "HPC-X: no text file names the folder where it was built"
 xargs -r0 perl -pi -e 's{(\w+://\S*)|/[\w./+-]*hpcx-(v\d|gcc)[\w.+-]*}{$1 // "/opt/hpcx"}ge' < /tmp/texts
-# Open MPI is compiled anew, against the PMIx of the distribution, which Slurm's plug-in understands.
+# Keep the sources of Open MPI: it is compiled again, with the distribution's PMIx, which works with Slurm's plug-in.
 mkdir /out/sources
 mv $hpcx/sources/openmpi*.tar.gz /out/sources ||
-  stop "expected sources/openmpi*.tar.gz in the archive, found $(find $hpcx/sources -type f -printf '%f '); take another version"
+  stop "expected sources/openmpi*.tar.gz in the archive, found $(find $hpcx/sources -type f -printf '%f '); choose another version (--set hpcx=)"
 rm -rf $hpcx/sources $hpcx/ompi $hpcx/ompi[0-9]*
 sed -i 's:{HPCX_DIR}/ompi[0-9]*:{HPCX_DIR}/ompi:g' $hpcx/hpcx-init*.sh
 mv $hpcx /out/devel/opt
@@ -301,7 +301,7 @@ mkdir -p /out/runtime/opt/hpcx/ompi
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
-# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. (GPL-2.0-only OR
+# perftest: Measures bandwidth and latency of RDMA devices, also with GPU memory. (GPL-2.0-only OR
 # BSD-2-Clause) AND GPL-2.0-or-later, https://github.com/linux-rdma/perftest, tag 26.04.17
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#cccccccccccccccccccccccccccccccccccccccc /
@@ -326,26 +326,26 @@ RUN --mount=type=bind,from=perftest-source,target=/src \
 cp -a /src /build
 cd /build
 ./autogen.sh
-# configure looks for CUDA in /usr/local/cuda by itself, and takes dma-buf only if it can link the driver.
-# The programs open CUDA when asked to use it, so they run on machines without.
-# Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
-# such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
+# configure finds CUDA in /usr/local/cuda, and supports dma-buf only if it can link the driver's stub.
+# The programs load CUDA only if it is used, so they also run on machines without CUDA.
+# perftest compares data with vector instructions of the build machine's CPU. Use AVX2 instead, which all servers with
+# these GPUs have. (Without vector instructions, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
 NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") \
   LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
     tail -n 200 config.log >&2
-    echo "perftest: expected its configure to find $feature, but it did not, for a reason that is in config.log above;" \
-      "take another version of it (--set perftest=), of DOCA (doca-ofed=) or of CUDA" >&2
+    echo "perftest: configure did not find $feature; the reason is in config.log above;" \
+      "choose another version of perftest (--set perftest=), DOCA (--set doca-ofed=) or CUDA" >&2
     exit 1
   }
 done
-grep "^#define HAVE_SRD 1" config.h || echo "libibverbs knows no EFA: perftest is compiled without"
+grep "^#define HAVE_SRD 1" config.h || echo "libibverbs does not support EFA: perftest is compiled without EFA"
 make
 make install DESTDIR=/out/devel
 install -D -m 644 COPYING /out/devel/usr/share/licenses/perftest/COPYING
-# The functions of libpci have versions, and an older release that the image may have lacks some: it brings its own.
+# libpci has symbol versions, and the image's libpci may be too old. So perftest uses its own copy.
 install -D -t /out/devel/usr/local/lib/perftest "/usr/lib/$TRIPLET/libpci.so.3"
 install -m 644 /usr/share/doc/libpci-dev/copyright /out/devel/usr/share/licenses/perftest/libpci
 split-runtime
@@ -353,8 +353,8 @@ rm -rf /build
 EOF
 
 # ---- openmpi ---------------------------------------------------------------------------------------
-# Open MPI of HPC-X: HPC-X's sources, compiled against the distribution's PMIx, with UCX, UCC,
-# HCOLL, CUDA and Slurm. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
+# Open MPI of HPC-X: Open MPI from the sources in HPC-X, compiled with the distribution's PMIx, UCX,
+# UCC, HCOLL, CUDA and Slurm. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
 FROM ubuntu:24.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS openmpi
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
@@ -387,7 +387,7 @@ RUN --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx,target=/opt/hpcx,rw \
     --mount=type=bind,from=nvcc-image,source=/usr/local/cuda/include,target=/usr/local/cuda/include \
     --mount=type=bind,from=nvcc-image,source=/usr/local/cuda/lib64,target=/usr/local/cuda/lib64 <<'EOF'
 mkdir /build
-# The archive has sources of one series or of two; which they are, their file VERSION says.
+# The archive contains the sources of one or two series of Open MPI. The file VERSION in each names the series.
 source= found=
 for file in /src/openmpi*; do
   series=$(tar -xOf "$file" --wildcards --no-wildcards-match-slash '*/VERSION' | sed -n 's/^major=//p') || true
@@ -395,23 +395,23 @@ for file in /src/openmpi*; do
   if [ "$series" = 4 ]; then source=$file; fi
 done
 if [ -z "$source" ]; then
-  echo "expected sources of Open MPI 4 in HPC-X's archive, found$found; choose with --set openmpi-series=" >&2
+  echo "expected sources of Open MPI 4 in HPC-X's archive, found$found; choose one of them (--set openmpi-series=)" >&2
   exit 1
 fi
 tar -xf "$source" -C /build --strip-components 1 --no-same-owner
 hcoll=--with-hcoll=/opt/hpcx/hcoll
 if [ ! -d /opt/hpcx/hcoll ]; then
-  echo "this HPC-X has no HCOLL: Open MPI is compiled without"
+  echo "this HPC-X has no HCOLL: Open MPI is compiled without HCOLL"
   hcoll=--without-hcoll
 fi
 cd /build
 [ -e configure ] || ./autogen.pl
 triplet=$(gcc -print-multiarch)
-# The same input gives the same output: ompi_info reports who compiled, where and when.
+# For reproducible builds: ompi_info contains the user, host and time of the build.
 export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
-# UCX says where it is; its pkg-config file names variants that the archive does not have.
+# Find UCX by --with-ucx, not by its pkg-config file, which names variants of UCX that the archive lacks.
 export ucx_USE_PKG_CONFIG=0
-# What HPC-X's libraries need themselves is in the image, not here, and need not be.
+# Libraries that HPC-X's libraries need are only in the image, not in this stage; the linker may ignore them.
 ./configure --prefix=/opt/hpcx/ompi --disable-static --with-slurm --without-xpmem \
   --with-ucx=/opt/hpcx/ucx --with-ucc=/opt/hpcx/ucc "$hcoll" \
   --with-platform=contrib/platform/mellanox/optimized --with-pmix="/usr/lib/$triplet/pmix2" --with-hwloc --with-libevent --with-cuda=/usr/local/cuda \
@@ -420,13 +420,13 @@ make -j"$(nproc)"
 make install
 find /opt/hpcx/ompi -name '*.la' -delete
 install -m 644 LICENSE /opt/hpcx/ompi/LICENSE
-# A node that only launches has no driver; components that need it should not complain there.
+# Do not warn about components that cannot load without a driver: a node that only starts ranks has no driver.
 echo 'mca_base_component_show_load_errors = 0' >> /opt/hpcx/ompi/etc/openmpi-mca-params.conf
 mkdir -p /out/devel/opt/hpcx /out/runtime/opt/hpcx
 cp -a /opt/hpcx/ompi /out/devel/opt/hpcx
 cp -a /opt/hpcx/ompi /out/runtime/opt/hpcx
 cd /out/runtime/opt/hpcx/ompi
-# Wrapper compilers have nothing to compile with.
+# Remove wrapper compilers and headers, as runtime images contain no compiler.
 rm -rf include lib/pkgconfig share/man
 find . \( -name '*.a' -o -name 'mpi[cC]*' -o -name 'osh[cC]*' -o -name 'shmem[cC]*' -o -name opal_wrapper \
   -o -name '*-wrapper-data.txt' \) -delete
@@ -434,11 +434,11 @@ rm -rf /build
 EOF
 
 # ---- nccl ------------------------------------------------------------------------------------------
-# NCCL: GPU collectives from NVIDIA's packages, in the build for the image's CUDA major. Apache-2.0
-# AND BSD-3-Clause, https://github.com/NVIDIA/nccl
+# NCCL: GPU collectives, from NVIDIA's packages for the image's CUDA major version. Apache-2.0 AND
+# BSD-3-Clause, https://github.com/NVIDIA/nccl
 FROM nvcc-image AS nccl
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
-# For the stages that compile with NCCL; the image installs the packages themselves.
+# Unpack the packages here for stages that compile with NCCL. The image installs the packages.
 RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -453,8 +453,8 @@ cp -a tree/usr/lib/*/. /out/devel/opt/nccl/lib
 EOF
 
 # ---- mpi-abi ---------------------------------------------------------------------------------------
-# MPI interface: The distribution's Open MPI to compile with; every Open MPI 4 and 5 runs what is
-# compiled with it. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
+# MPI interface: The distribution's Open MPI, for compiling; programs compiled with it run with
+# every Open MPI 4 and 5. BSD-3-Clause-Open-MPI, https://www.open-mpi.org
 FROM compiler-native AS mpi-abi
 RUN --mount=type=cache,id=apt-ubuntu22.04,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-ubuntu22.04,sharing=locked,target=/var/lib/apt/lists \
@@ -472,8 +472,8 @@ cp -aL "/usr/lib/$(gcc -print-multiarch)/openmpi/." $mpi
 EOF
 
 # ---- nccl-tests ------------------------------------------------------------------------------------
-# NCCL tests: Correctness and bandwidth of NCCL's collectives, on one node or under mpirun and srun.
-# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
+# NCCL tests: Test correctness and bandwidth of NCCL's collectives, on one node, or on several with
+# mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
 FROM scratch AS nccl-tests-source
 ADD https://github.com/NVIDIA/nccl-tests.git#cccccccccccccccccccccccccccccccccccccccc /
 
@@ -485,10 +485,10 @@ RUN --mount=type=bind,from=nccl-tests-source,target=/src \
 . /etc/target.env
 cp -a /src /build
 cd /build
-# With MPI the programs run alone as well; without it every rank under mpirun would test alone, unnoticed.
-# The verification kernels are in one library instead of in each program.
-# One file takes as long as all others: threads compile it for several GPUs at a time.
-# What libmpi itself needs is not here and need not be.
+# MPI=1: programs with MPI also run without mpirun. Without MPI, each rank under mpirun would silently test on its own.
+# DSO=1: the verification kernels are in one library instead of in each program.
+# Compiling one of the files takes as long as all others together, so nvcc compiles for several GPUs in parallel.
+# Libraries that libmpi needs are not in this stage; the linker may ignore them.
 threads=$(nproc)
 export NVCC_APPEND_FLAGS="--threads $threads -Xlinker --allow-shlib-undefined"
 make -C src MPI=1 DSO=1 CUDA_HOME=/usr/local/cuda NCCL_HOME=/opt/nccl MPI_HOME=/opt/ompi CC="$CC" CXX="$CXX" \
@@ -497,7 +497,7 @@ tests=/out/devel/opt/nccl-tests
 mkdir -p "$tests/build/verifiable"
 cp -a out/*_perf "$tests/build"
 cp -a out/verifiable/libverifiable.so* "$tests/build/verifiable"
-# Both names are in use for programs with MPI.
+# People use both names for programs with MPI.
 for program in "$tests"/build/*_perf; do ln -s "$(basename "$program")" "${program}_mpi"; done
 ln -s nccl-tests /out/devel/opt/nccl_tests
 sed -n "s/^$TARGETARCH //p" /usr/local/cuda/capabilities > "$tests/capabilities"
@@ -507,10 +507,10 @@ rm -rf /build
 EOF
 
 # ---- image -----------------------------------------------------------------------------------------
-# assembled from what the stages above left in /out/devel
+# Contains the files that the stages above wrote to /out/devel
 FROM nvidia/cuda:13.4.2-devel-ubuntu24.04@sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb AS image
-# One step, so that a new version of one thing is one step: packages, the loader's cache, a normal user, and the
-# same environment in a container, a login shell and an ssh session.
+# This is one step, so that an update of a component executes only one step. It installs packages, updates the cache of
+# the loader, adds a normal user, and sets the same environment in containers, login shells and ssh sessions.
 RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-ubuntu24.04,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -527,12 +527,12 @@ RUN --mount=type=cache,id=apt-ubuntu24.04,sharing=locked,target=/var/cache/apt \
     --mount=type=bind,from=hpcx,source=/out/devel/opt/hpcx/hcoll/lib,target=/opt/hpcx/hcoll/lib \
     --mount=type=bind,from=openmpi,source=/out/devel/opt/hpcx/ompi/lib,target=/opt/hpcx/ompi/lib \
     bash -eu <<'EOF'
-# Programs that write the time into files write this one, so that tomorrow's image is the same.
+# Programs write this time to files instead of the current time, so that builds are reproducible.
 SOURCE_DATE_EPOCH=$(stat --dereference --format=%Y /etc/os-release)
 export SOURCE_DATE_EPOCH
-# DCGM 3 cannot be beside it.
+# DCGM 3 and 4 cannot be installed together.
 dpkg -l datacenter-gpu-manager 2> /dev/null | awk '/^.i/ {print $2}' | xargs -r apt-get purge -qq -y
-# The base image holds another version back.
+# The base image contains another version, which is held.
 dpkg -l 'libnccl*' 2> /dev/null | awk '/^.i/ {print $2}' | xargs -r apt-get purge -qq -y --allow-change-held-packages
 install -m 644 /run/keyrings/doca/doca.gpg /usr/share/keyrings/doca.gpg
 sed -n "s/^$(dpkg --print-architecture) //p" > /etc/apt/sources.list.d/doca.list <<'LIST'
@@ -582,19 +582,19 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   rdmacm-utils=1.0 \
   zlib1g
 
-# The base names folders where the container runtime puts the driver: a path in the environment must exist.
+# The base image's variables name folders that only the container runtime makes, for the driver. Make them here.
 tr : '\n' <<< "$PATH:${LD_LIBRARY_PATH:-}:${LIBRARY_PATH:-}" | xargs mkdir -p
-# perftest opens the runtime library under its unversioned name, which runtime images lack.
+# perftest opens the runtime library by its unversioned name, which runtime images lack.
 library=$(find /usr/local/cuda/lib64/ -name 'libcudart.so.*' | sort | tail -n 1)
 if [ -z "$library" ]; then
-  echo "expected libcudart.so.* in /usr/local/cuda/lib64 of the base image, found none; take another CUDA or base" >&2
+  echo "the base image has no /usr/local/cuda/lib64/libcudart.so.*; choose another CUDA version or base image" >&2
   exit 1
 fi
 ln -sf "$library" "/usr/lib/$(uname -m)-linux-gnu/libcudart.so"
 dpkg-query -W -f '${Package}\n' ibverbs-providers libibverbs1 librdmacm1 | xargs apt-mark hold
-# The package makes host keys; whoever has the image would have them too.
+# The package makes host keys. In the image, they would be public.
 rm -f /etc/ssh/ssh_host_*
-# Our sshd makes keys and then starts the distribution's, whichever way it is called.
+# The image's own /usr/sbin/sshd makes host keys, and then starts the distribution's sshd.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
 dpkg -l 'libcudnn9*' | awk '/^.i/ {print $2}' | xargs apt-mark hold
 dpkg -l 'libnccl*' | awk '/^.i/ {print $2}' | xargs apt-mark hold
@@ -611,7 +611,7 @@ cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
 /opt/hpcx/ompi/lib
 FOLDERS
 ldconfig
-# Some distributions have given this number to a user of their own.
+# Some distributions already have a user with this id.
 if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
 useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
 cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
@@ -648,7 +648,7 @@ PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
 SetEnv PATH="/opt/nccl-tests/build:/opt/hpcx/sharp/bin:/opt/hpcx/clusterkit/bin:/opt/hpcx/hcoll/bin:/opt/hpcx/ucc/bin:/opt/hpcx/ucx/bin:/opt/hpcx/ompi/bin:/opt/gdrcopy/bin:/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" LD_LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/ucc/lib/ucc:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib/ucx:/opt/hpcx/ucx/lib:/opt/hpcx/sharp/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/nvidia/lib:/usr/local/nvidia/lib64:/usr/local/cuda/lib64" LIBRARY_PATH="/opt/hpcx/nccl_spectrum-x_plugin/lib:/opt/hpcx/nccl_rdma_sharp_plugin/lib:/opt/hpcx/sharp/lib:/opt/hpcx/ucc/lib:/opt/hpcx/ucx/lib:/opt/hpcx/hcoll/lib:/opt/hpcx/ompi/lib:/usr/local/cuda/lib64/stubs" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility" NCCL_VERSION="2.32.3-1" NV_LIBNCCL_PACKAGE="libnccl2=2.32.3-1+cuda13.4" NV_LIBNCCL_PACKAGE_VERSION="2.32.3-1" NV_LIBNCCL_DEV_PACKAGE="libnccl-dev=2.32.3-1+cuda13.4" NV_LIBNCCL_DEV_PACKAGE_VERSION="2.32.3-1" CPATH="/opt/hpcx/ompi/include:/opt/hpcx/ucc/include:/opt/hpcx/ucx/include:/opt/hpcx/sharp/include:/opt/hpcx/hcoll/include" HPCX_CLUSTERKIT_DIR="/opt/hpcx/clusterkit" HPCX_DIR="/opt/hpcx" HPCX_HCOLL_DIR="/opt/hpcx/hcoll" HPCX_MPI_DIR="/opt/hpcx/ompi" HPCX_NCCLNET_PLUGIN_DIR="/opt/hpcx/nccl_spectrum-x_plugin" HPCX_NCCL_RDMA_SHARP_PLUGIN_DIR="/opt/hpcx/nccl_rdma_sharp_plugin" HPCX_OSHMEM_DIR="/opt/hpcx/ompi" HPCX_SHARP_DIR="/opt/hpcx/sharp" HPCX_UCC_DIR="/opt/hpcx/ucc" HPCX_UCX_DIR="/opt/hpcx/ucx" MPI_HOME="/opt/hpcx/ompi" OMPI_HOME="/opt/hpcx/ompi" OPAL_PREFIX="/opt/hpcx/ompi" OSHMEM_HOME="/opt/hpcx/ompi" PKG_CONFIG_PATH="/opt/hpcx/hcoll/lib/pkgconfig:/opt/hpcx/sharp/lib/pkgconfig:/opt/hpcx/ucx/lib/pkgconfig:/opt/hpcx/ompi/lib/pkgconfig" SHMEM_HOME="/opt/hpcx/ompi" OMPI_MCA_coll_hcoll_enable="0" UCX_VFS_ENABLE="no"
 CONFIG
-# An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
+# The id is for one machine only, and the auxiliary cache of ldconfig contains inode numbers of the build machine.
 if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
 rm -f /var/cache/ldconfig/aux-cache
 EOF
@@ -662,11 +662,11 @@ COPY --link --from=nccl-tests /out/devel/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
 #!/bin/sh
-# sshd, with host keys made at the first start: the image has none. Takes sshd's options; the program
-# itself is /usr/sbin/sshd.distrib. Who is not root gets a server that only that user can log in to;
-# give it a port above 1023 with -p. Where nothing else can be written, the host key is in $XDG_RUNTIME_DIR or /tmp.
+# Start sshd with the given options. The image contains no host keys, so they are made at the first start. The program
+# itself is /usr/sbin/sshd.distrib. If you are not root, only you can log in to the server, and it needs a port above
+# 1023 (-p). If the home folder is not writable, the host key is in $XDG_RUNTIME_DIR or /tmp.
 set -eu
-# The MPI operator mounts keys from a secret, whose owner and mode sshd would refuse.
+# The MPI operator mounts keys from a secret, with an owner and a mode that sshd would refuse.
 if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
 uid=$(id -u)
 if [ "$uid" = 0 ] && [ -w /etc/ssh ]; then
@@ -677,7 +677,7 @@ fi
 if [ "$uid" != 0 ]; then
   if [ -z "${NSS_WRAPPER_PASSWD+set}" ]; then NSS_WRAPPER_PASSWD='' exec /usr/local/bin/with-user "$0" "$@"; fi
   if [ -n "$NSS_WRAPPER_PASSWD" ]; then
-    # Logins need it, too, and sshd takes the first SetEnv only.
+    # Login sessions need these variables, too. Repeat the image's own, as sshd uses only the first SetEnv.
     names="LD_PRELOAD=$LD_PRELOAD NSS_WRAPPER_PASSWD=$NSS_WRAPPER_PASSWD NSS_WRAPPER_GROUP=$NSS_WRAPPER_GROUP"
     set -- "$@" -o "SetEnv=$names $(sed -n 's/^SetEnv //p' /etc/ssh/sshd_config.d/20-environment.conf)"
   fi
@@ -696,9 +696,9 @@ EOF
 
 COPY --link --chmod=755 <<'EOF' /usr/local/bin/with-user
 #!/bin/sh
-# with-user COMMAND…: run a command as a user with an account, without which ssh, sshd and mpirun do not start. Where
-# /etc/passwd has none for this number (docker run --user 12345), or one without a shell (OpenShift), the user is mpi
-# with the home $HOME, for this command and what it starts. Writes to $XDG_RUNTIME_DIR or /tmp only.
+# with-user COMMAND…: run a command with an account for the current user id. ssh, sshd and mpirun need an account. If
+# /etc/passwd has none for this id (docker run --user 12345), or one without a shell (OpenShift), the command and its
+# child processes see an account named mpi with the home $HOME. Writes only to $XDG_RUNTIME_DIR or /tmp.
 set -eu
 uid=$(id -u)
 case $(getent passwd "$uid" | cut -d: -f7) in '' | */nologin | */false)
@@ -716,7 +716,7 @@ exec "$@"
 EOF
 
 COPY --link <<'EOF' /etc/ssh/sshd_config.d/10-imagebuild.conf
-# sshd takes the first value it reads, and reads this folder first.
+# sshd uses the first value of each setting, and reads this folder before sshd_config.
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
@@ -727,7 +727,7 @@ PrintMotd no
 EOF
 
 COPY --link <<'EOF' /etc/ssh/ssh_config.d/10-imagebuild.conf
-# Host keys are new in every container: remember a new one, refuse one that changed.
+# Each container has new host keys: accept and remember an unknown key, but refuse a changed key.
 Host *
     StrictHostKeyChecking accept-new
 EOF

@@ -22,7 +22,7 @@
 # Downloader: pip, which downloads wheels for any architecture and verifies their hashes. MIT,
 # https://pip.pypa.io
 FROM --platform=$BUILDPLATFORM debian:12.15-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251 AS fetch
-# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+# For all stages that start from this one: a step ends at the first command that fails, also in a pipe.
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
@@ -100,11 +100,11 @@ cp -a "$toolkit"/version.txt "$toolkit"/EULA.txt "$toolkit"/lib64 /out/runtime/u
 EOF
 
 # ---- compiler --------------------------------------------------------------------------------------
-# Compilers: gcc for the image's architecture, running on the build machine's, with the autotools.
-# GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
+# Compilers: gcc and the autotools, which run on the build machine's architecture and compile for
+# the image's. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
 FROM fetch AS compiler
 ARG TARGETARCH
-# One way for all: compilers are called by their target's name, native or not.
+# Compilers are called by the name with their target's architecture, also if that is the build machine's architecture.
 RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -174,8 +174,8 @@ find . -type d -empty -delete
 EOF
 
 # ---- nvcc ------------------------------------------------------------------------------------------
-# CUDA compiler: nvcc of the build machine's architecture with the libraries of the image's.
-# LicenseRef-NVIDIA-CUDA-EULA, https://developer.nvidia.com/cuda-toolkit
+# CUDA compiler: nvcc, which runs on the build machine's architecture, with libraries for the
+# image's architecture. LicenseRef-NVIDIA-CUDA-EULA, https://developer.nvidia.com/cuda-toolkit
 FROM compiler AS nvcc
 ARG BUILDARCH
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip.conf <<'EOF'
@@ -210,7 +210,7 @@ driver-stubs $cuda/include $cuda/lib/stubs
 rm -rf /wheels
 EOF
 
-# The list of compute capabilities is in one place; every tool wants it written in another way.
+# The only list of compute capabilities. The program `capabilities` prints it in the format of nvcc or CMake.
 COPY <<'EOF' /usr/local/cuda/capabilities
 amd64 80 89 90 100 103 120
 arm64 90 100 103 120
@@ -218,8 +218,8 @@ EOF
 
 COPY --chmod=755 <<'EOF' /usr/local/cuda/bin/capabilities
 #!/bin/sh
-# capabilities nvcc|cmake ARCH: the compute capabilities to compile for, as nvcc's options or CMake's list.
-# All of them as machine code, and of several the last one as PTX for GPUs that come later. One alone is for its GPUs only.
+# capabilities nvcc|cmake ARCH: print the compute capabilities to compile for, as options of nvcc or a list for CMake.
+# They select machine code for all capabilities and, if there are several, PTX for the last one, for later GPUs.
 set -eu
 list=$(sed -n "s/^$2 //p" /usr/local/cuda/capabilities)
 last=${list##* }
@@ -237,8 +237,8 @@ esac
 EOF
 
 # ---- gdrcopy ---------------------------------------------------------------------------------------
-# GDRCopy: Copies between CPU and GPU memory through PCIe windows, for small messages. MIT,
-# https://github.com/NVIDIA/gdrcopy, tag v2.6
+# GDRCopy: Fast small copies between CPU and GPU memory, which is mapped into the CPU's address
+# space. MIT, https://github.com/NVIDIA/gdrcopy, tag v2.6
 FROM scratch AS gdrcopy-source
 ADD https://github.com/NVIDIA/gdrcopy.git#93c606bbcaa10457cbbab93163aa446d902b983d /
 
@@ -248,13 +248,13 @@ RUN --mount=type=bind,from=gdrcopy-source,target=/src \
 . /etc/target.env
 cp -a /src /build
 cd /build
-# The makefile would run the machine's own gcc to learn the architecture.
+# Set the architecture, as the makefile would ask the gcc of the build machine for it.
 arch=$(sed -n "s/^$TARGETARCH //p" <<'NAMES'
 amd64 X86
 arm64 ARM64
 NAMES
 )
-# The compiler of Debian 12 knows this extension of Arm and crashes on the file that uses it.
+# Debian 12's compiler supports this Arm extension, but crashes when it compiles the file that uses the extension.
 ls64=yes
 "$CC" -O2 -march=armv9-a+ls64 -Iinclude -DGDRAPI_ARCH=ARM64 -DCOMPILED_LS64=1 -c src/memcpy_ls64.c -o /dev/null 2> /dev/null || ls64=no
 make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" HAS_LS64="$ls64" \
@@ -262,15 +262,14 @@ make CC="$CC" CXX="$CXX" CUDA=/usr/local/cuda GDRAPI_ARCH="$arch" HAS_LS64="$ls6
   prefix=/opt/gdrcopy DESTDIR=/out/devel lib_install exes_install
 install -D -m 644 LICENSE /out/devel/opt/gdrcopy/LICENSE
 chmod 644 /out/devel/opt/gdrcopy/include/*
-find /out/devel/opt/gdrcopy/bin -type l -delete # second names such as "sanity", too general for a PATH
+find /out/devel/opt/gdrcopy/bin -type l -delete # additional names such as "sanity", which are too general for PATH
 split-runtime
 rm -rf /build
 EOF
 
 # ---- rdma-core-git ---------------------------------------------------------------------------------
-# RDMA userspace from source: libibverbs with its providers and librdmacm in one version for all
-# systems; NCCL, UCX and perftest use them. GPL-2.0-only OR Linux-OpenIB, https://github.com/linux-
-# rdma/rdma-core, tag v63.1
+# RDMA userspace from source: libibverbs with its providers, and librdmacm, in one version for all
+# distributions. GPL-2.0-only OR Linux-OpenIB, https://github.com/linux-rdma/rdma-core, tag v63.1
 FROM scratch AS rdma-core-git-source
 ADD https://github.com/linux-rdma/rdma-core.git#1803b1b0b94e0513dccba37bf2d66c1e35331ea0 /
 
@@ -290,7 +289,7 @@ EOF
 
 RUN --mount=type=bind,from=rdma-core-git-source,target=/src <<'EOF'
 . /etc/target.env
-# Everything has to be where the image has it: libibverbs looks for its providers below its own folder.
+# The prefix must be the path in the image: libibverbs searches for its providers there.
 rdma=/opt/rdma-core
 cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release -D CMAKE_INSTALL_PREFIX=$rdma -D CMAKE_INSTALL_LIBDIR=lib \
   -D CMAKE_INSTALL_SYSCONFDIR=$rdma/etc -D CMAKE_INSTALL_RUNDIR=/run -D CMAKE_SYSTEM_NAME=Linux -D CMAKE_SYSTEM_PROCESSOR="$CPU" -D CMAKE_C_COMPILER="$CC" \
@@ -298,7 +297,7 @@ cmake -S /src -B /build -D CMAKE_BUILD_TYPE=Release -D CMAKE_INSTALL_PREFIX=$rdm
 cmake --build /build
 DESTDIR=/out/devel cmake --install /build
 cd /out/devel
-# Services of a host and scripts that want Perl have no place in a container.
+# Remove services for hosts, and scripts that need Perl.
 rm -rf etc lib run usr .$rdma/etc/{init.d,rdma,srp_daemon.conf,iwpmd.conf,modprobe.d,udev} .$rdma/{lib/systemd,lib/udev,lib/ibacm,libexec,share}
 rm -f .$rdma/sbin/{ibacm,iwpmd,rdma-ndd,srp_daemon,run_srp_daemon,ibsrpdm} .$rdma/bin/{ib_acme,rxe_cfg}
 find .$rdma/bin .$rdma/sbin -type f -exec grep -qI '^#!' {} ';' -delete
@@ -306,17 +305,17 @@ mv .$rdma/sbin/* .$rdma/bin
 rmdir .$rdma/sbin
 install -m 644 /src/COPYING.* .$rdma
 split-runtime
-# Of infiniband-diags, nothing but what shows a port's state is for a container that only computes.
+# Of infiniband-diags, runtime images keep only ibstat, which shows the state of ports.
 cd /out/runtime$rdma/bin
 find . -type f ! -name 'ibv_*' ! -name 'r*ping' ! -name 'rdma_*' ! -name 'ucmatose' ! -name 'ibstat' -delete
 rm -rf /build
 EOF
 
 RUN <<'EOF'
-# Who compiles in the image finds it where distributions have it.
+# In devel images, compilers and pkg-config search only the folders of the distribution. Add links there.
 cd /out/devel
 mkdir -p usr/include/rdma usr/lib/pkgconfig
-# The kernel's headers are in a folder of the same name, which a link would hide.
+# Link the files in `rdma` one by one, as a link to the folder would hide the kernel's headers in /usr/include/rdma.
 for name in opt/rdma-core/include/rdma/*; do ln -s "/$name" usr/include/rdma; done
 for name in opt/rdma-core/include/*; do [ "${name##*/}" = rdma ] || ln -s "/$name" usr/include; done
 for name in opt/rdma-core/lib/*.so; do ln -s "/$name" usr/lib; done
@@ -324,8 +323,8 @@ for name in opt/rdma-core/lib/pkgconfig/*; do ln -s "/$name" usr/lib/pkgconfig; 
 EOF
 
 # ---- nvbandwidth -----------------------------------------------------------------------------------
-# nvbandwidth: Copy bandwidth and latency between host and GPUs and between GPUs. Apache-2.0,
-# https://github.com/NVIDIA/nvbandwidth, tag v0.8
+# nvbandwidth: Measures copy bandwidth and latency between host and GPUs, and between GPUs.
+# Apache-2.0, https://github.com/NVIDIA/nvbandwidth, tag v0.8
 FROM scratch AS nvbandwidth-source
 ADD https://github.com/NVIDIA/nvbandwidth.git#66746a3bef61c8c2e12ab34955310da70b9e38cb /
 
@@ -358,8 +357,8 @@ rm -rf /build
 EOF
 
 # ---- pmix-git --------------------------------------------------------------------------------------
-# PMIx from source: Wire-up between Slurm or mpirun and the ranks, in one version for all systems.
-# BSD-3-Clause-Open-MPI, https://openpmix.github.io, tag v5.0.10
+# PMIx from source: Library through which Slurm or mpirun connects the ranks of a job, in one
+# version for all distributions. BSD-3-Clause-Open-MPI, https://openpmix.github.io, tag v5.0.10
 FROM scratch AS pmix-git-source
 ADD https://github.com/openpmix/openpmix.git#52275072f255ce0b94bd714e0e83f6a34d471c51 /
 
@@ -382,14 +381,14 @@ RUN --mount=type=bind,from=pmix-git-source,target=/src <<'EOF'
 . /etc/target.env
 cp -a /src /build
 cd /build
-# The source of a release calls itself a candidate until its tarball is made.
+# In git, the version of a release still ends with rc and a number. Remove this suffix.
 sed -i 's/^greek=.*/greek=/' VERSION
-# autogen.pl asks git about submodules if it sees this file; what was fetched is complete and has no repository.
+# With this file, autogen.pl would ask git about submodules. The source is complete, but has no git repository.
 rm -f .gitmodules
-# The same input gives the same output: pmix_info reports who compiled, where and when.
+# For reproducible builds: pmix_info contains the user, host and time of the build.
 export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
 ./autogen.pl
-# PRRTE, which is in Open MPI, needs the headers for development.
+# PRRTE, a part of Open MPI, needs PMIx's internal headers.
 ./configure $CROSS --prefix=/opt/pmix --disable-static --disable-sphinx --with-devel-headers --without-munge \
   --with-hwloc --with-libevent --with-zlib --disable-python-bindings
 make
@@ -398,12 +397,12 @@ find /out/devel -name '*.la' -delete
 install -m 644 LICENSE /out/devel/opt/pmix/LICENSE
 split-runtime
 rm -rf /build
-# Wrapper compilers have nothing to compile with.
+# Remove the wrapper compiler, as runtime images contain no compiler.
 rm -f /out/runtime/opt/pmix/bin/pmixcc /out/runtime/opt/pmix/share/pmix/*-wrapper-data.txt
 EOF
 
 RUN <<'EOF'
-# Who compiles in the image has one compiler, and looks for packages in a few folders.
+# In devel images, pkg-config must find PMIx, and the wrapper compiler must call the image's gcc.
 cd /out/devel
 mkdir -p usr/lib/pkgconfig
 ln -s /opt/pmix/lib/pkgconfig/pmix.pc usr/lib/pkgconfig
@@ -411,7 +410,7 @@ sed -i 's/^compiler=.*/compiler=gcc/' opt/pmix/share/pmix/*-wrapper-data.txt
 EOF
 
 # ---- nccl-wheel ------------------------------------------------------------------------------------
-# NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
+# NCCL: GPU collectives, from NVIDIA's wheel on the Python package index. Apache-2.0 AND
 # BSD-3-Clause, https://github.com/NVIDIA/nccl
 FROM fetch AS nccl-wheel
 # A strip that knows both architectures.
@@ -457,8 +456,8 @@ cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
 EOF
 
 # ---- verbs-git -------------------------------------------------------------------------------------
-# RDMA userspace to compile with: What rdma-core-git has, where compilers look. GPL-2.0-only OR
-# Linux-OpenIB, https://github.com/linux-rdma/rdma-core
+# RDMA userspace for compiling: The files of rdma-core-git, in the folders that compilers search.
+# GPL-2.0-only OR Linux-OpenIB, https://github.com/linux-rdma/rdma-core
 FROM compiler AS verbs-git
 RUN --mount=type=cache,id=apt-debian12,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian12,sharing=locked,target=/var/lib/apt/lists \
@@ -474,7 +473,7 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 EOF
 
 COPY --from=rdma-core-git /out/devel/opt/rdma-core /opt/rdma-core
-# Compilers look for headers and libraries where distributions have them.
+# Add links in the distribution's folders, which compilers search for headers and libraries.
 RUN <<'EOF'
 . /etc/target.env
 cp -as /opt/rdma-core/include/. /usr/include
@@ -482,7 +481,7 @@ cp -as /opt/rdma-core/lib/. "/usr/lib/$TRIPLET"
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------
-# perftest: Bandwidth and latency of RDMA devices, to and from GPU memory too. (GPL-2.0-only OR
+# perftest: Measures bandwidth and latency of RDMA devices, also with GPU memory. (GPL-2.0-only OR
 # BSD-2-Clause) AND GPL-2.0-or-later, https://github.com/linux-rdma/perftest, tag 26.04.17
 FROM scratch AS perftest-source
 ADD https://github.com/linux-rdma/perftest.git#720b61082454e189b1f21835ec175536a944afc3 /
@@ -507,26 +506,26 @@ RUN --mount=type=bind,from=perftest-source,target=/src \
 cp -a /src /build
 cd /build
 ./autogen.sh
-# configure looks for CUDA in /usr/local/cuda by itself, and takes dma-buf only if it can link the driver.
-# The programs open CUDA when asked to use it, so they run on machines without.
-# Data is compared by vector instructions, chosen by the CPU that compiles: say AVX2, which every server with
-# such GPUs has. (Without any, this release does not compile on amd64.) On arm64 there is no choice.
+# configure finds CUDA in /usr/local/cuda, and supports dma-buf only if it can link the driver's stub.
+# The programs load CUDA only if it is used, so they also run on machines without CUDA.
+# perftest compares data with vector instructions of the build machine's CPU. Use AVX2 instead, which all servers with
+# these GPUs have. (Without vector instructions, this release does not compile on amd64.) On arm64 there is no choice.
 if [ "$TARGETARCH" = amd64 ]; then export CPPFLAGS=-DHAVE_AVX2=1 SIMD_CFLAGS=-mavx2; fi
 NVCCFLAGS=$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH") \
   LDFLAGS="-L/usr/local/cuda/lib64/stubs -Wl,-rpath,/usr/local/lib/perftest" ./configure $CROSS --prefix=/usr/local
 for feature in HAVE_CUDA HAVE_CUDART HAVE_CUDA_DMABUF HAVE_DATA_DIRECT HAVE_MLX5DV; do
   grep "^#define $feature 1" config.h || {
     tail -n 200 config.log >&2
-    echo "perftest: expected its configure to find $feature, but it did not, for a reason that is in config.log above;" \
-      "take another version of it (--set perftest=), of DOCA (doca-ofed=) or of CUDA" >&2
+    echo "perftest: configure did not find $feature; the reason is in config.log above;" \
+      "choose another version of perftest (--set perftest=), DOCA (--set doca-ofed=) or CUDA" >&2
     exit 1
   }
 done
-grep "^#define HAVE_SRD 1" config.h || echo "libibverbs knows no EFA: perftest is compiled without"
+grep "^#define HAVE_SRD 1" config.h || echo "libibverbs does not support EFA: perftest is compiled without EFA"
 make
 make install DESTDIR=/out/devel
 install -D -m 644 COPYING /out/devel/usr/share/licenses/perftest/COPYING
-# The functions of libpci have versions, and an older release that the image may have lacks some: it brings its own.
+# libpci has symbol versions, and the image's libpci may be too old. So perftest uses its own copy.
 install -D -t /out/devel/usr/local/lib/perftest "/usr/lib/$TRIPLET/libpci.so.3"
 install -m 644 /usr/share/doc/libpci-dev/copyright /out/devel/usr/share/licenses/perftest/libpci
 split-runtime
@@ -551,7 +550,7 @@ cd /build
   --with-cuda=/usr/local/cuda --with-nvcc-gencode="$(/usr/local/cuda/bin/capabilities nvcc "$TARGETARCH")" \
   --with-gdrcopy=/opt/gdrcopy --with-verbs --with-rdmacm --with-mlx5 \
   --without-rocm --without-ze --without-gaudi --without-fuse3 --without-xpmem --without-knem --without-go --without-java
-# configure believes in the counter of arm64 only where it can run a test; Linux lets every program read it.
+# In a cross build, configure cannot test arm64's hardware timer. Enable it, as Linux lets all programs read the timer.
 sed -i 's/^#define HAVE_HW_TIMER 0/#define HAVE_HW_TIMER 1/' config.h
 make
 make install DESTDIR=/out/devel
@@ -562,14 +561,14 @@ rm -rf /build
 EOF
 
 # ---- compiler-os -----------------------------------------------------------------------------------
-# Compilers on the image's own release: The same as `compiler`, for what is compiled against
-# libraries of one release of a distribution. GPL-3.0-or-later WITH GCC-exception-3.1,
+# Compilers on the image's distribution: The same as `compiler`, for programs that are compiled
+# against libraries of the image's own distribution. GPL-3.0-or-later WITH GCC-exception-3.1,
 # https://gcc.gnu.org
 FROM --platform=$BUILDPLATFORM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS compiler-os
-# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+# For all stages that start from this one: a step ends at the first command that fails, also in a pipe.
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ARG TARGETARCH
-# One way for all: compilers are called by their target's name, native or not.
+# Compilers are called by the name with their target's architecture, also if that is the build machine's architecture.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -639,8 +638,8 @@ find . -type d -empty -delete
 EOF
 
 # ---- aws-ofi-nccl ----------------------------------------------------------------------------------
-# NCCL plug-in for libfabric: NCCL over AWS's EFA, through the distribution's libfabric; loaded only
-# where NCCL_NET_PLUGIN=ofi asks for it. Apache-2.0, https://github.com/aws/aws-ofi-nccl
+# NCCL plug-in for libfabric: Connects NCCL to AWS's EFA through the distribution's libfabric; used
+# only with NCCL_NET_PLUGIN=ofi. Apache-2.0, https://github.com/aws/aws-ofi-nccl
 FROM scratch AS aws-ofi-nccl-source
 ADD https://github.com/aws/aws-ofi-nccl.git#2475c4c736907e68ebeadb3848f31231ee4a44d0 /
 
@@ -664,17 +663,17 @@ RUN --mount=type=bind,from=aws-ofi-nccl-source,target=/src \
 . /etc/target.env
 cp -a /src /build
 cd /build
-# Otherwise it asks git for its version.
+# Without this file, the build would get the version from git.
 echo 1.21.1 > .release_version
 ./autogen.sh
-# Asks for libfabric 1.22 and for the tuner, on whichever machine it is built.
+# --enable-platform-aws requires libfabric 1.22 and includes the tuner, also on build machines that are not AWS's.
 ./configure $CROSS --prefix=/opt/aws-ofi-nccl --enable-platform-aws --with-cuda=/usr/local/cuda --with-gdrcopy=/opt/gdrcopy \
   --disable-nccl-net-library --disable-tests --disable-werror --with-mpi=no
 make
 make install DESTDIR=/out/devel
 plugin=/out/devel/opt/aws-ofi-nccl
 find $plugin -name '*.la' -delete
-# The tuner is in the plug-in. By its own names it is for those who set NCCL_TUNER_PLUGIN.
+# The plug-in contains the tuner. The links are the names of the tuner for NCCL_TUNER_PLUGIN.
 ln -sf libnccl-net-ofi.so $plugin/lib/libnccl-tuner-ofi.so
 ln -sf libnccl-net-ofi.so $plugin/lib/libnccl-ofi-tuner.so
 install -m 644 LICENSE NOTICE $plugin
@@ -683,7 +682,7 @@ rm -rf /build
 EOF
 
 # ---- ucc -------------------------------------------------------------------------------------------
-# UCC: Collectives over UCX and NCCL, used by Open MPI. BSD-3-Clause,
+# UCC: Collectives over UCX and NCCL, which Open MPI uses. BSD-3-Clause,
 # https://github.com/openucx/ucc, tag v1.8.0
 FROM scratch AS ucc-source
 ADD https://github.com/openucx/ucc.git#211e2f60436cba7c044195acb43752aa70eab38f /
@@ -705,7 +704,7 @@ make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
 install -m 644 LICENSE /out/devel/opt/ucc/LICENSE
 split-runtime
-# All that Open MPI is compiled with. The plug-ins change with every NCCL, this does not.
+# Open MPI is compiled only with these files. Unlike UCC's plug-ins, they do not change with each version of NCCL.
 mkdir -p /out/link/opt/ucc/lib
 cp -a /out/devel/opt/ucc/include /out/link/opt/ucc
 cp -a /out/devel/opt/ucc/lib/libucc.so* /out/link/opt/ucc/lib
@@ -713,8 +712,8 @@ rm -rf /build
 EOF
 
 # ---- openmpi-git -----------------------------------------------------------------------------------
-# Open MPI: mpirun and libmpi with UCX, UCC, CUDA and Slurm, wired up by PMIx from source.
-# BSD-3-Clause-Open-MPI, https://www.open-mpi.org, tag v5.0.10
+# Open MPI: mpirun and libmpi with UCX, UCC, CUDA, Slurm, and PMIx from source. BSD-3-Clause-Open-
+# MPI, https://www.open-mpi.org, tag v5.0.10
 FROM scratch AS openmpi-git-source
 ADD https://github.com/open-mpi/ompi.git#0d48030d410ae8f56790933135b28be1b3920ba1 /
 
@@ -741,21 +740,21 @@ RUN --mount=type=bind,from=openmpi-git-source,target=/src \
 . /etc/target.env
 cp -a /src /build
 cd /build
-# The source of a release calls itself a candidate until its tarball is made.
+# In git, the version of a release still ends with rc and a number. Remove this suffix.
 sed -i 's/^greek=.*/greek=/' VERSION
-# autogen.pl asks git about submodules if it sees this file; what was fetched is complete and has no repository.
+# With this file, autogen.pl would ask git about submodules. The source is complete, but has no git repository.
 find . -name .gitmodules -delete
-# Whether 128-bit atomics need no lock is known when compiling. A cross build does not run the test made for it
-# and would assume yes, which is wrong and brings in libatomic.
+# configure runs a program to test whether 128-bit atomics are lock-free. A cross build cannot run it and would
+# wrongly assume that they are, and so need libatomic. Test with the compiler instead.
 sed -i '/__atomic_always_lock_free/ { s/AC_RUN_IFELSE/AC_COMPILE_IFELSE/; s/if (!\(.*0)\)) { return 1; }/_Static_assert(\1, "");/ }' \
   config/opal_config_asm.m4
 if ! grep -qF '_Static_assert(__atomic_always_lock_free(16, 0), "");' config/opal_config_asm.m4; then
   echo "Open MPI: expected config/opal_config_asm.m4 to run a test of __atomic_always_lock_free(16, 0), found:" >&2
   grep -n always_lock_free config/opal_config_asm.m4 >&2 || echo "  none" >&2
-  echo "take another version (--set openmpi=), or adapt build.j2 of openmpi-git to this one" >&2
+  echo "choose another version (--set openmpi=), or adapt build.j2 of openmpi-git to this version" >&2
   exit 1
 fi
-# The same input gives the same output: ompi_info reports who compiled, where and when.
+# For reproducible builds: ompi_info contains the user, host and time of the build.
 export SOURCE_DATE_EPOCH=0 USER=imagebuild HOSTNAME=imagebuild
 ./autogen.pl --no-3rdparty hwloc,libevent,openpmix
 export PKG_CONFIG_LIBDIR=/opt/pmix/lib/pkgconfig:$PKG_CONFIG_LIBDIR
@@ -770,18 +769,18 @@ make install DESTDIR=/out/devel
 find /out/devel -name '*.la' -delete
 sed -i 's/^compiler=.*-g++$/compiler=g++/' /out/devel/opt/ompi/share/openmpi/*-wrapper-data.txt
 install -m 644 LICENSE /out/devel/opt/ompi/LICENSE
-# A node that only launches has no driver, and the components that need it should not complain there.
+# Do not warn about components that cannot load without a driver: a node that only starts ranks has no driver.
 echo 'mca_base_component_show_load_errors = ^accelerator/cuda,rcache/gpusm,rcache/rgpusm' \
   >> /out/devel/opt/ompi/etc/openmpi-mca-params.conf
 split-runtime
-# Wrapper compilers have nothing to compile with.
+# Remove wrapper compilers, as runtime images contain no compiler.
 find /out/runtime/opt/ompi \( -name 'mpi[cC]*' -o -name opal_wrapper -o -name '*-wrapper-data.txt' \) -delete
 rm -rf /build
 EOF
 
 # ---- nccl-tests ------------------------------------------------------------------------------------
-# NCCL tests: Correctness and bandwidth of NCCL's collectives, on one node or under mpirun and srun.
-# BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
+# NCCL tests: Test correctness and bandwidth of NCCL's collectives, on one node, or on several with
+# mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
 FROM scratch AS nccl-tests-source
 ADD https://github.com/NVIDIA/nccl-tests.git#a0b82b2260cf5152b9f8c061bbf7eaf0ba096432 /
 
@@ -793,10 +792,10 @@ RUN --mount=type=bind,from=nccl-tests-source,target=/src \
 . /etc/target.env
 cp -a /src /build
 cd /build
-# With MPI the programs run alone as well; without it every rank under mpirun would test alone, unnoticed.
-# The verification kernels are in one library instead of in each program.
-# One file takes as long as all others: threads compile it for several GPUs at a time.
-# What libmpi itself needs is not here and need not be.
+# MPI=1: programs with MPI also run without mpirun. Without MPI, each rank under mpirun would silently test on its own.
+# DSO=1: the verification kernels are in one library instead of in each program.
+# Compiling one of the files takes as long as all others together, so nvcc compiles for several GPUs in parallel.
+# Libraries that libmpi needs are not in this stage; the linker may ignore them.
 threads=$(nproc)
 export NVCC_APPEND_FLAGS="--threads $threads -Xlinker --allow-shlib-undefined"
 make -C src MPI=1 DSO=1 CUDA_HOME=/usr/local/cuda NCCL_HOME=/opt/nccl MPI_HOME=/opt/ompi CC="$CC" CXX="$CXX" \
@@ -805,7 +804,7 @@ tests=/out/devel/opt/nccl-tests
 mkdir -p "$tests/build/verifiable"
 cp -a out/*_perf "$tests/build"
 cp -a out/verifiable/libverifiable.so* "$tests/build/verifiable"
-# Both names are in use for programs with MPI.
+# People use both names for programs with MPI.
 for program in "$tests"/build/*_perf; do ln -s "$(basename "$program")" "${program}_mpi"; done
 ln -s nccl-tests /out/devel/opt/nccl_tests
 sed -n "s/^$TARGETARCH //p" /usr/local/cuda/capabilities > "$tests/capabilities"
@@ -815,10 +814,10 @@ rm -rf /build
 EOF
 
 # ---- image -----------------------------------------------------------------------------------------
-# assembled from what the stages above left in /out/runtime
+# Contains the files that the stages above wrote to /out/runtime
 FROM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS image
-# One step, so that a new version of one thing is one step: packages, the loader's cache, a normal user, and the
-# same environment in a container, a login shell and an ssh session.
+# This is one step, so that an update of a component executes only one step. It installs packages, updates the cache of
+# the loader, adds a normal user, and sets the same environment in containers, login shells and ssh sessions.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -833,7 +832,7 @@ RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=bind,from=ucc,source=/out/runtime/opt/ucc/lib,target=/opt/ucc/lib \
     --mount=type=bind,from=openmpi-git,source=/out/runtime/opt/ompi/lib,target=/opt/ompi/lib \
     bash -eu <<'EOF'
-# Programs that write the time into files write this one, so that tomorrow's image is the same.
+# Programs write this time to files instead of the current time, so that builds are reproducible.
 SOURCE_DATE_EPOCH=$(stat --dereference --format=%Y /etc/os-release)
 export SOURCE_DATE_EPOCH
 rm -f /etc/apt/apt.conf.d/docker-clean
@@ -854,9 +853,9 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   'openssh-server=1:10.0p1-7*' \
   zlib1g
 
-# The package makes host keys; whoever has the image would have them too.
+# The package makes host keys. In the image, they would be public.
 rm -f /etc/ssh/ssh_host_*
-# Our sshd makes keys and then starts the distribution's, whichever way it is called.
+# The image's own /usr/sbin/sshd makes host keys, and then starts the distribution's sshd.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
 /usr/local/cuda/lib
@@ -870,7 +869,7 @@ cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
 /opt/ompi/lib
 FOLDERS
 ldconfig
-# Some distributions have given this number to a user of their own.
+# Some distributions already have a user with this id.
 if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
 useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
 cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
@@ -881,7 +880,7 @@ PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
 SetEnv PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/pmix/bin:/opt/rdma-core/bin:/opt/gdrcopy/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 CONFIG
-# An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
+# The id is for one machine only, and the auxiliary cache of ldconfig contains inode numbers of the build machine.
 if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
 rm -f /var/cache/ldconfig/aux-cache
 EOF
@@ -901,11 +900,11 @@ COPY --link --from=nccl-tests /out/runtime/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
 #!/bin/sh
-# sshd, with host keys made at the first start: the image has none. Takes sshd's options; the program
-# itself is /usr/sbin/sshd.distrib. Who is not root gets a server that only that user can log in to;
-# give it a port above 1023 with -p. Where nothing else can be written, the host key is in $XDG_RUNTIME_DIR or /tmp.
+# Start sshd with the given options. The image contains no host keys, so they are made at the first start. The program
+# itself is /usr/sbin/sshd.distrib. If you are not root, only you can log in to the server, and it needs a port above
+# 1023 (-p). If the home folder is not writable, the host key is in $XDG_RUNTIME_DIR or /tmp.
 set -eu
-# The MPI operator mounts keys from a secret, whose owner and mode sshd would refuse.
+# The MPI operator mounts keys from a secret, with an owner and a mode that sshd would refuse.
 if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
 uid=$(id -u)
 if [ "$uid" = 0 ] && [ -w /etc/ssh ]; then
@@ -916,7 +915,7 @@ fi
 if [ "$uid" != 0 ]; then
   if [ -z "${NSS_WRAPPER_PASSWD+set}" ]; then NSS_WRAPPER_PASSWD='' exec /usr/local/bin/with-user "$0" "$@"; fi
   if [ -n "$NSS_WRAPPER_PASSWD" ]; then
-    # Logins need it, too, and sshd takes the first SetEnv only.
+    # Login sessions need these variables, too. Repeat the image's own, as sshd uses only the first SetEnv.
     names="LD_PRELOAD=$LD_PRELOAD NSS_WRAPPER_PASSWD=$NSS_WRAPPER_PASSWD NSS_WRAPPER_GROUP=$NSS_WRAPPER_GROUP"
     set -- "$@" -o "SetEnv=$names $(sed -n 's/^SetEnv //p' /etc/ssh/sshd_config.d/20-environment.conf)"
   fi
@@ -935,9 +934,9 @@ EOF
 
 COPY --link --chmod=755 <<'EOF' /usr/local/bin/with-user
 #!/bin/sh
-# with-user COMMAND…: run a command as a user with an account, without which ssh, sshd and mpirun do not start. Where
-# /etc/passwd has none for this number (docker run --user 12345), or one without a shell (OpenShift), the user is mpi
-# with the home $HOME, for this command and what it starts. Writes to $XDG_RUNTIME_DIR or /tmp only.
+# with-user COMMAND…: run a command with an account for the current user id. ssh, sshd and mpirun need an account. If
+# /etc/passwd has none for this id (docker run --user 12345), or one without a shell (OpenShift), the command and its
+# child processes see an account named mpi with the home $HOME. Writes only to $XDG_RUNTIME_DIR or /tmp.
 set -eu
 uid=$(id -u)
 case $(getent passwd "$uid" | cut -d: -f7) in '' | */nologin | */false)
@@ -955,7 +954,7 @@ exec "$@"
 EOF
 
 COPY --link <<'EOF' /etc/ssh/sshd_config.d/10-imagebuild.conf
-# sshd takes the first value it reads, and reads this folder first.
+# sshd uses the first value of each setting, and reads this folder before sshd_config.
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
@@ -966,7 +965,7 @@ PrintMotd no
 EOF
 
 COPY --link <<'EOF' /etc/ssh/ssh_config.d/10-imagebuild.conf
-# Host keys are new in every container: remember a new one, refuse one that changed.
+# Each container has new host keys: accept and remember an unknown key, but refuse a changed key.
 Host *
     StrictHostKeyChecking accept-new
 EOF

@@ -18,7 +18,7 @@
 # Downloader: pip, which downloads wheels for any architecture and verifies their hashes. MIT,
 # https://pip.pypa.io
 FROM --platform=$BUILDPLATFORM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS fetch
-# For all stages built on this one: a step ends at the first command that fails, in a pipe too.
+# For all stages that start from this one: a step ends at the first command that fails, also in a pipe.
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
@@ -96,11 +96,11 @@ cp -a "$toolkit"/version.txt "$toolkit"/EULA.txt "$toolkit"/lib64 /out/runtime/u
 EOF
 
 # ---- compiler --------------------------------------------------------------------------------------
-# Compilers: gcc for the image's architecture, running on the build machine's, with the autotools.
-# GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
+# Compilers: gcc and the autotools, which run on the build machine's architecture and compile for
+# the image's. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
 FROM fetch AS compiler
 ARG TARGETARCH
-# One way for all: compilers are called by their target's name, native or not.
+# Compilers are called by the name with their target's architecture, also if that is the build machine's architecture.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -170,14 +170,14 @@ find . -type d -empty -delete
 EOF
 
 # ---- cuda-stubs ------------------------------------------------------------------------------------
-# Driver stubs: Empty libcuda and libnvidia-ml to link against; the driver brings the real ones at
-# run time. Apache-2.0, https://docs.nvidia.com/cuda/cuda-driver-api
+# Driver stubs: Empty libcuda and libnvidia-ml for linking; at run time, the driver provides the
+# real libraries. Apache-2.0, https://docs.nvidia.com/cuda/cuda-driver-api
 FROM compiler AS cuda-stubs
 RUN --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/include,target=/include \
     driver-stubs /include /out/devel/usr/local/cuda/lib/stubs
 
 # ---- nccl-wheel ------------------------------------------------------------------------------------
-# NCCL: GPU collectives, the library that everything else in the image serves. Apache-2.0 AND
+# NCCL: GPU collectives, from NVIDIA's wheel on the Python package index. Apache-2.0 AND
 # BSD-3-Clause, https://github.com/NVIDIA/nccl
 FROM fetch AS nccl-wheel
 # A strip that knows both architectures.
@@ -223,10 +223,10 @@ cp -a "$nccl/LICENSE" /out/runtime/opt/nccl
 EOF
 
 # ---- image -----------------------------------------------------------------------------------------
-# assembled from what the stages above left in /out/devel
+# Contains the files that the stages above wrote to /out/devel
 FROM debian:13.7-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a AS image
-# One step, so that a new version of one thing is one step: packages, the loader's cache, a normal user, and the
-# same environment in a container, a login shell and an ssh session.
+# This is one step, so that an update of a component executes only one step. It installs packages, updates the cache of
+# the loader, adds a normal user, and sets the same environment in containers, login shells and ssh sessions.
 RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=cache,id=apt-lists-debian13,sharing=locked,target=/var/lib/apt/lists \
     --mount=type=tmpfs,target=/var/log \
@@ -234,7 +234,7 @@ RUN --mount=type=cache,id=apt-debian13,sharing=locked,target=/var/cache/apt \
     --mount=type=bind,from=cuda,source=/out/devel/usr/local/cuda/lib,target=/usr/local/cuda/lib \
     --mount=type=bind,from=nccl-wheel,source=/out/devel/opt/nccl/lib,target=/opt/nccl/lib \
     bash -eu <<'EOF'
-# Programs that write the time into files write this one, so that tomorrow's image is the same.
+# Programs write this time to files instead of the current time, so that builds are reproducible.
 SOURCE_DATE_EPOCH=$(stat --dereference --format=%Y /etc/os-release)
 export SOURCE_DATE_EPOCH
 rm -f /etc/apt/apt.conf.d/docker-clean
@@ -267,16 +267,16 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   'rdmacm-utils=56.1-1*' \
   'ucx-utils=1.18.1+ds-2*'
 
-# The package makes host keys; whoever has the image would have them too.
+# The package makes host keys. In the image, they would be public.
 rm -f /etc/ssh/ssh_host_*
-# Our sshd makes keys and then starts the distribution's, whichever way it is called.
+# The image's own /usr/sbin/sshd makes host keys, and then starts the distribution's sshd.
 dpkg-divert --quiet --local --rename --divert /usr/sbin/sshd.distrib --add /usr/sbin/sshd
 cat > /etc/ld.so.conf.d/imagebuild.conf <<'FOLDERS'
 /usr/local/cuda/lib
 /opt/nccl/lib
 FOLDERS
 ldconfig
-# Some distributions have given this number to a user of their own.
+# Some distributions already have a user with this id.
 if getent passwd 1000 > /dev/null; then userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; fi
 useradd --create-home --uid 1000 --shell /bin/bash --password '*' mpiuser
 cat > /etc/profile.d/imagebuild.sh <<'PROFILE'
@@ -287,7 +287,7 @@ PROFILE
 cat > /etc/ssh/sshd_config.d/20-environment.conf <<'CONFIG'
 SetEnv PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" NVIDIA_VISIBLE_DEVICES="all" NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 CONFIG
-# An image is no machine with an id of its own; and what ldconfig remembers of its work has numbers of this disk.
+# The id is for one machine only, and the auxiliary cache of ldconfig contains inode numbers of the build machine.
 if [ -s /etc/machine-id ]; then : > /etc/machine-id; fi
 rm -f /var/cache/ldconfig/aux-cache
 EOF
@@ -298,11 +298,11 @@ COPY --link --from=nccl-wheel /out/devel/ /
 
 COPY --link --chmod=755 <<'EOF' /usr/sbin/sshd
 #!/bin/sh
-# sshd, with host keys made at the first start: the image has none. Takes sshd's options; the program
-# itself is /usr/sbin/sshd.distrib. Who is not root gets a server that only that user can log in to;
-# give it a port above 1023 with -p. Where nothing else can be written, the host key is in $XDG_RUNTIME_DIR or /tmp.
+# Start sshd with the given options. The image contains no host keys, so they are made at the first start. The program
+# itself is /usr/sbin/sshd.distrib. If you are not root, only you can log in to the server, and it needs a port above
+# 1023 (-p). If the home folder is not writable, the host key is in $XDG_RUNTIME_DIR or /tmp.
 set -eu
-# The MPI operator mounts keys from a secret, whose owner and mode sshd would refuse.
+# The MPI operator mounts keys from a secret, with an owner and a mode that sshd would refuse.
 if [ -n "${K_MPI_JOB_ROLE:-}" ]; then set -- "$@" -o StrictModes=no; fi
 uid=$(id -u)
 if [ "$uid" = 0 ] && [ -w /etc/ssh ]; then
@@ -313,7 +313,7 @@ fi
 if [ "$uid" != 0 ]; then
   if [ -z "${NSS_WRAPPER_PASSWD+set}" ]; then NSS_WRAPPER_PASSWD='' exec /usr/local/bin/with-user "$0" "$@"; fi
   if [ -n "$NSS_WRAPPER_PASSWD" ]; then
-    # Logins need it, too, and sshd takes the first SetEnv only.
+    # Login sessions need these variables, too. Repeat the image's own, as sshd uses only the first SetEnv.
     names="LD_PRELOAD=$LD_PRELOAD NSS_WRAPPER_PASSWD=$NSS_WRAPPER_PASSWD NSS_WRAPPER_GROUP=$NSS_WRAPPER_GROUP"
     set -- "$@" -o "SetEnv=$names $(sed -n 's/^SetEnv //p' /etc/ssh/sshd_config.d/20-environment.conf)"
   fi
@@ -332,9 +332,9 @@ EOF
 
 COPY --link --chmod=755 <<'EOF' /usr/local/bin/with-user
 #!/bin/sh
-# with-user COMMAND…: run a command as a user with an account, without which ssh, sshd and mpirun do not start. Where
-# /etc/passwd has none for this number (docker run --user 12345), or one without a shell (OpenShift), the user is mpi
-# with the home $HOME, for this command and what it starts. Writes to $XDG_RUNTIME_DIR or /tmp only.
+# with-user COMMAND…: run a command with an account for the current user id. ssh, sshd and mpirun need an account. If
+# /etc/passwd has none for this id (docker run --user 12345), or one without a shell (OpenShift), the command and its
+# child processes see an account named mpi with the home $HOME. Writes only to $XDG_RUNTIME_DIR or /tmp.
 set -eu
 uid=$(id -u)
 case $(getent passwd "$uid" | cut -d: -f7) in '' | */nologin | */false)
@@ -352,7 +352,7 @@ exec "$@"
 EOF
 
 COPY --link <<'EOF' /etc/ssh/sshd_config.d/10-imagebuild.conf
-# sshd takes the first value it reads, and reads this folder first.
+# sshd uses the first value of each setting, and reads this folder before sshd_config.
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
@@ -363,7 +363,7 @@ PrintMotd no
 EOF
 
 COPY --link <<'EOF' /etc/ssh/ssh_config.d/10-imagebuild.conf
-# Host keys are new in every container: remember a new one, refuse one that changed.
+# Each container has new host keys: accept and remember an unknown key, but refuse a changed key.
 Host *
     StrictHostKeyChecking accept-new
 EOF

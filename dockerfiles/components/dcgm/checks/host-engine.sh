@@ -1,4 +1,4 @@
-# A host engine for this command alone: another that runs here may be of another version.
+# Start a host engine only for this command, as one that already runs may have another version.
 port=5577
 pid=$(mktemp -d)/pid
 nv-hostengine --port "$port" --bind-interface 127.0.0.1 --pid "$pid" > /dev/null

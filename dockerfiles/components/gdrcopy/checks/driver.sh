@@ -1,6 +1,6 @@
-# Its kernel module is the host's.
+# GDRCopy needs a kernel module of the host.
 if [ ! -e /dev/gdrdrv ]; then
-  echo 'no /dev/gdrdrv here: the host has not loaded gdrdrv, or the container was not given it'
+  echo 'no /dev/gdrdrv: the host has not loaded the module gdrdrv, or the container does not have the device'
   exit 77
 fi
 "$PROGRAM"

@@ -1,4 +1,4 @@
-# The environment of the container, against that of a login shell and of sshd, and against the files of the image.
+# Compare the environment of the container with those of a login shell and of sshd, and with the files of the image.
 env | grep -E '^(HPCX|OMPI|OPAL|OSHMEM|SHMEM|MPI)_|PATH=' | sort > /tmp/here
 grep -x 'OPAL_PREFIX=/opt/hpcx/ompi' /tmp/here
 env -i HOME=/root TERM=dumb bash -lc env | sort > /tmp/login
@@ -7,11 +7,11 @@ if [ -e /etc/ssh/sshd_config.d/20-environment.conf ]; then
 fi
 for other in login ssh; do
   [ -e /tmp/$other ] || continue
-  if comm -23 /tmp/here /tmp/$other | grep .; then echo "$other: lacks these"; exit 1; fi
-  echo "$other: as the container"
+  if comm -23 /tmp/here /tmp/$other | grep .; then echo "$other lacks these variables"; exit 1; fi
+  echo "$other: same as the container"
 done
 grep -o '/opt/hpcx[^:]*' /tmp/here | sort -u | while read -r path; do
   [ -e "$path" ] || { echo "$path does not exist"; exit 1; }
 done
-# Slurm sets PMIX_… of its own.
+# Slurm sets variables PMIX_*, so the image must not.
 if env | grep -E '^(PMIX_|OLD_|MANPATH).*/opt/hpcx'; then exit 1; fi

@@ -1,4 +1,4 @@
-# Which files the loader opens under NAMES: those of the first folder in LD_LIBRARY_PATH that has them, which is HPC-X's.
+# The libraries in NAMES must come from the first folder in LD_LIBRARY_PATH that contains them, which must be HPC-X's.
 for name in $NAMES; do
   declared=
   for folder in ${LD_LIBRARY_PATH//:/ }; do

@@ -1,4 +1,4 @@
-# A fat binary is a header and then parts, each with a header that names its kind and its capability.
+# A fat binary consists of a header and parts. Each part has a header with its kind and its compute capability.
 cat > /tmp/capabilities.pl <<'EOF'
 use strict;
 my ($list, @paths) = @ARGV;
@@ -19,7 +19,7 @@ for my $path (@paths) {
   }
   print "$path: code for @{[sort keys %code]}, PTX for @{[sort keys %ptx]}\n";
   for (@wanted) { die "no code for $_\n" unless $code{$_} }
-  # One alone is for its GPUs only.
+  # There is PTX only if the matrix lists several capabilities.
   die "no PTX for $wanted[-1]\n" unless @wanted == 1 || $ptx{$wanted[-1]};
 }
 EOF

@@ -1,21 +1,21 @@
-# A collective of all GPUs, with every element compared. SPREAD is how: one process for all GPUs, a rank of MPI for
-# each, or ranks on all nodes.
+# Run a collective on all GPUs and compare every element. SPREAD: `process` is one process for all GPUs, `ranks` is one
+# MPI rank for each GPU, `nodes` is ranks on all nodes.
 program=${OPERATION}_perf
 visible=${CUDA_VISIBLE_DEVICES:-}
 memory=$(nvidia-smi ${visible:+--id="$visible"} --query-gpu=memory.free --format=csv,noheader,nounits)
 gpus=$(wc -l <<< "$memory")
 free=$(sort -n <<< "$memory" | head -n 1) # MiB
-# GPUs that share the CPU's memory do not say.
+# GPUs that share the CPU's memory do not report their free memory.
 case $free in *[!0-9]*) free=8192 ;; esac
 
-# Each GPU holds three buffers of the size: what is sent, received and expected. The rest is for CUDA and NCCL.
+# Each GPU needs three buffers of this size: sent, received and expected data. The rest is for CUDA and NCCL.
 limit=${IMAGEBUILD_LARGEST:-$((8 << 30))}
-# Sockets would take minutes, and be judged by no one.
+# Use a small size without RDMA: large sizes over sockets take minutes, and their speed is not judged.
 if [ "$SPREAD" = nodes ] && ! ls /sys/class/infiniband/* > /dev/null 2>&1; then limit=$((64 << 20)); fi
 largest=$((1 << 20))
 while ((largest * 2 <= limit && largest * 6 <= (free - 4096) << 20)); do largest=$((largest * 2)); done
 
-# The program writes its environment into the JSON.
+# The program writes all environment variables to its JSON.
 for name in $(compgen -e); do
   case ${name^^} in *TOKEN* | *SECRET* | *PASSW* | *CREDENTIAL* | *KEY*) unset "$name" ;; esac
 done
@@ -28,7 +28,7 @@ case $SPREAD in
     read -r -a nodes <<< "$IMAGEBUILD_NODES"
     hosts=$(printf ",%s:$gpus" "${nodes[@]}")
     start=("${mpirun[@]}" --host "${hosts#,}" -n $((gpus * ${#nodes[@]}))) each=1
-    # Other nodes hear of settings only when told.
+    # mpirun passes only the named variables to other nodes.
     for name in $(compgen -e); do
       case $name in NCCL_* | UCX_* | CUDA_*) start+=(-x "$name") ;; esac
     done

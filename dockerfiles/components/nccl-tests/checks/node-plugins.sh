@@ -1,4 +1,4 @@
-# gIB and TCPXO come from the node: a mounted folder in LD_LIBRARY_PATH, often with an NCCL of its own beside the plug-in.
+# gIB and TCPXO are mounted from the node into a folder in LD_LIBRARY_PATH, often with their own NCCL.
 node=$(mktemp -d)
 trap 'rm -r "$node"' EXIT
 cp -L "$(ldconfig -p | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1)" "$node/libnccl.so.2"

@@ -1,6 +1,6 @@
-# Without a driver both ranks stop at their first call of CUDA, and mpirun ends the slower one when the first has
-# gone: so each waits for the other. Only the first rank of a world prints the headline: two headlines would be two
-# worlds of one rank, which is what an MPI looks like that was not started by its own mpirun.
+# Without a driver, both ranks fail at their first CUDA call. mpirun would kill the slower rank when the first one ends, so
+# each waits for the other. Only rank 0 prints the headline. Two headlines mean two singletons, which is what happens if
+# ranks are not started by the mpirun of their own MPI.
 test='/opt/nccl-tests/build/all_reduce_perf -b 8 -e 8 -g 1'
 driver=$(perl -e 'require DynaLoader; print "yes" if DynaLoader::dl_load_file("libcuda.so.1", 0)')
 start=(mpirun -n 2 --oversubscribe)

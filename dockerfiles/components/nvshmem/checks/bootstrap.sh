@@ -1,4 +1,4 @@
-# Through the plug-in that NVSHMEM would take: NVSHMEM itself asks for a driver before it opens one.
+# Load the plug-in without NVSHMEM itself, which would need a driver before it loads a plug-in.
 start=(mpirun -n 2 --oversubscribe)
 if [ "$SPREAD" = nodes ]; then
   read -r -a nodes <<< "$IMAGEBUILD_NODES"

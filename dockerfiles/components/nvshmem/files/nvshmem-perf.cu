@@ -1,8 +1,8 @@
-// nvshmem-perf put|get|alltoall: what kernels reach that call NVSHMEM themselves, with every byte compared.
-// nvshmem-perf bootstrap PLUGIN: whether the ranks find each other through that plug-in, which needs no GPU.
+// nvshmem-perf put|get|alltoall: measure kernels that call NVSHMEM, and compare every byte.
+// nvshmem-perf bootstrap PLUGIN: test whether the ranks find each other through this plug-in. This needs no GPU.
 //
-// put and get: rank 0 moves data to or from rank 1, with 64 blocks at once; all other ranks wait. alltoall: the time of
-// one such call of one block, on all ranks. Tables are laid out as those of NVSHMEM's own tests, GB is 10^9 bytes.
+// put and get: rank 0 writes to or reads from rank 1 with 64 blocks, while all other ranks wait. alltoall: the time of
+// one call by one block, on all ranks. The tables have the format of NVSHMEM's own tests. 1 GB is 10^9 bytes.
 #include <dlfcn.h>
 #include <non_abi/nvshmem_version.h>
 #include <nvshmem.h>
@@ -25,14 +25,15 @@
 
 constexpr int BLOCKS = 64, THREADS = 1024, ROUNDS = 20, WARMUP = 5;
 
-// The word that rank `pe` has at place `i` of what it sends.
+// The word at index `i` of the data that rank `pe` sends.
 __host__ __device__ uint32_t word(size_t i, int pe) { return uint32_t(i * 2654435761u) ^ (uint32_t(pe + 1) << 20); }
 
 __global__ void fill(uint32_t *data, size_t words, int pe) {
   for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += gridDim.x * blockDim.x) data[i] = word(i, pe);
 }
 
-// Of `parts` equal parts, the one at p must be the part number `from` of what rank p (or `pe`, if not negative) sent.
+// Count wrong words. The data have `parts` equal parts. Part p must be equal to part `from` of the data that rank p sent,
+// or rank `pe` if it is not negative.
 __global__ void compare(const uint32_t *data, size_t words, int parts, int from, int pe, unsigned long long *wrong) {
   size_t part = words / parts;
   for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += gridDim.x * blockDim.x)
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(THREADS) exchange(char *to, const char *from, 
   for (int round = 0; round < rounds; round++) nvshmemx_alltoallmem_block(NVSHMEM_TEAM_WORLD, to, from, bytes);
 }
 
-// What plug-ins of interface 3 fill in.
+// The structure that bootstrap plug-ins with version 3 of the interface fill in.
 struct Bootstrap {
   int version, rank, ranks, rank_of_node, ranks_of_node;
   int (*allgather)(const void *, void *, int, Bootstrap *);
@@ -101,7 +102,7 @@ int main(int count, char **words) {
   int me = nvshmem_my_pe(), ranks = nvshmem_n_pes();
   CHECK(cudaSetDevice(nvshmem_team_my_pe(NVSHMEMX_TEAM_NODE)));
   if (ranks < 2) {
-    std::fprintf(stderr, "%d rank: there must be two or more\n", ranks);
+    std::fprintf(stderr, "%d rank: start two ranks or more\n", ranks);
     return 1;
   }
   bool moves = put || get;
@@ -109,7 +110,7 @@ int main(int count, char **words) {
   char *from = static_cast<char *>(nvshmem_malloc(all)), *to = static_cast<char *>(nvshmem_malloc(all));
   unsigned long long *wrong = static_cast<unsigned long long *>(nvshmem_malloc(16));
   if (!from || !to || !wrong) {
-    std::fprintf(stderr, "rank %d: no symmetric memory; NVSHMEM_SYMMETRIC_SIZE says how much there is\n", me);
+    std::fprintf(stderr, "rank %d: not enough symmetric memory; set NVSHMEM_SYMMETRIC_SIZE to a larger size\n", me);
     return 1;
   }
   CHECK(cudaMemset(wrong, 0, 16));
@@ -120,7 +121,7 @@ int main(int count, char **words) {
     cudaDeviceProp device;
     CHECK(cudaGetDeviceProperties(&device, 0));
     std::printf("# NVSHMEM, %d ranks on %s\n", ranks, device.name);
-    // Rank 1 is the next one on this node, if the node has another.
+    // Rank 1 is on the same node as rank 0 if that node has several ranks.
     const char *where = nvshmem_team_n_pes(NVSHMEMX_TEAM_NODE) > 1 ? "within_node" : "between_nodes";
     if (moves) std::printf("#%s_bw_%s\n%-10s  %-8s  %-16s\n", test, where, "size(B)", "scope", "BW (GB/sec)");
     else std::printf("#alltoall_latency\n%-10s  %-8s  %-8s  %-8s  %-16s\n", "size(B)", "count", "type", "scope", "latency(us)");
@@ -156,7 +157,7 @@ int main(int count, char **words) {
     else std::printf("%-10zu  %-8zu  %-8s  %-8s  %-16.6f\n", total, total, "mem", "block", us);
     std::fflush(stdout);
   }
-  // Each rank counted for itself.
+  // Add up the counts of all ranks.
   nvshmem_ulonglong_sum_reduce(NVSHMEM_TEAM_WORLD, wrong + 1, wrong, 1);
   unsigned long long sum;
   CHECK(cudaMemcpy(&sum, wrong + 1, 8, cudaMemcpyDefault));

@@ -1,5 +1,5 @@
-# Two ranks on each node, started by ssh; each says who it is and where. PORT: by servers of the user's own, as in pods
-# that may not have root.
+# mpirun starts two ranks on each node by ssh, and each prints its user, node and rank. With PORT, the sshd servers are
+# started by the user, as in pods without root.
 read -r -a nodes <<< "$IMAGEBUILD_NODES"
 servers=()
 finish() {
@@ -19,11 +19,11 @@ if [ -n "${PORT:-}" ]; then
       exit 1
     fi
   done
-  # The two series of Open MPI have their own names for it.
+  # Open MPI 4 and 5 have different names for this setting.
   export PRTE_MCA_plm_ssh_args="-p $PORT" OMPI_MCA_plm_rsh_args="-p $PORT"
 fi
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# What ssh reaches may call itself otherwise.
+# The host name of a node may differ from the name for ssh.
 called=("$(hostname)")
 for node in "${nodes[@]:1}"; do called+=("$(ssh -o BatchMode=yes "$node" hostname)"); done
 [ -z "$(printf '%s\n' "${called[@]}" | sort | uniq -d)" ]

@@ -1,4 +1,5 @@
-# A compiled program adds up over all ranks. SPREAD: on all nodes, by ssh, or where srun has started this script.
+# Compile a program that adds up a value over all ranks. SPREAD: `nodes` starts ranks on all nodes by ssh; with `slurm`,
+# srun has started this script for each rank.
 cd "$(mktemp -d)"
 cat > sum.c <<'C'
 #include <mpi.h>
@@ -31,8 +32,8 @@ done
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ranks=4
 hosts=$(printf ",%s:$((ranks / ${#nodes[@]}))" "${nodes[@]}")
-# Open MPI leaves UCX alone where it finds no InfiniBand, unless told that any transport will do. Without UCX, Open MPI 4
-# finds no shared memory that works in a container.
+# Open MPI does not use UCX without InfiniBand, unless all transports are allowed. Without UCX, Open MPI 4 has no shared
+# memory transport that works in a container.
 any=(--mca opal_common_ucx_tls any --mca opal_common_ucx_devices any)
 tcp=()
 case $(ompi_info --version) in *' v4.'*) tcp=(--mca btl "tcp,self") ;; esac

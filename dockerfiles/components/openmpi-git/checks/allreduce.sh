@@ -17,13 +17,13 @@ int main(int argc, char **argv) {
 EOF
 mpicc sum.c -o sum
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# Open MPI leaves UCX alone where it finds no InfiniBand, unless told that any transport will do.
+# Open MPI does not use UCX without InfiniBand, unless all transports are allowed.
 ucx=(--mca pml ucx --mca opal_common_ucx_tls any --mca opal_common_ucx_devices any)
 ucc=(--mca coll_ucc_enable 1 --mca coll_ucc_priority 100 --mca coll_ucc_verbose 3)
 mpirun -n 2 --oversubscribe "${ucx[@]}" ./sum
 mpirun -n 2 --oversubscribe "${ucx[@]}" "${ucc[@]}" ./sum 2>&1 | tee ucc
 grep 'running ucc allreduce' ucc
-# Without UCX, Open MPI 4 finds no shared memory that works in a container.
+# Without UCX, Open MPI 4 has no shared memory transport that works in a container.
 tcp=()
 case $(ompi_info --version) in *' v4.'*) tcp=(--mca btl "tcp,self") ;; esac
 mpirun -n 2 --oversubscribe --mca pml ob1 "${tcp[@]}" ./sum

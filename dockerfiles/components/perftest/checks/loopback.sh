@@ -1,4 +1,4 @@
-# Into GPU memory: by peer memory where the kernel has it, else by dma-buf.
+# Write to GPU memory through peer memory if the kernel supports it, otherwise through dma-buf.
 cuda=(--use_cuda=0)
 if [ ! -e /sys/module/nvidia_peermem ]; then cuda+=(--use_cuda_dmabuf); fi
 ib_write_bw --all --report_gbits "${cuda[@]}" > /tmp/server 2>&1 &

@@ -1,6 +1,6 @@
-# A user id that /etc/passwd does not have, of the group root, with a home where nothing can be written.
+# Use an id that is not in /etc/passwd, in the group root, with a home folder that is not writable.
 setpriv --reuid 12345 --regid 0 --clear-groups env HOME=/ with-user bash -eu <<'EOF'
-[ ~ = "${XDG_RUNTIME_DIR:-/tmp}/user-12345" ] # what is removed in the end
+[ ~ = "${XDG_RUNTIME_DIR:-/tmp}/user-12345" ] # the folder that is removed at the end
 trap 'kill %1; rm -r ~' EXIT
 install -d -m 0700 ~/.ssh
 ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519

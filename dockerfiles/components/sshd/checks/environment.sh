@@ -1,4 +1,4 @@
-# Every variable of the image has the same value in a login shell.
+# Every environment variable of the image must have the same value in a login shell.
 names=$(sed -n 's/^export \([^=]*\)=.*/\1/p' /etc/profile.d/imagebuild.sh)
 [ -n "$names" ]
 for name in $names; do

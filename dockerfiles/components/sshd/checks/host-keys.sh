@@ -1,4 +1,4 @@
-# Containers of one image have host keys of their own, made when sshd started.
+# Containers of one image must have different host keys, which are made when sshd starts.
 read -r -a nodes <<< "$IMAGEBUILD_NODES"
 keys=$(ssh-keyscan -t ed25519,rsa,ecdsa "${nodes[@]}" 2> /dev/null | grep -v '^#' | sort)
 echo "$keys"

@@ -1,12 +1,12 @@
-# The right key logs in to a server started here; another key is refused.
-# The variables of a login are what a rank started by mpirun in another container gets.
+# A server that is started here must accept the right key and refuse another. A login must have the container's
+# environment, as ranks that mpirun starts in another container get that of a login.
 work=$(mktemp -d)
 install -d -m 0700 ~/.ssh
 ssh-keygen -q -t ed25519 -N '' -f "$work/right"
 ssh-keygen -q -t ed25519 -N '' -f "$work/wrong"
 cp "$work/right.pub" "$work/authorized_keys"
 chmod 0600 "$work/authorized_keys"
-# A server makes its host keys; they go with it, so that the place is as it was.
+# The server makes host keys. Remove them at the end, if there were none before.
 keys() { { find /etc/ssh ~/.local/state/sshd -name 'ssh_host_*_key*' 2> /dev/null || true; } | sort; }
 keys > "$work/before"
 /usr/sbin/sshd -D -e -p 2200 -o AuthorizedKeysFile="$work/authorized_keys" -o StrictModes=no 2> "$work/log" &
@@ -22,7 +22,7 @@ done
 # shellcheck disable=SC2016 # expanded by the remote shell
 [ "$(login right 'id -un')" = "$(id -un)" ]
 if login wrong true; then
-  echo 'a key that is not authorized was let in'
+  echo 'the server accepted a key that is not authorized'
   exit 1
 fi
 login right env | sort > "$work/remote"

@@ -1,5 +1,5 @@
-# A server on another node lets nobody in without the right key, and does not even ask for a password. It is not the
-# server that other checks use: sshd keeps away for a while who has come with a wrong key.
+# A server on another node must refuse logins without the right key, and must not ask for a password. This check starts
+# its own server, as sshd delays later connections of a client that used a wrong key.
 read -r -a nodes <<< "$IMAGEBUILD_NODES"
 there=${nodes[1]}
 port=2201
@@ -8,7 +8,7 @@ ssh-keygen -q -t ed25519 -N '' -f "$work/wrong"
 server=$(ssh "$there" "/usr/sbin/sshd -D -e -p $port > /dev/null 2>&1 < /dev/null & echo \$!")
 trap 'ssh "$there" kill "$server"' EXIT
 key=(-F /dev/null -o IdentityAgent=none -o IdentitiesOnly=yes -i)
-# A normal user's server has a key of its own.
+# The server of a normal user has its own host key.
 options=(-v -p "$port" -o BatchMode=yes -o UserKnownHostsFile="$work/known" -o StrictHostKeyChecking=accept-new)
 for _ in $(seq 100); do
   if ssh-keyscan -p "$port" "$there" 2> /dev/null | grep . > /dev/null; then break; fi
@@ -17,11 +17,11 @@ done
 [ "$(ssh "${key[@]}" ~/.ssh/id_ed25519 "${options[@]}" "$there" hostname 2> "$work/log")" = "$there" ]
 refused() {
   if ssh "$@" "${options[@]}" "$there" true 2> "$work/log"; then
-    echo "let in with $*"
+    echo "the server accepted a login with $*"
     exit 1
   fi
   grep -E 'Offering public key|Permission denied' "$work/log"
-  # Nothing else is offered.
+  # The server must offer no other method.
   grep -F 'Permission denied (publickey).' "$work/log" > /dev/null
 }
 refused "${key[@]}" "$work/wrong"

@@ -1,4 +1,4 @@
-# The distribution's ucx_perftest is also a program for MPI: it goes on only if MPI_Init makes a world of two ranks.
+# The distribution's ucx_perftest is an MPI program, which runs only if MPI_Init connects two ranks.
 test='ucx_perftest -t tag_lat -s 8 -n 100 -w 10'
 if [ "$SPREAD" = slurm ]; then
   $test # srun has started one for each rank

@@ -1,4 +1,4 @@
-# From GPU memory to GPU memory, between two processes of this machine.
+# Send data from GPU memory to GPU memory, between two processes on this node.
 options=(-p 13338)
 if ucx_perftest -h | grep -F 'MPI mode' > /dev/null; then options+=(-P 0); fi
 log=$(mktemp)

@@ -1,9 +1,9 @@
-# Traffic of UCX between two nodes, over what it finds there: RDMA, or else TCP.
+# Send data between two nodes by UCX, over RDMA if available, otherwise over TCP.
 read -r -a nodes <<< "$IMAGEBUILD_NODES"
 port=13337
 log=$(mktemp)
 options=(-p "$port")
-# A build with MPI would start it, and miss the second rank.
+# Without -P 0, a ucx_perftest with MPI would wait for a second rank.
 if ucx_perftest -h | grep -F 'MPI mode' > /dev/null; then options+=(-P 0); fi
 ssh "${nodes[1]}" timeout 100 ucx_perftest "${options[@]}" > "$log" 2>&1 &
 trap 'kill $! 2> /dev/null || true; echo "on ${nodes[1]}:"; cat "$log"' EXIT
