@@ -68,7 +68,7 @@ def parse_changes(
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"--set {setting}: write it as name=value, for example --set cuda=13.1")
+            raise ConfigError(f"--set {setting}: is not name=value; write it like --set cuda=13.1")
         if name in values:
             raise ConfigError(f"--set {setting}: {name} is set twice; give an axis several values as {name}=A,B")
         values[name] = value

@@ -83,10 +83,10 @@ class Check(Model):
         try:
             re.compile(self.expect or "")
         except re.error as error:
-            problem = f"{self.expect!r} is no regular expression: {error}"
-            raise ValueError(f"expect: {problem}; put \\ before a sign meant as it is") from None
+            problem = f"{self.expect!r} is not a regular expression: {error}"
+            raise ValueError(f"expect: {problem}; write \\ before a character to match literally") from None
         if self.ranks > 1 and "slurm" not in self.needs:
-            raise ValueError("ranks: srun starts them; write needs: [slurm]")
+            raise ValueError("ranks: more than one rank needs srun; write needs: [slurm]")
         return self
 
 
@@ -125,7 +125,7 @@ class Repository(Model):
     @model_validator(mode="after")
     def _image_needs_key(self) -> Repository:
         if self.key.startswith("package:") and not self.configured:
-            raise ValueError("key: an image that does not trust the repository yet needs the address of its key")
+            raise ValueError("key: package:NAME needs `configured: true`; write the address of the key instead")
         return self
 
 
@@ -226,7 +226,7 @@ class Component(Model):
     def _checks_have_names_of_their_own(self) -> Component:
         names = [check.name for check in self.checks]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"checks: two are called {twice!r}; rename one")
+            raise ValueError(f"checks: two checks are called {twice!r}; rename one")
         return self
 
 

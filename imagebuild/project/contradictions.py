@@ -38,19 +38,19 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
                 problem = "cannot be in an image" if name in project.components else "unknown component"
                 mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
             elif name in changes.with_ and name in changes.without:
-                mistakes.add_once(f"--with {name} --without {name}", "they exclude each other; leave one out")
+                mistakes.add_once(f"--with {name} --without {name}", "the options contradict each other; remove one")
     for name, image in matrix.images.items():
         axes = {"os": next(iter(matrix.bases), "debian13"), "variant": "runtime"}
         for i, component in enumerate(image.components):
             if component in tools:
                 where = at("images", name, "components", i)
-                mistakes.add(where, f"images.{name}.components: {component} is a tool of build stages; leave it out")
+                mistakes.add(where, f"images.{name}.components: {component} is only a tool for build stages; remove it")
             elif component in project.components and (axis := project.components[component].model.version_axis):
                 axes.setdefault(axis, f"VERSION of {component}")
         for axis in axes.keys() - image.axes:
             problem = f"the axis {axis!r} is missing; add `{axis}: [{axes[axis]}]`"
             mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
-        # Another base is for the targets that were asked for, and compared with those alone.
+        # The base of --base-image is compared only with the selected targets.
         for release in image.axes.get("os", ()) if not changes.base_image else ():
             if image.base and (problem := base_mismatch(image.base, release)):
                 mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
@@ -59,7 +59,7 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
         if document.model.version_axis or pin in matrix.versions:
             continue
         if users := [image_name for image_name, image in matrix.images.items() if name in image.components]:
-            problem = f"no version for {name}, which {users[0]} uses; add `{pin}: VERSION`"
+            problem = f"{users[0]} uses {name}, which has no version; add `{pin}: VERSION`"
             mistakes.add(at("versions"), f"versions: {problem}")
         elif name in changes.with_:
             mistakes.add(f"--with {name}", f"has no version; add `--set {pin}=VERSION`, or `{pin}` to `versions`")
@@ -69,7 +69,7 @@ def base_mismatch(image: str, release: str) -> str:
     """Return the reason why an image cannot be the base of a release, judged by its name. Empty if it can."""
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
-    return "" if fits else f"packages and pins are for {release}; use a base image of that release"
+    return "" if fits else f"is not a base image of {release}, which packages and pins are for; use one of that release"
 
 
 def _references(project: Project) -> Iterator[Reference]:
@@ -83,7 +83,7 @@ def _references(project: Project) -> Iterator[Reference]:
         for i, component in enumerate(image.components):
             yield file, (*place, "components", i), "unknown component", component, components
         for wanted, component in image.build_with.items():
-            yield file, (*place, "build-with"), "no component builds with", wanted, roles
+            yield file, (*place, "build-with"), "no build stage requires", wanted, roles
             if wanted in roles:
                 offers = {c for c, document in components.items() if wanted in (c, *document.model.provides)}
                 where = (*place, "build-with", wanted)
@@ -126,7 +126,7 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
             values.setdefault(axis, set()).update(listed)
     axes: dict[str, Collection[str]] = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
     axes |= values
-    # Of a version, no values are known yet.
+    # The values of a version are not known yet.
     others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
     for role in {wanted for document in components.values() for wanted in document.model.build_requires}:
         others[role] = {*values.get(role, ()), *components}
@@ -153,7 +153,9 @@ def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition
     if not isinstance(value, dict | tuple):
         return
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        if key == "when" and place and isinstance(place[-1], int):  # only rows have conditions, and names may be `when`
+        if (
+            key == "when" and place and isinstance(place[-1], int)
+        ):  # only rows have conditions, but a name may also be `when`
             yield (*place, key), inner
         else:
             yield from _conditions(inner, (*place, key))

@@ -47,7 +47,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     has_components = any(dockerfiles.glob("components/*/component.yaml"))
     if document and not base and not (has_components and document.model.bases):
         lacking = "no bases" if has_components else f"no {dockerfiles}/components/*/component.yaml"
-        problem = f"has {lacking} and extends nothing; write `extends: imagebuild` to have what comes with it"
+        problem = f"has {lacking} and extends no project; write `extends: imagebuild` to use those of imagebuild"
         mistakes.add(f"{document.path}:1", problem)
     locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
     mistakes.stop_if_any()
@@ -61,7 +61,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
                 mistakes.add(file.at("checks"), f"checks.{check.name}: {script} is missing; add it, or `run`")
         key = next((key for key in OF_STAGE if getattr(file.model, key.replace("-", "_"))), None)
         if key and not (template := file.path.parent / "build.j2").is_file():
-            mistakes.add(file.at(key), f"{key}: is for a build stage; write {template}, or remove the key")
+            mistakes.add(file.at(key), f"{key}: needs a build stage; write {template}, or remove the key")
     mistakes.stop_if_any()
     return project
 
@@ -76,7 +76,10 @@ def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Comp
             components[place.name] = document
         for other in sorted(place.glob("[!.]*")):
             if other.name not in PARTS and other.suffix != ".md":
-                mistakes.add(f"{other}:1", f"is not read; a component has {', '.join(PARTS)}")
+                mistakes.add(
+                    f"{other}:1",
+                    f"is not a file of a component; remove it (a component may contain {', '.join(PARTS)})",
+                )
     return components
 
 

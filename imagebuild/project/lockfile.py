@@ -1,4 +1,4 @@
-"""Define the types of sources and of `imagebuild.lock`, look up pins, and say what images take of archives. Pure."""
+"""The types of sources and of `imagebuild.lock`, the pins of sources, and the environment that archives set. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from imagebuild.core.fields import Arch, Commit, Digest, Form, Model, Name, Plat
 Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
 Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
 UNRESOLVED = "unresolved"
-"""Stands in a Dockerfile for a pin that the lock does not have: every builder refuses it."""
-UNREAD = "its hash is known, what it says of itself is not"
-"""What the lock lacks of an entry without facts where facts are needed."""
+"""Placeholder in a Dockerfile for a pin that the lock does not contain. Every builder refuses it."""
+UNREAD = "the lock has its hash, but no facts about its content"
+"""Words for an entry of the lock that has a hash, but not the required facts."""
 
 
 class Wheel(Model):
-    """Describe a wheel of the Python package index, pinned by content for each architecture."""
+    """A wheel from the Python package index, pinned by its hash for each architecture."""
 
     name: str
     version: str
@@ -32,69 +32,70 @@ class Wheel(Model):
 
 
 class TreeFacts(Model):
-    """Describe what an unpacked archive says about itself. Folders and files are relative to its top folder."""
+    """Facts about the content of an unpacked archive. Paths are relative to its top folder."""
 
     environment: dict[str, str]
-    """All that its own script sets, for a tree that lies where images have it."""
+    """Environment variables that the archive's own script sets if the archive is unpacked at `prefix`."""
     absent: tuple[str, ...] = ()
-    """Paths below the tree that the environment names, but the archive does not have."""
+    """Paths below `prefix` that the environment contains, but the archive does not."""
     folders: tuple[str, ...] = ()
-    """Its folders, one level deep."""
+    """Folders at the top of the archive."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Part → version, of its file VERSION and its pkg-config files."""
+    """Maps each part of the archive to its version, from the file VERSION and the pkg-config files."""
     sources: tuple[str, ...] = ()
-    """Archives of sources in it."""
+    """Source archives in the archive."""
     licenses: tuple[str, ...] = ()
     """Files with licences."""
     plugins: tuple[tuple[str, str], ...] = ()
-    """Folder and name of each network plug-in of NCCL, in the order in which its LD_LIBRARY_PATH has the folders."""
+    """Folder and file name of each NCCL network plug-in, in the order of the folders in LD_LIBRARY_PATH."""
     unprovided: tuple[str, ...] = ()
-    """Libraries that its files need and that it does not contain."""
+    """Libraries that files of the archive need, but the archive does not contain."""
     built_in: tuple[str, ...] = ()
-    """Folders of the machine where it was built, which its text files still name."""
+    """Folders of the machine where the archive was built that its text files still contain."""
 
 
 REPLACED_HAS = ("bin", "include", "lib", "lib/pkgconfig")
-"""What a folder has that replaces one of an archive; nothing else in it gets into the environment."""
+"""Subfolders of a folder that replaces one of the archive. Other subfolders are left out of the environment."""
 
 
 class Unpacked(Model):
-    """Say how an unpacked archive is read, and which part of its script's environment an image gets."""
+    """How an unpacked archive is read, and which environment variables of its script an image gets."""
 
     prefix: str
-    """Where images have it."""
+    """Folder of the unpacked archive in images."""
     script: str
-    """Shell lines that set its environment, for bash in its top folder."""
+    """Shell lines that set the environment. bash runs them in the top folder of the archive."""
     needs: tuple[str, ...] = ()
-    """Shell patterns of files and folders without which no image can be built from it."""
+    """Shell patterns of files and folders that an image needs from the archive."""
     replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
-    """Folder of the image that another component fills → folders of the archive that it takes the place of, or shell
-    patterns of them."""
+    """Maps a folder of the image that another component fills to the folders of the archive that it replaces. These may
+    be shell patterns."""
     removed: tuple[str, ...] = ()
-    """Shell patterns of folders of the archive that the image does not have."""
+    """Shell patterns of folders of the archive that the image does not contain."""
     left_out: tuple[str, ...] = ()
-    """Shell patterns of variables that no image has."""
+    """Shell patterns of environment variables that no image gets."""
     devel: tuple[str, ...] = ()
-    """Variables that only the `devel` variant has."""
+    """Environment variables that only the `devel` variant gets."""
     order: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """List of folders → shell patterns of folders below `prefix`, which images have in this order. A name that is no
-    pattern is added where the script leaves it out."""
+    """Maps a variable with a list of folders to shell patterns of folders below `prefix`, in the order for images. A
+    folder without wildcards is added if the script leaves it out."""
 
     def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return what an image for these architectures takes of the environment, and a line for each difference.
+        """Return the environment that an image takes from the archive, and a line for each difference from the script.
 
-        Raises ConfigError if the archives of two architectures set a variable differently.
+        `facts` are of each architecture of the image. Raises ConfigError if the archives of two architectures set a
+        variable differently.
         """
         taken: dict[str, dict[str, str]] = {}
         notes: list[str] = []
         depth = len(self.prefix.split("/")) + 1
         for arch, tree in facts.items():
             taken[arch] = {}
-            notes += [f"text files name {folder}, which is {self.prefix} in images" for folder in tree.built_in]
+            notes += [f"text files contain {folder}, which is {self.prefix} in images" for folder in tree.built_in]
             if plugins := [f"{name} in {folder}" for folder, name in tree.plugins]:
-                notes.append(f"NCCL's network plug-ins, of which it loads the first: {', '.join(plugins)}")
+                notes.append(f"NCCL network plug-ins, of which NCCL loads the first: {', '.join(plugins)}")
             left_out = [n for n in tree.environment if any(fnmatchcase(n, pattern) for pattern in self.left_out)]
-            notes += [f"{', '.join(left_out)}: no image has these"] if left_out else []
+            notes += [f"{', '.join(left_out)}: left out of images"] if left_out else []
             for name, value in {**dict.fromkeys(self.order, ""), **tree.environment}.items():
                 if name in left_out:
                     continue
@@ -105,18 +106,18 @@ class Unpacked(Model):
                 kept = list(dict.fromkeys(place for _, place in parts if place))
                 ordered = self._ordered(name, kept)
                 if ordered != kept:
-                    notes.append(f"{name}: images have {', '.join(self.order[name])} in this order, unlike the script")
+                    notes.append(f"{name}: images have the order {', '.join(self.order[name])}, unlike the script")
                 if ordered:
                     taken[arch][name] = ":".join(ordered)
         return common_environment(taken, notes)
 
     def libraries(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the archive's own folders among those where the loader shall look, in their order."""
+        """Return the archive's folders in LD_LIBRARY_PATH, in order, without folders that another component fills."""
         own = [part for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part.startswith(f"{self.prefix}/")]
         return tuple(part for part in own if part.removeprefix(f"{self.prefix}/").split("/")[0] not in self.replaced)
 
     def _ordered(self, name: str, folders: Sequence[str]) -> list[str]:
-        """Return a list of folders in which those of `order` have its order; all others stay where they are."""
+        """Sort the folders that `order` names, without moving the other folders."""
         wanted: list[str] = []
         for pattern in self.order.get(name, ()):
             matching = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
@@ -125,7 +126,7 @@ class Unpacked(Model):
         return [next(rest) if folder in wanted else folder for folder in folders] + list(rest)
 
     def _place(self, part: str, tree: TreeFacts) -> str | None:
-        """Return where the image has what a value names, None if it does not have it."""
+        """Return the path in the image for a path in the environment. Return None if the image does not contain it."""
         if not part.startswith(f"{self.prefix}/"):
             return part
         path = part.removeprefix(f"{self.prefix}/")
@@ -140,9 +141,10 @@ class Unpacked(Model):
 def common_environment(
     by_arch: Mapping[str, Mapping[str, str]], notes: Iterable[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables that all architectures have, of lists the common folders; and notes, also on what is lost.
+    """Return the environment that all architectures share, and the notes with a line for each folder that is left out.
 
-    Raises ConfigError if two architectures have different values.
+    A list of folders keeps the folders that all architectures have. Raises ConfigError if another variable has
+    different values.
     """
     result, lines = {}, list(notes)
     for name in dict.fromkeys(name for values in by_arch.values() for name in values):
@@ -156,75 +158,75 @@ def common_environment(
         first, *others = (value.split(":") for value in values.values())
         everywhere = [part for part in first if all(part in other for other in others)]
         lost = dict.fromkeys(part for parts in (first, *others) for part in parts if part and part not in everywhere)
-        lines += [f"{name}: {part} is in the archive of one architecture only" for part in lost]
+        lines += [f"{name}: {part} is in the archive of only one architecture" for part in lost]
         if everywhere:
             result[name] = ":".join(everywhere)
     return result, tuple(dict.fromkeys(lines))
 
 
 class LockedArchive(Model):
-    """Describe a pinned archive that was unpacked to be read."""
+    """A pinned archive that was unpacked to read its content."""
 
     sha256: Sha256
     size: int | None = None
-    """Bytes to download."""
+    """Size of the download in bytes."""
     facts: TreeFacts | None = None
 
 
 class ImageFacts(Model):
-    """Describe what the configuration of an image says."""
+    """Facts from the configuration of an image."""
 
     environment: dict[str, str] = Field(default_factory=dict)
     held: tuple[str, ...] = ()
-    """Packages that it keeps from being upgraded."""
+    """Packages that the image holds back from upgrades."""
     nccl: str = ""
-    """Version of the package of NCCL in it; empty if it has none."""
+    """Version of the NCCL package in the image. Empty if the image does not contain NCCL."""
 
 
 class LockedImage(Model):
-    """Describe a pinned image of a registry."""
+    """A pinned image in a registry."""
 
     digest: Digest
-    """Of the index of all platforms, or of the manifest if there is only one."""
+    """Digest of the index of all platforms, or of the manifest if there is only one platform."""
     platforms: dict[Platform, Digest] = Field(default_factory=dict)
     facts: dict[Platform, ImageFacts] | None = None
 
 
 class LockedRepository(Model):
-    """Describe a signed repository of packages, as it was when locked."""
+    """A signed package repository at the time of locking."""
 
     fingerprint: Fingerprint
-    """Of the key that signed it."""
+    """Fingerprint of the key that signed the repository."""
     packages: dict[str, str] = Field(default_factory=dict)
-    """Package → exact version, of the packages that are used. A package that is asked for with its version
-    (`name=version`) stands here as it is asked for: it was there, and another target may ask for another version."""
+    """Maps each used package to its exact version. For a package that a component requests as `name=version`, the whole
+    text is the key, as another target may request another version."""
     candidates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Package → all versions that the repository had of it, oldest first."""
+    """Maps each package to all its versions in the repository, oldest first."""
 
 
 class Lock(Model):
-    """Describe the file `imagebuild.lock`: sources pinned by content."""
+    """The file `imagebuild.lock`: sources pinned by content."""
 
     archives: dict[str, LockedArchive | Sha256] = Field(default_factory=dict)
-    """Address → sha256, with facts if the component asks for them."""
+    """Maps the address of each archive to its sha256, with facts if the component requests them."""
     git: dict[str, Commit] = Field(default_factory=dict)
-    """Address and tag, with a blank between → commit."""
+    """Maps the address and tag of each git source, separated by a blank, to the commit."""
     images: dict[str, LockedImage] = Field(default_factory=dict)
-    """Image with tag → digests."""
+    """Maps each image, with its tag, to its digests."""
     repositories: dict[str, LockedRepository] = Field(default_factory=dict)
-    """Address of a repository of packages → key and versions."""
+    """Maps the address of each package repository to its key and the versions of packages."""
     wheels: dict[str, tuple[Wheel, ...]] = Field(default_factory=dict)
-    """Component and version, with a blank between → wheels."""
+    """Maps each component and version, separated by a blank, to the wheels."""
     date: Day | None = None
-    """When it was first written, or what `lock --date` says: no file of an image is younger. It moves only when told
-    to, because the layers of all images change with it."""
+    """Latest modification time of files in images: the day when the lock was first written, or the value of `lock
+    --date`. Nothing else changes it, as the layers of all images change with it."""
 
     def entry(self, key: Key) -> Entry | None:
-        """Return what is pinned under a key; None if nothing is."""
+        """Return the entry with a key. Return None if there is none."""
         return cast("Entry | None", getattr(self, key[0]).get(key[1]))
 
     def entries(self) -> Iterator[tuple[Key, Entry]]:
-        """Yield every key with its entry."""
+        """Yield each key with its entry."""
         for kind in KINDS:
             yield from (((kind, name), entry) for name, entry in getattr(self, kind).items())
 
@@ -232,68 +234,69 @@ class Lock(Model):
 KINDS: Mapping[str, str] = {
     "archives": "archive", "git": "git", "images": "image", "repositories": "packages", "wheels": "wheels",
 }  # fmt: skip
-"""Fields of a lock that have entries → what messages call these."""
+"""Maps each field of the lock with entries to the word for an entry in messages."""
 
 
 @dataclass(frozen=True)
 class BaseImage:
-    """Describe an image of a registry."""
+    """An image in a registry."""
 
     reference: str
-    """With a tag, as in FROM."""
+    """Reference with a tag, as in FROM."""
     facts: bool = field(default=False, compare=False)
-    """Whether the lock is to have what its configuration says."""
+    """Whether the lock must contain facts from the configuration of the image."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Describe a file that a component is unpacked from."""
+    """An archive that a component is unpacked from."""
 
     component: str
     url: str
     tree: Unpacked | None = field(default=None, compare=False)
-    """How to read it, if the lock is to have facts of it."""
+    """How to read the archive. None if the lock need not contain facts about it."""
 
 
 @dataclass(frozen=True)
 class GitRef:
-    """Describe a tag or a commit of a git repository."""
+    """A tag or a commit of a git repository."""
 
     url: str
     tag: str
     commit: str | None = None
-    """Given in the matrix or on the command line; else the lock has it."""
+    """Commit from the matrix or the command line. None: the lock contains the commit of the tag."""
 
 
 @dataclass(frozen=True)
 class WheelSet:
-    """Describe wheels of the Python package index."""
+    """Wheels from the Python package index."""
 
     component: str
     version: str
     requirements: tuple[str, ...]
-    """As pip takes them."""
+    """Requirements for pip."""
 
 
 @dataclass(frozen=True)
 class PackageSource:
-    """Describe a signed repository of packages."""
+    """A signed package repository."""
 
     url: str
     suite: str
     key: str
-    """Address of the key, or `package:NAME`."""
+    """Address of the key, or `package:NAME` for a package that contains the key."""
     packages: tuple[str, ...]
-    """Names, some with `=version`."""
+    """Packages, each as `name` or `name=version`."""
 
 
 Source = BaseImage | Archive | GitRef | WheelSet | PackageSource
 
 
 Key = tuple[str, str]
-"""Place of an entry in the lock: a field, and the name in it, such as `("git", "https://example.org/x.git v1")`."""
+"""Key of an entry in the lock: the field, and the name in the field, such as `("git", "https://example.org/x.git
+v1")`."""
 Entry = str | LockedArchive | LockedImage | LockedRepository | tuple[Wheel, ...]
-"""What the lock has for a source: a hash, a commit, an image, …"""
+"""Entry of the lock for a source: a hash, a commit, an image, …"""
 
 
 def key_of(source: Source) -> Key:
@@ -320,9 +323,9 @@ def source_title(source: Source) -> str:
 
 
 def lacks(lock: Lock, source: Source) -> str:
-    """Return what the lock lacks of a source, as a phrase; empty if it is pinned.
+    """Return what the lock lacks for a source, as a phrase. Return an empty text if the source is pinned.
 
-    Raises ConfigError for a requirement of a wheel that cannot be read.
+    Raises ConfigError if a requirement of a wheel cannot be read.
     """
     entry = lock.entry(key_of(source))
     match source, entry:
@@ -352,23 +355,23 @@ def lacks(lock: Lock, source: Source) -> str:
 
 
 def check_pinned(lock: Lock, sources: Iterable[Source], command: str = "imagebuild lock") -> None:
-    """Raise ConfigError that lists the sources without a pin, if there are any: nothing is built from them.
+    """Raise ConfigError with a list of the sources without a pin, if there are any.
 
-    `command` pins them.
+    `command` is the command that pins them.
     """
     found = [(source_title(source), lacks(lock, source)) for source in sources]
     if lacking := {title: what for title, what in found if what}:
         listed = "\n".join(f"  {title}: {what}" for title, what in lacking.items())
         raise ConfigError(
-            f"imagebuild.lock: {len(lacking)} of {len(dict(found))} sources have no pin, so nothing would verify them; "
-            f"run `{command}` where they can be reached:\n{listed}"
+            f"imagebuild.lock: {len(lacking)} of {len(dict(found))} sources have no pin, so they cannot be "
+            f"verified; run `{command}` on a machine that can reach them:\n{listed}"
         )
 
 
 def digest_of(lock: Lock, reference: str) -> str:
-    """Return `image:tag@digest`; without a pin, `@sha256:unresolved`.
+    """Return `image:tag@digest`. Without a pin, the digest is `sha256:unresolved`.
 
-    Only an image of the command line may have no digest.
+    Only an image from the command line may have no digest.
     """
     image = lock.images.get(reference)
     digest = image.digest if image else f"sha256:{UNRESOLVED}"
@@ -376,18 +379,18 @@ def digest_of(lock: Lock, reference: str) -> str:
 
 
 def hash_of(lock: Lock, url: str) -> str:
-    """Return the sha256 of an archive; without a pin, `unresolved`."""
+    """Return the sha256 of an archive. Return `unresolved` without a pin."""
     entry = lock.archives.get(url, UNRESOLVED)
     return entry.sha256 if isinstance(entry, LockedArchive) else entry
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:
-    """Return the commit of a source in git; without a pin, `unresolved`."""
+    """Return the commit of a git source. Return `unresolved` without a pin."""
     return git.commit or lock.git.get(key_of(git)[1], UNRESOLVED)
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
-    """Return wheels with their hashes; without a pin none, which pip refuses."""
+    """Return wheels with their hashes. Return none without a pin, which pip refuses."""
     return lock.wheels.get(key_of(wheels)[1], ())
 
 

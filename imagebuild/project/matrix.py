@@ -66,7 +66,7 @@ class Publish(Model):
     """Attachments that must exist for the image of every platform."""
 
 
-NO_VERSION = "is no version; write the one you mean; `imagebuild bump` says which is the newest"
+NO_VERSION = "is not a version; write a version such as 2.32.3, or see `imagebuild bump` for the newest"
 
 
 def _pins(value: Any) -> Any:

@@ -103,7 +103,10 @@ def make_plan(project: Project) -> Plan:
     matrix, changes = project.matrix.model, project.changes
     check_names(project, mistakes)
     if not matrix.images:
-        mistakes.add(project.matrix.at("images"), "images: there is none; add one, such as `imagebuild init` writes")
+        mistakes.add(
+            project.matrix.at("images"),
+            "images: there is no image; add one, for example as `imagebuild init` writes it",
+        )
     mistakes.stop_if_any()
     targets: list[Target] = []
     excluded: list[Excluded] = []
@@ -121,9 +124,9 @@ def make_plan(project: Project) -> Plan:
             used.update(rule for rule, _ in against)
             present = {c: v for c, v in chosen.items() if axes["variant"] in project.components[c].model.variants}
             lacking = [project.components[c].model.pin or c for c, version in present.items() if version is None]
-            problem = f"no version is for {combination_id(name, axes)}"
+            problem = f"no version applies to {combination_id(name, axes)}"
             if not changes.values.keys().isdisjoint(axes):
-                # The axis is for the image that was asked for; others need not have versions for it.
+                # --set is for the selected image. Other images need not have versions for the value.
                 against += [(f"versions.{pin}", problem) for pin in lacking]
             if against:
                 rule, reason = against[0]
@@ -169,19 +172,19 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
                 offers = [c for c, d in project.components.items() if wanted in d.model.provides]
                 mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
             elif provider in own and provider in changes.without:
-                mistakes.add(f"--without {provider}", f"{name} in {image} requires it; leave that out, too")
+                mistakes.add(f"--without {provider}", f"{name} in {image} requires it; add --without {name}")
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
     for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
         offers = [name for name in graph if name == wanted or wanted in project.components[name].model.provides]
         if len(offers) > 1:
             both = " and ".join(sorted(offers))
-            mistakes.add(where, f"{what}: {both} provide {wanted!r}; leave one out, or --without")
+            mistakes.add(where, f"{what}: {both} provide {wanted!r}; remove one, or use --without")
     try:
         return tuple(TopologicalSorter({n: graph[n] for n in sorted(graph)}).static_order())
     except CycleError as error:
         circle = error.args[1]
-        problem = f"requires: circular dependency: {' → '.join(reversed(circle))}; remove one of them"
+        problem = f"requires: circular dependency: {' → '.join(reversed(circle))}; remove one entry"
         mistakes.add(project.components[circle[0]].at("requires"), problem)
         return ()
 
@@ -250,7 +253,7 @@ def make_target(
             mistakes.add_once(where, f"no value for {{{name}}}{suggestion(name, values)}")
         tag = FIELD.sub(lambda match: values.get(match[1], "x"), template)
         if not TAGGED.fullmatch(tag.replace(REVISION, "0" * REVISION_DIGITS)):
-            mistakes.add_once(where, f"{tag!r} is no image with a tag; write name:tag")
+            mistakes.add_once(where, f"{tag!r} is not an image with a tag; write name:tag")
         return tag
 
     return Target(
@@ -306,10 +309,12 @@ def _check_use(
     matrix, at = project.matrix.model, project.matrix.at
     for i, row in enumerate(matrix.rules):
         if row.name not in used and project.is_own("rules", i):
-            mistakes.add(at("rules", i), f"rules.{row.name}: matches no combination; remove it, or correct its 'when'")
+            mistakes.add(
+                at("rules", i), f"rules.{row.name}: matches no combination; remove the rule, or correct its `when`"
+            )
     for name in matrix.images.keys() - {target.image for target in targets}:
         item = next(item for item in excluded if item.image == name)
-        problem = f"{item.rule} excludes {item.id}, and all others: {item.reason}; change axes"
+        problem = f"no target is left, for example {item.rule} excludes {item.id}: {item.reason}; change axes or rules"
         mistakes.add(f"{at('images', name, 'axes')}: images.{name}.axes", problem)
 
 
@@ -325,7 +330,9 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
         for alias in target.aliases:
             if alias in owners:
                 where = project.matrix.at("images", target.image, "aliases")
-                mistakes.add(where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}; take another")
+                mistakes.add(
+                    where, f"alias {alias} of {target.id} would move a tag of {owners[alias]}; choose another alias"
+                )
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
@@ -343,7 +350,11 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
     for target in targets:
         name = repository_name(project, target.image)
         if not REPOSITORY.fits(name):
-            problem = f"{name!r} is not a valid name of a repository; write {{repository}}/{{image}} and more"
+            problem = (
+                f"{name!r} is not the name of a repository; write a template such as {{repository}}/{{image}}-staging"
+            )
             mistakes.add_once(f"{where}: publish.staging", problem)
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
-            mistakes.add(where, f"publish.staging: {name} is where people pull {target.image} from; name another one")
+            mistakes.add(
+                where, f"publish.staging: {name} is the published repository of {target.image}; name another one"
+            )

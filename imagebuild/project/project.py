@@ -76,7 +76,7 @@ class Project:
             if name in axes:
                 continue
             if name not in {*versions, *self.components}:
-                problem = f"neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
+                problem = f"is neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
                 mistakes.add(f"--set {name}={value}", problem)
                 continue
             try:

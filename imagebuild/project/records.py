@@ -1,4 +1,4 @@
-"""Define the types of the results of building, scanning and publishing. Times are in UTC."""
+"""The types of the results of building, scanning and publishing. Times are in UTC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagebuild.core.fields import Digest, Model, Name, Platform, Tag
 
 
 class Step(Model):
-    """Describe a step that BuildKit executed or took from its cache."""
+    """A step that BuildKit executed or took from its cache."""
 
     name: str
     target: str
@@ -23,45 +23,45 @@ class Step(Model):
 
 
 class BuildResult(Model):
-    """Describe the file `result.json` of a target."""
+    """The result of building a target: the file `result.json`."""
 
     target: str
     digest: str | None
-    """Digest of what was built: an index or a manifest."""
+    """Digest of the result: an index or a manifest."""
     tags: tuple[str, ...]
     platforms: tuple[Platform, ...]
     size_bytes: int | None
-    """Size of the compressed layers of one platform, where the result is in the engine's image store."""
+    """Size of the compressed layers of one platform. None unless the result is in the engine's image store."""
     seconds: float
     steps: tuple[Step, ...]
     manifests: dict[Platform, str] = Field(default_factory=dict)
-    """Platform → digest of its manifest, of what was pushed or written as a layout."""
+    """Maps each platform to the digest of its manifest, if the result was pushed or written as an OCI layout."""
     repository: str | None = None
-    """Staging repository, with its registry, that it was pushed to by digest."""
+    """Staging repository, with its registry, that the result was pushed to by digest."""
     revision: str | None = None
-    """Commit of the project; with `-dirty` if files had changed."""
+    """Commit of the project, with `-dirty` if files had changed."""
     dockerfile: str | None = None
     """sha256 of the Dockerfile."""
     builder: str = ""
-    """What built it: name of the builder, or address of the engine."""
+    """Name of the builder, or address of the engine, that built the image."""
     started: str = ""
     source: str = ""
     """Address of the project's repository, without credentials."""
     run: str = ""
-    """Address of the run of CI that built it."""
+    """Address of the CI run that built the image."""
     workflow: str = ""
-    """Address of that run's workflow, with its revision; it vouches for the build."""
+    """Address of the workflow of that run, with its revision. The workflow vouches for the build."""
     replaced: dict[str, str] = Field(default_factory=dict)
-    """Image or stage, as the Dockerfile names it → what the build had instead: the digest of an image, or `folder`."""
+    """Maps each replaced image or stage of the Dockerfile to its replacement: the digest of an image, or `folder`."""
     rebuilt: date | None = None
-    """Day of `build --rebuild`: packages are newer than those of the first build of its commit."""
+    """Day of `build --rebuild`. Packages are newer than in the first build of the commit."""
 
 
 Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
 
 
 class Vulnerability(Model):
-    """Describe something that a scanner found in a package of an image."""
+    """A vulnerability that a scanner found in a package of an image."""
 
     id: str
     severity: Severity
@@ -69,20 +69,20 @@ class Vulnerability(Model):
     version: str
     fixed_in: str | None = None
     waived: str | None = None
-    """Why the policy lets it pass, and until when."""
+    """The reason and the last day of the waiver in the policy. None without a waiver."""
     fails: bool = False
-    """Whether the policy objects to it."""
+    """Whether the vulnerability fails the policy."""
 
 
 class ScanResult(Model):
-    """Hold what `imagebuild scan --json` writes."""
+    """The result of a scan, as `imagebuild scan --json` writes it."""
 
     image: str
     digest: str
-    """Of the manifest of one platform."""
+    """Digest of the manifest of one platform."""
     platform: str
     scanner: str
-    """Name and version."""
+    """Name and version of the scanner."""
     database: str
     """Vulnerability database of the scanner, with its date."""
     started: str
@@ -90,7 +90,8 @@ class ScanResult(Model):
     verdict: Literal["passed", "failed"]
     reason: str = ""
     notes: tuple[str, ...] = ()
-    """What was not looked at, and what is wrong with the policy or the database but fails nothing."""
+    """Notes on packages that were not scanned, and on problems with the policy or the database that do not fail the
+    scan."""
 
 
 State = Literal["published", "unchanged", "possible", "refused", "failed"]
@@ -99,59 +100,60 @@ interfered."""
 
 
 class Published(Model):
-    """Hold the outcome of publishing a target."""
+    """The result of publishing a target."""
 
     target: str
     state: State
     reasons: tuple[str, ...] = ()
-    """Why it was refused, or failed."""
+    """Reasons for the refusal or the failure."""
     digest: str | None = None
-    """Of the index."""
+    """Digest of the index."""
     platforms: dict[Platform, str] = Field(default_factory=dict)
-    """Platform → digest of its image."""
+    """Maps each platform to the digest of its image."""
     given: tuple[str, ...] = ()
-    """Tags that are new."""
+    """New tags."""
     kept: tuple[str, ...] = ()
-    """Tags and aliases that named it already."""
+    """Tags and aliases that already named the image."""
     moved: dict[str, str] = Field(default_factory=dict)
-    """Alias → digest that it named before."""
+    """Maps each moved alias to the digest that it named before."""
     attached: dict[str, int] = Field(default_factory=dict)
-    """Kind of attachment → how many are new."""
+    """Maps each kind of attachment to the number of new ones."""
     signed: int = 0
-    """Images and indexes that were signed."""
+    """Number of images and indexes that were signed."""
 
 
 class PublishResult(Model):
-    """Hold what was published, target by target."""
+    """The result of publishing several targets."""
 
     targets: tuple[Published, ...]
     unused: tuple[str, ...] = ()
-    """Files of results that do not count, as they are of no image in particular, each with the reason."""
+    """Result files that were ignored because they do not name an image, each with the reason."""
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if all is published, 1 if something was refused, 4 if a registry failed."""
+        """0 if all targets are published, 1 if a target was refused, 4 if a registry failed."""
         states = {target.state for target in self.targets}
         return 4 if "failed" in states else 1 if "refused" in states else 0
 
 
 class AttachedFile(Model):
-    """Describe an attachment of an image."""
+    """An attachment of an image."""
 
     kind: str
-    """`sbom`, `provenance`, `verification`, `benchmark`, `scan`, `signature`, or the type of what is none of these."""
+    """`sbom`, `provenance`, `verification`, `benchmark`, `scan` or `signature`. For any other attachment, its media
+    type."""
     digest: str
-    """Of its manifest; of a signature by tag, of what the tag names."""
+    """Digest of the attachment's manifest. For a signature stored under a tag, the digest that the tag names."""
     size_bytes: int = 0
 
 
 class Scan(Model):
-    """Summarise a scan."""
+    """Summary of a scan."""
 
     verdict: Literal["passed", "failed"]
     reason: str = ""
     counts: dict[Severity, int] = Field(default_factory=dict)
-    """Severity → findings, waived ones included."""
+    """Maps each severity to the number of findings, including waived ones."""
     waived: int = 0
     scanner: str
     database: str
@@ -160,92 +162,93 @@ class Scan(Model):
 
 
 class Checks(Model):
-    """Summarise a verification."""
+    """Summary of a verification."""
 
     passed: int
     failed: int
     skipped: int
     started: str = ""
     runner: str = ""
-    """What ran the checks; empty if nothing could be run."""
+    """Runner of the checks. Empty if no check could run."""
     gpus: int = 0
     nodes: int = 1
     device: str = ""
-    """Name of the GPUs, where a benchmark printed it."""
+    """Name of the GPUs, if a benchmark printed it."""
     failures: tuple[str, ...] = ()
     """Checks that failed, as `component/check`."""
 
 
 class PublishedPlatform(Model):
-    """Describe the published image for one platform."""
+    """The published image for one platform."""
 
     platform: str
     digest: Digest
     size_bytes: int
-    """Of the compressed layers."""
+    """Size of the compressed layers."""
     created: str = ""
-    """As the image says; of one that `build --push` made, the date of its lock."""
+    """Creation time in the image's configuration. For an image from `build --push`, the date of its lock."""
     labels: dict[str, str] = Field(default_factory=dict)
     packages: int | None = None
-    """In its SBOM; None without one."""
+    """Number of packages in the SBOM. None without an SBOM."""
     scan: Scan | None = None
     updates: int | None = None
-    """Packages that the distribution has mended since; None if `imagebuild freshness` did not look at this image."""
+    """Number of packages with a newer security update. None if `imagebuild freshness` did not examine the image."""
     checks: tuple[Checks, ...] = ()
-    """The newest first."""
+    """Verifications, newest first."""
     evidence: tuple[AttachedFile, ...] = ()
 
 
 class PublishedImage(Model):
-    """Describe a published image, with the tags that name it."""
+    """A published image, with its tags."""
 
     target: str
-    """The target's id, as the image says; empty for an image that was not built from this matrix."""
+    """Id of the target in the image's labels. Empty for an image that was not built from this matrix."""
     image: Name
     description: str = ""
     axes: dict[str, str]
     versions: dict[str, str]
-    """Component → version."""
+    """Maps each component to its version."""
     stack: dict[str, str] = Field(default_factory=dict)
-    """What people choose by besides axes: `nccl` → its version, `mpi` → `HPC-X 2.51` or `Open MPI 5.0.10`."""
+    """Additional values to choose an image by: `nccl` has its version, `mpi` is `HPC-X 2.51` or `Open MPI 5.0.10`."""
     repository: str
     digest: Digest
     tags: tuple[Tag, ...]
     """Tags that never move."""
     aliases: tuple[Tag, ...]
-    """Tags that name it now."""
+    """Tags that may move, and that name the image now."""
     revision: str = ""
-    """Commit of the project, as the index says it."""
+    """Commit of the project in the annotations of the index."""
     created: str = ""
-    """The latest of its platforms."""
+    """Creation time of the newest platform."""
     platforms: Annotated[tuple[PublishedPlatform, ...], Field(min_length=1)]
     restricted: dict[str, str] = Field(default_factory=dict)
-    """Component → what whoever passes the image on must accept."""
+    """Maps each component with a restricted licence to the terms to accept before the image is redistributed."""
     verified_by: str | None = None
-    """The key or identity that was asked for, if it signed the index; empty if it did not, None if none was."""
+    """The requested key or identity, if it signed the index. Empty if it did not. None if no signature was
+    requested."""
 
     @property
     def reference(self) -> str:
-        """Return `registry/repository@sha256:…`, which names this image for ever."""
+        """`registry/repository@sha256:…`, which always names this image."""
         return f"{self.repository}@{self.digest}"
 
     @property
     def tag(self) -> str:
-        """Return the tag to call the image by: one that does not move, else an alias, else the start of the digest."""
+        """Tag for tables: a tag that does not move, otherwise an alias, otherwise the start of the digest."""
         return next(iter((*self.tags, *self.aliases)), self.digest.removeprefix("sha256:")[:12])
 
 
 class Catalog(Model):
-    """Describe the file `images.json`."""
+    """The catalogue of published images: the file `images.json`."""
 
     repository: str
-    """Where all images are, with the registry."""
+    """Repository of all images, with the registry."""
     read: str
     imagebuild: str
-    """Version that read it."""
+    """Version of imagebuild that wrote the file."""
     images: tuple[PublishedImage, ...]
-    """By image in the order of the matrix; the newest first."""
+    """Images in the order of the matrix, the newest first for each."""
     problems: tuple[str, ...] = ()
-    """What the registry has, but could not be read."""
+    """Problems with images in the registry that could not be read."""
     updates_read: str = ""
-    """When the archive of security updates was read, in UTC."""
+    """Time when the archive of security updates was read, in UTC."""

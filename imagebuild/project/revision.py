@@ -25,18 +25,18 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
         yield copy
         return
     if copy.is_dir() and "/" in reference:
-        raise ConfigError(f"{reference}: has no {MATRIX}; name a folder with a copy of it, or a revision")
+        raise ConfigError(f"{reference}: has no {MATRIX}; name a folder with a copy of the project, or a revision")
     place = folder.resolve()
     try:
         top = Path(run("git", "-C", str(place), "rev-parse", "--show-toplevel").strip())
     except CommandError as error:
-        reason = "git does not run" if "No such file" in str(error) else f"{folder / MATRIX} is in no git repository"
+        reason = "git does not run" if "No such file" in str(error) else f"{folder / MATRIX} is not in a git repository"
         raise ConfigError(f"{reference}: {reason}; name a folder instead") from None
     revision = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}")
     try:
         commit = run("git", "-C", str(top), *revision).strip()
     except CommandError:
-        raise ConfigError(f"{reference}: neither a folder with {MATRIX} nor a revision of {top}") from None
+        raise ConfigError(f"{reference}: is neither a folder with {MATRIX} nor a revision of {top}") from None
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         _checkout(top, commit, Path(name), run)
         there = Path(name) / place.relative_to(top)

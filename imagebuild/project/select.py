@@ -39,7 +39,7 @@ def select_one(plan: Plan, name: str) -> Target:
     chosen = select_targets(plan, [name])
     if len(chosen) > 1:
         first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")
-        raise ConfigError(f"{name}: {len(chosen)} targets fit ({first}); name one")
+        raise ConfigError(f"{name}: {len(chosen)} targets fit ({first}); name one of them")
     return chosen[0]
 
 

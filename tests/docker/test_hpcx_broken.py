@@ -157,7 +157,7 @@ def test_sources_that_have_no_pin(project: Project) -> None:
     project.lock = lock
     # No engine is asked, either.
     done = project.run("build", TARGET, expect=2, DOCKER_HOST="unix:///nowhere.sock")
-    assert f"run `imagebuild lock {TARGET}` where they can be reached:" in done.err
+    assert f"run `imagebuild lock {TARGET}` on a machine that can reach them:" in done.err
     listed = [line.strip() for line in done.err.splitlines() if line.startswith("  ")]
     kinds = {"archive": URL, "image": base, "packages": DOCA_URL}
     assert sorted(listed) == [f"{kind} {name}: not in the lock" for kind, name in kinds.items()]

@@ -105,14 +105,14 @@ def test_revisions_and_what_is_none(repository: Files, call: Call) -> None:
     for name in ("v2", "--all", "v1:matrix.yaml"):
         status, _, error = call("impact", "--", name)
         assert (status, error.count("\n")) == (2, 1)
-        assert f"{name}: neither a folder with matrix.yaml nor a revision of {repository.root}" in error
+        assert f"{name}: is neither a folder with matrix.yaml nor a revision of {repository.root}" in error
     repository.write("matrix.yaml", "repositry: x\n")
     git(repository.root, "commit", "--quiet", "--all", "--message", "wrong")
     repository.write("matrix.yaml", git(repository.root, "show", "v1:matrix.yaml"))
     status, _, error = call("impact", "HEAD")
     assert (status, "HEAD:matrix.yaml:1: repositry: unknown key" in error) == (2, True), error
     (repository.root / ".git").rename(repository.root / "gone")
-    assert "is in no git repository; name a folder instead" in call("impact", "v1")[2]
+    assert "is not in a git repository; name a folder instead" in call("impact", "v1")[2]
 
 
 @pytest.mark.parametrize("change", [COLD, *CHANGES], ids=lambda c: c.what)

@@ -27,7 +27,7 @@ def test_a_build_says_what_is_adapted_before_it_begins(call: Call, tiny: Files) 
     status, out, err = call("build", "tiny-cuda12.9*", "--stage", "gone")
     lines = [line for line in out.splitlines() if line.startswith("adapted: ")]
     assert lines == [
-        "adapted: library: OLD_PATH: no image has these",
+        "adapted: library: OLD_PATH: left out of images",
         "adapted: library: PATH: /opt/x/bin is not in the image",
     ]
     assert (status, "no selected target has this stage" in err) == (2, True)
