@@ -1,4 +1,4 @@
 from imagebuild.core.fields import Model
 
-# Before any other type is imported: schemas, and the reference of files, say what the docstrings of fields say.
+# Set this before any other model is imported: the schemas and the reference of files contain the docstrings of fields.
 Model.model_config["use_attribute_docstrings"] = True

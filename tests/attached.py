@@ -1,4 +1,4 @@
-"""Attach documents to the images of tests, valid predicates or anything else."""
+"""Documents for the images of tests: SBOMs, verifications, scans and provenance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagebuild.publish.signatures import Signer
 def attach(
     registry: Registry, repository: str, subject: Descriptor, kind: str, content: object, signer: Signer | None = None
 ) -> str:
-    """Attach a document as a predicate. Bytes are attached unchanged, in place of a statement."""
+    """Attach a document as an in-toto statement. Bytes are attached unchanged instead."""
     if not isinstance(content, bytes):
         new = NewAttachment(kind, encode_predicate(content))
         return attach_predicate(registry.at(repository), subject, new, signer)
@@ -24,7 +24,7 @@ def attach(
 
 
 def spdx(digest: str = f"sha256:{'d' * 64}", **versions: str) -> dict[str, Any]:
-    """Return an SPDX document with these Debian packages. Versions are written as in package URLs."""
+    """Return an SPDX SBOM for an image with these Debian packages. Versions are written as in package URLs."""
 
     def package(name: str, url: str, **more: Any) -> dict[str, Any]:
         purl = {"referenceType": "purl", "referenceLocator": url}
@@ -48,7 +48,7 @@ def spdx(digest: str = f"sha256:{'d' * 64}", **versions: str) -> dict[str, Any]:
 
 
 def verification(digest: str, platform: str = "linux/amd64", outcome: str = "passed", **more: Any) -> dict[str, Any]:
-    """Return a verification with one check of this outcome and one skipped check."""
+    """Return a verification result with a check of this outcome and a skipped check."""
     checks = [
         {"component": "ucx", "check": "version", "outcome": outcome},
         {"component": "ucx", "check": "gpu", "outcome": "skipped"},

@@ -1,4 +1,4 @@
-"""Measures the run times and memory in docs/evidence.md on this machine, and prints them as a Markdown table."""
+"""Measure the figures of docs/evidence.md that need no engine, and print them as a Markdown table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Stage0 += mlnx_ofed()
 Stage0 += ucx(version='1.18.0')
 Stage0 += openmpi(version='5.0.7')
 """
-"""A recipe of five blocks for HPCCM, which renders recipes as `imagebuild render` renders targets."""
+"""Recipe with five building blocks for HPCCM, a generator of Dockerfiles."""
 JOBS = """
 from tests.unit.jobs.job_fakes import REFERENCE, text
 for line in (list(REFERENCE.values()) * 32)[:1000]:
@@ -33,10 +33,13 @@ for line in (list(REFERENCE.values()) * 32)[:1000]:
 
 
 def many(folder: Path, number: int) -> list[str]:
-    """The project with so many targets of `open`: half as many CUDA versions, made from real entries of the lock."""
+    """Write this project with `number` targets of `open` to a folder; return the command-line options that select it.
+
+    The CUDA versions are invented: two targets each, locked with the wheels of CUDA 13.5.
+    """
     versions = [f"13.5.{n}" for n in range(number // 2)]
     matrix = yaml.safe_load((ROOT / "matrix.yaml").read_text())
-    # Only `open` on one release and `slim`, no rule, and nothing about publishing: they would need versions of their own.
+    # Other images, rules and the key `publish` are left out, because they would need more versions.
     matrix = {key: value for key, value in matrix.items() if key not in ("rules", "publish")}
     matrix["images"] = {name: matrix["images"][name] for name in ("open", "slim")}
     matrix["images"]["open"]["axes"] |= {"cuda": versions, "os": ["debian13"]}
@@ -51,12 +54,13 @@ def many(folder: Path, number: int) -> list[str]:
 
 
 def processor_seconds(*command: str, repeat: int = 15) -> tuple[float, int]:
-    """Median of user and system time of a command and what it waited for, and the most memory it took in KiB.
+    """Return a command's median CPU time in seconds, and its maximum resident memory in KiB.
 
-    Other work on the machine changes it less than the clock's time.
+    The CPU time is user plus system time of the command and its child processes. Other load on the machine changes it
+    less than the elapsed time.
     """
     times, memory = [], 0
-    # Modules are compiled once, as where people use them.
+    # Let Python cache compiled modules, as in normal use.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     for _ in range(repeat):
         process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Catalogues made up for tests: 500 images as a matrix would give them over some weeks, with everything that can be."""
+"""Generated catalogues for tests: the images that a matrix produces over several weeks, with every kind of fact."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def image(
 
 
 def catalog(number: int = 500, seed: int = 1) -> Catalog:
-    """Return a catalogue with this number of images, the newest first within each name."""
+    """Generate a catalogue with `number` images, the newest first within each name."""
     dice = random.Random(seed)
     combinations = [
         ("hpcx", c, o, v) for c, o, v in product(CUDA, UBUNTU, ("devel", "runtime")) if o != UBUNTU[2] or c >= "13.3"

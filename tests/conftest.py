@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def no_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make unit tests fail if they start a program without the mark `programs`."""
+    """Fail a unit test that starts a program, unless it has the mark `programs`."""
     if "docker" not in request.keywords and "programs" not in request.keywords:
 
         def refuse(argv: Any, *_: Any, **__: Any) -> None:
@@ -38,13 +38,16 @@ def no_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def ran(*argv: object, check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program, and return its exit status and both output streams. `more` are arguments of subprocess.run."""
+    """Run a program to its end; return its exit status and both output streams as text.
+
+    `more` are further arguments of `subprocess.run`.
+    """
     usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 600}
     return subprocess.run(list(map(str, argv)), check=check, text=True, **usual | more)
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git in a folder with an invented author. Return its output."""
+    """Run git in a folder with an invented user; return its output."""
     given = ("user.name=x", "user.email=x@example.org", "protocol.file.allow=always")
     options = [word for setting in given for word in ("-c", setting)]
     return ran("git", "-C", folder, *options, *words, check=True, stderr=None).stdout.strip()
@@ -57,7 +60,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        assert text == path.read_text(), f"{name} is stale; `make golden` writes it anew"
+        assert text == path.read_text(), f"{name} is stale; run `make golden` and review the diff"
 
     return compare
 
@@ -85,7 +88,7 @@ LOCK: dict[str, dict[str, Any]] = json.loads((TINY / "imagebuild.lock").read_tex
 
 
 def data(name: str) -> Any:
-    """Return the content of a YAML file in tests/data."""
+    """Read a YAML file in tests/data."""
     return yaml.safe_load((ROOT / f"tests/data/{name}.yaml").read_text())
 
 

@@ -1,4 +1,4 @@
-"""A fake of cosign for tests of how its answers are used. tests/docker/test_attest.py runs the real program."""
+"""A stand-in for cosign, without cryptography. tests/docker/test_attest.py uses the real program."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ REFUSED = "`cosign verify` failed (1): Error: x\nerror during command execution:
 
 
 class FakeCosign:
-    """A fake of cosign. Keys are identified by their file names: `k.pub` is the public key of `k.key`."""
+    """A fake cosign that identifies keys by file name: `k.pub` is the public key of `k.key`; contents do not matter."""
 
     def __init__(self, version: int = 2) -> None:
         self.version = version
         self.signed: set[tuple[str, str]] = set()
-        """Pairs of an image digest and the name of a key that signed the image."""
+        """Pairs of an image digest and the name of a key that signed it."""
         self.calls: list[tuple[str, ...]] = []
         self.down = ""
-        """The error with which all commands fail. Empty: none."""
+        """The error message of every call. Empty: calls succeed."""
 
     def cosign(self, **environ: str) -> Cosign:
         return Cosign({"COSIGN_PASSWORD": "", **environ}, self.run, program="cosign")
@@ -73,7 +73,7 @@ class FakeCosign:
 
 
 if __name__ == "__main__":
-    # Each call is a process of its own, and several run at a time: what was signed is added to a file.
+    # Each call is a separate process, and several run in parallel, so signatures are appended to a shared file.
     state, fake = Path(os.environ["STANDIN_LOG"] + ".signed"), FakeCosign()
     lines = state.read_text().splitlines() if state.exists() else []
     known = {(digest, key) for digest, _, key in (line.partition(" ") for line in lines)}

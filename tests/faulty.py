@@ -1,4 +1,4 @@
-"""A proxy in front of a registry that injects faults of networks and registries by rules, and counts requests."""
+"""A proxy in front of a registry that injects faults of networks and registries by rules, and records requests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, cast
 
 Fault = Literal["busy", "broken", "drop-before", "drop-after", "cut", "lose", "forget", "slow", "expired"]
-"""What happens to a request:
+"""A fault that the proxy injects into a request:
 
-- `busy`: 429 with Retry-After
-- `broken`: 500
-- `drop-before`: the connection ends before the registry hears of it
-- `drop-after`: the registry does it, and the connection ends before the answer
-- `cut`: the connection ends in the middle of what is sent, up or down
-- `lose`: an upload, or a manifest, is answered with 201 and thrown away
-- `forget`: the registry does not know the upload any more
-- `slow`: it takes `seconds` longer
-- `expired`: 401, as the token has ended; the proxy gives another one
+- `busy`: answer 429 with Retry-After
+- `broken`: answer 500
+- `drop-before`: close the connection before the registry gets the request
+- `drop-after`: close the connection after the registry has executed the request
+- `cut`: close the connection in the middle of the content, in either direction
+- `lose`: answer an upload or a manifest with 201, and discard the content
+- `forget`: cancel the upload, so that the registry does not know it any more
+- `slow`: wait `seconds` before the answer
+- `expired`: answer 401, as for an expired token; the proxy issues a new token
 """
 KINDS = (
     ("upload", r"/blobs/uploads"), ("blob", r"/blobs/"), ("manifest", r"/manifests/"), ("tags", r"/tags/list"),
@@ -34,14 +34,15 @@ HOP = {"connection", "transfer-encoding", "keep-alive", "content-length"}
 
 
 class Dropped(Exception):
-    """The connection is closed without an answer."""
+    """Raised to close the connection without an answer."""
 
 
 @dataclass
 class Answer(Exception):
-    """What a server answers; raised where it refuses.
+    """An answer of a server. Refusals are raised.
 
-    `length` is what the header says, of what is cut off; -1: there is none, and the connection ends.
+    `length` is the Content-Length header if it differs from the content's length. -1: no header, and the connection
+    is closed after the content.
     """
 
     status: int
@@ -55,15 +56,15 @@ def refusal(status: int, code: str, message: str = "", **headers: str) -> Answer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """An HTTP handler that reads complete requests and sends complete answers."""
+    """A handler that reads complete requests and sends complete answers."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     default_request_version = "HTTP/1.1"
-    """The version for invalid requests, such as TLS. From the answer, engines learn that the registry has no TLS."""
+    """The HTTP version of answers to invalid requests. The default of the library has no status line."""
 
     def handle(self) -> None:
-        # Who tries TLS first, as docker does, needs an answer that is HTTP to try again without.
+        # docker tries TLS first. It repeats the request without TLS only after an HTTP answer.
         if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":
             self.connection.recv(1 << 16)
             self.connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
@@ -82,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815 - names of the standard library
 
     def content(self, *, half: bool = False) -> bytes:
-        """What is sent, whole; or half of it is read, and the connection ends."""
+        """Return the complete content of the request. If `half`, read only half of it and raise Dropped."""
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             content = b""
             while size := int(self.rfile.readline().partition(b";")[0], 16):
@@ -96,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Dropped
         content = self.rfile.read(length)
         if len(content) < length:
-            raise Dropped  # by the client
+            raise Dropped  # the client closed the connection
         return content
 
     def send(self, answer: Answer) -> None:
@@ -123,37 +124,38 @@ class Server(ThreadingHTTPServer):
 
 @dataclass
 class Rule:
-    """A fault, and how often it happens."""
+    """A fault, the requests that it applies to, and how often it happens."""
 
     fault: Fault
     method: str = ".*"
-    """Regular expression that matches the whole method. `path` matches anywhere in the path."""
+    """Regular expression for the complete method."""
     path: str = ""
+    """Regular expression for any part of the path."""
     times: int = 1
     seconds: float = 0
-    """The delay of `slow`, or the Retry-After of `busy`."""
+    """The delay of `slow`, or Retry-After of `busy`."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request and its answer, as transferred."""
+    """A recorded request."""
 
     method: str
     path: str
     kind: str
     status: int | None
-    """None if the connection was dropped."""
+    """The status of the answer. None: the connection was closed without an answer."""
     bytes: int
-    """Size of both bodies."""
+    """The size of the bodies in both directions."""
     fault: Fault | None
 
 
 @dataclass
 class Faulty:
-    """The proxy. Clients use its `address`. Its rules may change at any time."""
+    """The proxy. Clients connect to `address`; `rules` may change at any time."""
 
     upstream: str
-    """Address of the registry without the proxy."""
+    """`host:port` of the registry itself."""
     address: str = ""
     rules: list[Rule] = field(default_factory=list)
     noted: list[Request] = field(default_factory=list)
@@ -161,24 +163,24 @@ class Faulty:
     working: int = 0
 
     def rule(self, fault: Fault, method: str = ".*", path: str = "", *, times: int = 1, seconds: float = 0) -> Rule:
-        """Add a rule. If several rules match, the first one is used."""
+        """Add a rule. If several rules match a request, the first is used."""
         made = Rule(fault, method, path, times, seconds)
         self.rules.append(made)
         return made
 
     @property
     def requests(self) -> list[Request]:
-        """All requests so far, including those whose answer has just arrived."""
+        """Wait until no request is running; return all recorded requests."""
         with self.lock:
             assert self.lock.wait_for(lambda: not self.working, timeout=30), "requests do not end"
             return list(self.noted)
 
     def count(self, method: str = "", kind: str = "") -> int:
-        """Return the number of requests with a method and of a kind. Default: all requests."""
+        """Return the number of requests with this method and this kind. Default: any method, any kind."""
         return sum(method in ("", r.method) and kind in ("", r.kind) for r in self.requests)
 
     def clear(self) -> None:
-        """Remove all rules. Then wait for the running requests, and forget all requests."""
+        """Remove all rules, wait until running requests have ended, and remove all recorded requests."""
         with self.lock:
             self.rules.clear()
             self.lock.notify_all()
@@ -186,7 +188,7 @@ class Faulty:
         self.noted.clear()
 
     def serve(self, handler: Handler) -> None:
-        """Answer a request with a fault if a rule matches, or else with the answer of the registry."""
+        """Answer a request from the registry, or with the fault of the first matching rule."""
         status, passed, method, path = None, 0, handler.command, handler.path
         with self.lock:
             self.working += 1
@@ -214,7 +216,7 @@ class Faulty:
             case Rule("drop-before"):
                 raise Dropped
             case Rule("slow"):
-                with self.lock:  # as long as the rule is there
+                with self.lock:  # wait only while the rule exists
                     self.lock.wait_for(lambda: not any(other is rule for other in self.rules), timeout=rule.seconds)
             case Rule("busy"):
                 return refusal(429, "TOOMANYREQUESTS", "injected", **{"Retry-After": f"{rule.seconds:.0f}"})
@@ -235,9 +237,9 @@ class Faulty:
         return answer
 
     def ask(self, handler: Handler, method: str, path: str, content: bytes = b"") -> Answer:
-        """Send a request to the registry."""
+        """Send a request to the registry; return its answer."""
         with closing(HTTPConnection(self.upstream, timeout=60)) as connection:
-            # Some clients send a header several times, such as Accept.
+            # Some clients repeat a header, such as Accept.
             names = [name for name in handler.headers if name.lower() not in HOP]
             headers = {name: ", ".join(handler.headers.get_all(name, ())) for name in names}
             connection.request(method, path, content, headers | {"Content-Length": str(len(content))})
@@ -249,7 +251,7 @@ class Faulty:
 
 @contextmanager
 def answering(server: ThreadingHTTPServer) -> Iterator[str]:
-    """Run a server in a thread, and yield its address."""
+    """Run a server in a thread; yield its address."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -262,7 +264,7 @@ def answering(server: ThreadingHTTPServer) -> Iterator[str]:
 
 @contextmanager
 def in_front_of(upstream: str) -> Iterator[Faulty]:
-    """Run a proxy for the registry at `host:port`, on a free port of this machine."""
+    """Run a proxy for the registry at `host:port`, on a free port of the loopback interface."""
     faulty = Faulty(upstream)
     with answering(Server(faulty.serve)) as faulty.address:
         yield faulty

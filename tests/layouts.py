@@ -1,4 +1,4 @@
-"""Small OCI layouts such as a build writes."""
+"""Small OCI layouts like those that a build writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Made:
 
 
 def make(folder: Path, content: bytes, platforms: tuple[str, ...] = ("linux/amd64", "linux/arm64")) -> Made:
-    """Write an image with one layer that contains one file."""
+    """Write an image with one layer that contains one file with this content."""
     folder.mkdir(parents=True, exist_ok=True)
     tar = folder / "layer.tar"
     tar.write_bytes(image_files.layer({"file": content}))

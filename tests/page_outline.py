@@ -1,4 +1,4 @@
-"""A reader of HTML pages: elements, texts, scripts and the content security policy."""
+"""A parser for HTML pages that collects elements, text and scripts, and checks the content security policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOID = {"meta", "input", "br", "line", "circle"}
 
 @dataclass
 class Outline(HTMLParser):
-    """The elements, texts and scripts of a page. Every element must be closed."""
+    """The content of a page. Parsing fails if an element is not closed."""
 
     elements: list[tuple[str, dict[str, str | None]]] = field(default_factory=list)
     scripts: list[tuple[str | None, str]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
     def runs_only_its_own_scripts(self) -> None:
-        """Assert that the page loads no other files and that its policy permits only its own scripts."""
+        """Assert that the page loads nothing, and that its content security policy permits only its own scripts."""
         assert not [a for _, a in self.elements if {"src", "srcset", "data", "poster", "background"} & set(a)]
         policy = next(str(a["content"]) for a in self.named("meta") if "http-equiv" in a)
         assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src '")

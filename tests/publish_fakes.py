@@ -1,4 +1,4 @@
-"""A project with staged images in a fake registry, and with the evidence that `publish` needs."""
+"""A project whose images are staged in an in-memory registry, with the result files that publishing needs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 
 @dataclass
 class Site:
-    """A project, a registry and a folder with evidence."""
+    """A project, a registry, and a folder with result files."""
 
     root: Path
     fake: FakeRegistry = field(default_factory=lambda: FakeRegistry(HOST))
     policy: str = ""
-    """Lines at the end of the matrix, from `publish:` on."""
+    """Lines to append to the matrix, beginning with `publish:`."""
     host: str = HOST
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Site:
         self.read()
 
     def read(self) -> None:
-        """Read the project from its current files."""
+        """Read the project again, after its files changed."""
         self.project: Project = self.files.load()
         self.plan: Plan = make_plan(self.project)
         self.renderer = Renderer(self.project)
@@ -61,7 +61,7 @@ class Site:
         self, name: str, platform: str, content: bytes = b"layer", registry: Registry | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> str:  # fmt: skip
-        """Push an image for a platform to the staging repository. Return its digest."""
+        """Push an image for a platform to the staging repository; return its digest."""
         target = self.target(name)
         message = {"imagebuild.target": name, "org.opencontainers.image.version": name}
         message |= {f"imagebuild.component.{c}": version for c, version in target.components.items()}
@@ -70,7 +70,7 @@ class Site:
         return put_image(registry or self.fake, repository, content, platform=platform, Labels=message).digest
 
     def built(self, name: str, manifests: Mapping[str, str], file: str = "", **more: Any) -> BuildResult:
-        """Write the result of a build of the current targets."""
+        """Write the result of a build of the Dockerfile that this checkout renders."""
         text = self.renderer.dockerfile(self.target(name)).text
         values = {
             "dockerfile": hashlib.sha256(text.encode()).hexdigest(),
@@ -87,7 +87,7 @@ class Site:
         self, digest: str, platform: str = AMD64, file: str = "", outcomes: Mapping[str, Outcome] | None = None,
         name: str = NEW, checks: Iterable[CheckResult] | None = None, runner: str = "docker",
     ) -> VerifyResult:  # fmt: skip
-        """Write a verification. Checks pass unless `outcomes` says otherwise; GPU checks are skipped."""
+        """Write the result of a verification. `outcomes` are the exceptions from `passing`."""
         stated = {**passing(name), **(outcomes or {})}
         hashes = {rule.name: rule.sha256 for rule in rules_of(self.project, self.target(name))}
         found = [
@@ -109,7 +109,7 @@ class Site:
         return result
 
     def edit(self, **changed: object) -> dict[str, Any]:
-        """Change the verification for amd64. Return the old one."""
+        """Change the result of amd64's verification; return the result before the change."""
         path = next(path for path in self.evidence.rglob("verify.json") if AMD64 in path.read_text())
         document: dict[str, Any] = json.loads(path.read_text())
         path.write_text(json.dumps(document | changed))
@@ -132,7 +132,7 @@ class Site:
         self, *names: str, content: bytes = b"layer", registry: Registry | None = None,
         outcomes: Mapping[str, Outcome] | None = None, **build: Any,
     ) -> dict[tuple[str, str], str]:  # fmt: skip
-        """Stage, build and verify targets for both platforms. Maps target and platform to the digest."""
+        """Stage, build and verify targets for both platforms; map each pair of target and platform to its digest."""
         digests = {}
         for name in names or (NEW,):
             for platform in (AMD64, ARM64):
@@ -147,14 +147,14 @@ class Site:
         return Done(publish_targets(self.renderer, self.plan, request, connect or (lambda _: self.fake)))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:
-        """Return the tags that users can pull."""
+        """Map the published tags to their digests."""
         held = self.fake.repositories.get(repository)
         return {} if held is None else dict(held.tags)
 
 
 @dataclass(frozen=True)
 class Done:
-    """The output of `publish`."""
+    """The result of publishing."""
 
     result: PublishResult
 
@@ -173,7 +173,7 @@ class Done:
 
 
 def passing(name: str) -> dict[str, Outcome]:
-    """Return the checks of a target with their outcomes on a machine without GPUs."""
+    """Return the outcomes of a target's checks on a machine without GPUs: passed, or skipped if they need a GPU."""
     found: dict[str, Outcome] = {f"image/{check}": "passed" for check in IMAGE_CHECKS}
     found |= {"library/works": "passed", "library/on-gpu": "skipped", "library/on-two": "passed"}
     found["library/newest"] = "passed" if name == NEW else "skipped"

@@ -1,6 +1,6 @@
-"""What changes cost for the matrix of coreweave/nccl-tests, ten devel images for two architectures, as a table.
+"""The cost of changes in RUN steps, for the matrix of coreweave/nccl-tests: ten devel images for two architectures.
 
-`python -m tests.reference_cost` prints it for docs/evidence.md.
+`python -m tests.reference_cost` prints the table of docs/evidence.md.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TARGETS = ("hpcx-cuda1[23].[0-29].*-devel", "hpcx-cuda12.[68].*-ubuntu22.04-deve
 
 @dataclass(frozen=True)
 class Change:
-    """A change, and the number of RUN steps that it causes to run again."""
+    """A change, and the maximum number of RUN steps that it may execute again."""
 
     what: str
     settings: tuple[str, ...]
     limit: int
     theirs: int
-    """Number of steps of the reference Dockerfile that run again, counted in its text."""
+    """RUN steps that the single Dockerfile of coreweave/nccl-tests executes again, counted in its text."""
     cuda: str = CUDA
 
 
@@ -40,12 +40,12 @@ COLD = Change("everything", (), 110, 380)
 
 
 def state(*settings: str, cuda: str = CUDA) -> ProjectState:
-    """Return the matrix with these settings."""
+    """Return the state of the project with these settings."""
     return read_state(ROOT, parse_changes([f"cuda={cuda}", *settings]), TARGETS, base="registry")
 
 
 def executed(change: Change) -> int:
-    """Return the number of RUN steps that a change causes to run again. For `COLD`, all steps."""
+    """Return the number of RUN steps that the change executes again. For `COLD`: all steps."""
     before = None if change is COLD else state()
     return compare_states(before, state(*change.settings, cuda=change.cuda), ("before", "after")).run
 

@@ -1,4 +1,4 @@
-"""A fake registry in memory for tests of HTTP clients, with or without sockets."""
+"""An in-memory image registry for tests of registry clients, over sockets or without them."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ class Request:
 
 
 class FakeRegistry(Registry):
-    """A client and its registry. It refuses what the distribution's registry refuses; all may change while it runs.
+    """A client and its in-memory registry, which refuses the same requests as the distribution's registry.
 
-    `calls` has every change that was asked for: (what, repository, name). `before` is called with each of those before
-    it is done: to raise, or to do what another publisher does meanwhile.
+    Tests may change the attributes at any time. `calls` records every requested change as (what, repository, name).
+    `before` is called with these values before each change, to raise an error or to act as another publisher.
     """
 
     mounts = True
-    """Whether the registry can mount blobs of other repositories."""
+    """Whether the registry can mount blobs from other repositories."""
     referrers_api = True
     wants: str = ""
-    """Required login: `basic` or `bearer`, with USER and PASSWORD, or IDENTITY for tokens. Empty: none."""
+    """The required login: `basic` or `bearer`, with USER and PASSWORD, or IDENTITY for tokens. Empty: no login."""
     open_to_read = False
-    """Whether everybody gets tokens for reading."""
+    """Whether anyone gets tokens for reading."""
     tells_digests = True
     page = 0
-    """Number of tags on a page of the list. 0: all tags."""
+    """Maximum number of tags in an answer. 0: all."""
     list_path = "/v2/%s/tags/list"
-    """URL of the next page. If it is empty, the link contains only `?last=…`."""
+    """The path in the link to the next page of tags. Empty: the link is only `?last=…`."""
     address = ""
-    """Address if the registry runs in `serve`."""
+    """`host:port` if `serve` runs the registry. Empty otherwise."""
 
     def __init__(self, host: str = "registry.test", **behaviour: Any) -> None:
         super().__init__(host, f"http://{host}/v2/", patience=Patience(0))
@@ -89,7 +89,7 @@ class FakeRegistry(Registry):
         self.asked: list[tuple[str, str]] = []
         """Method and path of each request."""
         self.tokens: dict[str, set[str]] = {}
-        """Maps each token to its scopes."""
+        """Maps each issued token to its scopes."""
         self.sessions: dict[str, str] = {}
         self.numbers = itertools.count()
         self.lock = threading.RLock()
@@ -97,15 +97,15 @@ class FakeRegistry(Registry):
             setattr(self, name, value)
 
     def changed(self, what: str) -> list[tuple[str, str]]:
-        """Return repository and name of all changes of a kind: `manifest`, `blob`, `mount` or `delete`."""
+        """Return repository and name of all changes of one kind: `manifest`, `blob`, `mount` or `delete`."""
         return [(repository, name) for kind, repository, name in self.calls if kind == what]
 
     def asked_for(self, method: str, path: str) -> int:
-        """Return the number of requests whose path matches a regular expression."""
+        """Return the number of requests with this method whose path matches a regular expression."""
         return sum(m == method and bool(re.search(path, p)) for m, p in self.asked)
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer to a request. Tests that store content directly need no login."""
+        """Answer a request. If the registry is served, requests from the test itself need no login."""
         is_own = bool(self.address) and "Host" not in request.headers
         if not is_own:
             with self.lock:
@@ -241,7 +241,7 @@ class FakeRegistry(Registry):
 
 
 class Transport(HTTPAdapter):
-    """A transport that passes requests to the registry without sockets."""
+    """An adapter that passes a client's requests to the registry without sockets."""
 
     def __init__(self, registry: FakeRegistry) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class Transport(HTTPAdapter):
 
 @contextmanager
 def serve(**behaviour: Any) -> Iterator[FakeRegistry]:
-    """Run a registry on a free port of this machine. By default, it lacks the referrers API."""
+    """Serve a registry on a free port of the loopback interface. Default: without the referrers API."""
     registry = FakeRegistry(**{"referrers_api": False, **behaviour})
 
     def answer(handler: Handler) -> None:
@@ -280,9 +280,9 @@ def put_image(
     registry: Registry, repository: str, *layers: bytes | image_files.Files, platform: str = "linux/amd64",
     **settings: Any,
 ) -> Descriptor:  # fmt: skip
-    """Put an image there, by digest; what describes it in an index. Settings are Env, Labels, …
+    """Push an image by digest; return its descriptor for an index.
 
-    Layers are as they are stored, or the files that are in them.
+    `layers` are stored bytes, or the files of a layer. `settings` are keys of the image configuration, such as Env.
     """
     os, architecture = platform.split("/")
     config = encode_json({"os": os, "architecture": architecture, "config": settings, "rootfs": {}})
@@ -298,5 +298,5 @@ def put_image(
 
 
 def index(registry: Registry, repository: str, manifests: Iterable[Descriptor], tag: str = "") -> str:
-    """Store an index of images by digest or by tag. Return its digest."""
+    """Push an index of images; return its digest. If `tag` is empty, push by digest."""
     return registry.at(repository).put_manifest(Manifest(index_document(manifests), INDEX), tag)

@@ -1,4 +1,4 @@
-"""Pages in the distribution's Chromium, without a network, and what people can see of them."""
+"""Fixtures for tests of HTML pages in the distribution's Chromium, without a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.report_samples import report as made
 
 @dataclass
 class Opened:
-    """A page, and what it said while it was open."""
+    """An open page, with its console messages and its requests."""
 
     page: Page
     messages: list[str] = field(default_factory=list)
@@ -31,11 +31,11 @@ class Opened:
 
 
 Visit = Callable[..., Opened]
-expect.set_options(timeout=60_000)  # a busy machine draws late
+expect.set_options(timeout=60_000)  # drawing is slow on a busy machine
 
 
 def until(page: Page, expression: str, seconds: float = 60) -> None:
-    """Wait until a JavaScript expression is true. (Playwright's own function needs `eval`, which the page forbids.)"""
+    """Wait until a JavaScript expression is true. Playwright's own function needs `eval`, which the pages forbid."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < end, f"never true: {expression}"
@@ -43,7 +43,7 @@ def until(page: Page, expression: str, seconds: float = 60) -> None:
 
 
 def rgb(text: str) -> tuple[float, float, float, float]:
-    """The colour that `getComputedStyle` gives."""
+    """Parse a colour that `getComputedStyle` returns: red, green, blue and opacity."""
     parts = [float(part) for part in re.findall(r"[0-9.]+", text)]
     return parts[0], parts[1], parts[2], parts[3] if len(parts) > 3 else 1.0
 
@@ -54,7 +54,7 @@ def luminance(colour: tuple[float, ...]) -> float:
 
 
 def background(page: Page, selector: str) -> tuple[float, float, float, float]:
-    """The nearest background that is not transparent."""
+    """Return the background colour of the nearest ancestor whose background is not transparent."""
     text = page.locator(selector).first.evaluate(
         """element => {
             for (let e = element; e; e = e.parentElement) {
@@ -68,7 +68,7 @@ def background(page: Page, selector: str) -> tuple[float, float, float, float]:
 
 
 def contrast(page: Page, selector: str, style: str = "color", behind: str = "") -> float:
-    """The contrast of an element to what is behind it, as WCAG 2 defines it."""
+    """Return the contrast between an element and its background, as WCAG 2 defines it."""
     colour = rgb(page.locator(selector).first.evaluate(f"e => getComputedStyle(e).{style}"))
     low, high = sorted((luminance(colour), luminance(background(page, behind or selector))))
     return (high + 0.05) / (low + 0.05)
@@ -93,7 +93,7 @@ def catalog() -> Catalog:
 
 @pytest.fixture(scope="session")
 def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Pages with one of everything, by name: a report, the catalogue, and an image of it that was measured."""
+    """Return the addresses of the test pages by name: two reports, the catalogue, and an image with GPU results."""
     folder = tmp_path_factory.mktemp("pages")
     log = "\n".join(f"node1:100:{n} NCCL INFO Channel {n % 16:02}/16 : 0 1 2 3" for n in range(2000)) + HOSTILE
     report = folder / "bad.html"
@@ -113,7 +113,7 @@ def addresses(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture
 def visit(browser: Browser, addresses: dict[str, str]) -> Iterator[Visit]:
-    """Open a page by its name, with a fragment if there is one: `catalog#os=debian13`."""
+    """Open a page by its name and an optional fragment, for example `catalog#os=debian13`."""
     contexts = []
 
     def open_it(name: str, width: int = 1280, scheme: Literal["light", "dark"] = "light", **options: Any) -> Opened:

@@ -1,4 +1,4 @@
-"""The catalogue as people use it: the picker, the table, copying, on a phone, and by keyboard."""
+"""The catalogue in a browser: the picker, the table, copying, on a phone, and by keyboard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def has_failures(image: PublishedImage) -> bool:
 
 
 def choices_of(image: PublishedImage) -> dict[str, str]:
-    """What the image is chosen by; of several platforms, the first."""
+    """Return the choices in the picker that lead to an image. The platform is the image's first."""
     cuda = ".".join(image.axes["cuda"].split(".")[:2])
     return {"image": image.image, **image.axes, **image.stack, "cuda": cuda, "platform": image.platforms[0].platform}
 
@@ -32,7 +32,7 @@ def choose(page: Page, facet: str, value: str) -> None:
 
 
 def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
-    """All choices of each image, made by the page's own program."""
+    """The page's own script makes all choices of each image."""
     page = visit("catalog").page
     offered = page.evaluate(
         """images => images.map(choices => {
@@ -44,7 +44,7 @@ def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
     )
     for image, name in zip(catalog.images, offered, strict=True):
         best = next(i for i in catalog.images if f"{i.image}:{i.tag}" == name)
-        # Of those that fit, the newest without a failure; if all have some, the newest.
+        # The picker offers the newest matching image without failures; if all have failures, the newest.
         wanted = choices_of(image)
         fitting = [
             i for i in catalog.images
@@ -56,7 +56,7 @@ def test_the_picker_leads_to_every_tag(visit: Visit, catalog: Catalog) -> None:
 
 
 def test_facets_are_the_newest_first(visit: Visit) -> None:
-    """Images stay in the order of the matrix, words in that of the alphabet."""
+    """Versions are sorted from newest to oldest, images as in the matrix, other words alphabetically."""
     boxes = visit("catalog").page.locator(".facets div")
     facets = boxes.evaluate_all(
         "boxes => boxes.map(box => [box.textContent.split(' ')[0], Array.from(box.lastChild.options, o => o.value)])"
@@ -92,7 +92,7 @@ def test_choices_are_narrowed_and_say_why(visit: Visit) -> None:
 
 
 def test_the_answer_is_on_the_first_screen_of_a_phone(visit: Visit) -> None:
-    """13.2 on Ubuntu 24.04: the name, what speaks for it, and the command to pull it."""
+    """For CUDA 13.2 on Ubuntu 24.04: the name of the image, its facts, and the command to pull it."""
     page = visit("catalog#cuda=13.2&os=ubuntu24.04", width=390).page
     expect(page.locator("#tag")).to_contain_text("hpcx:cuda13.2.1-")
     titles = page.locator("#facts dt").all_text_contents()
@@ -195,7 +195,7 @@ def test_by_keyboard(visit: Visit) -> None:
     page.keyboard.type("hpcx")
     expect(page.get_by_label("Image", exact=True).locator("option:checked")).to_have_text("hpcx")
     page.keyboard.press("Tab")
-    # 13.5 is of another image only, so the arrow passes over it.
+    # Only another image has CUDA 13.5, so the arrow key skips it.
     page.keyboard.press("ArrowDown")
     expect(page.get_by_label("CUDA", exact=True).locator("option:checked")).to_have_text("13.4")
     expect(page.locator("#tag")).to_contain_text("hpcx:cuda13.4.2")
@@ -223,7 +223,7 @@ def test_search_sort_and_pages(visit: Visit, catalog: Catalog) -> None:
     texts = page.locator('td[data-title="Compressed"]').all_text_contents()
     sizes = [float(t.split()[0]) * (1000 if t.endswith("GB") else 1) for t in texts]
     assert sizes == sorted(sizes)
-    # The picker still names what it named before the rows moved.
+    # Sorting the table does not change the image that the picker names.
     choose(page, "Image", "quickstart")
     page.get_by_role("button", name="by digest").click()
     named = str(page.locator("#tag").text_content())

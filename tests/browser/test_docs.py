@@ -1,4 +1,4 @@
-"""The site of the docs on a laptop."""
+"""The documentation site at the width of a laptop."""
 
 from __future__ import annotations
 

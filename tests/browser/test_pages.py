@@ -1,4 +1,4 @@
-"""What holds for all pages: they load nothing, can be read by everybody, on any screen, on paper, and without scripts."""
+"""All pages load nothing, are accessible, and are readable on any screen, on paper, and without scripts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_text_and_lines_can_be_seen(visit: Visit, name: str, scheme: str) -> Non
     lightness = luminance(background(page, "body"))
     assert lightness > 0.8 if scheme == "light" else lightness < 0.02
     faint = []
-    if name == "report":  # whose charts axe-core leaves out, as it does all that is drawn
+    if name == "report":  # axe-core does not check charts
         for part in (".xtick text", ".ytick text", ".legendtext", ".textpoint text"):
             faint += [part] if contrast(page, f".chart {part}", "fill", ".panel") < 4.5 else []
         for number in range(page.locator(".chart").first.locator(".scatterlayer .js-line").count()):
@@ -45,12 +45,12 @@ def test_text_and_lines_can_be_seen(visit: Visit, name: str, scheme: str) -> Non
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["catalog#os=ubuntu26.04&x=1", "image"])
 def test_axe_finds_nothing_on_a_phone(visit: Visit, name: str, scheme: str) -> None:
-    """On a phone; on a wide screen it was asked above."""
+    """The test above checks a wide screen."""
     axe_finds_nothing(visit(name, scheme=scheme, width=390).page)
 
 
 def axe_finds_nothing(page: Page) -> None:
-    """What axe-core knows of WCAG and of good practice."""
+    """Assert that axe-core finds no violation of WCAG or of good practice."""
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
 

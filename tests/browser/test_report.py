@@ -1,4 +1,4 @@
-"""The charts of a report as people use them: hovered, on a phone, printed, and by keyboard."""
+"""The charts of a report in a browser: hovering, on a phone, printed, and by keyboard."""
 
 from __future__ import annotations
 

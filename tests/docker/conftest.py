@@ -1,4 +1,4 @@
-"""Fixtures of the tests that run the real engine. Nothing is mocked, and what a test starts is gone when it ends."""
+"""Fixtures for the tests with a real engine. They do not use mocks, and they remove all that a test starts."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 MARK = uuid4().hex[:8]
 REPOSITORY = f"imagebuild-test-{MARK}"
-"""Names every image made here, so that nobody's is overwritten or removed."""
+"""The repository of all images that this test process builds. It is unique, so that no other image is changed."""
 TARGET, TINY_TARGET = "quickstart-cuda13.5-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
 OURS = {
     "DOCKER_HOST", "FORCE_COLOR", "IMAGEBUILD_CONFIG", "IMAGEBUILD_PROJECT", "IMAGEBUILD_STATE", "NO_COLOR",
 }  # fmt: skip
-"""Variables that decide what is tested; those of whoever runs the tests do not count."""
+"""Environment variables that would change the tested behaviour, and are therefore not inherited."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """The result of a command that has ended."""
 
     status: int
     out: str
@@ -65,19 +65,19 @@ class Done:
 
 @dataclass(frozen=True)
 class Imagebuild:
-    """`imagebuild …`, called in a folder as people call it."""
+    """The command `imagebuild`, called in a folder with an environment."""
 
     folder: Path
     environ: Mapping[str, str]
     limit: float = 1200
-    """Seconds that a command may take."""
+    """Maximum duration of a command, in seconds."""
 
     def start(self, *args: str | Path, **environ: str) -> subprocess.Popen[str]:
-        """Without waiting for the end, so that a test can interfere."""
+        """Start a command without waiting for its end, so that a test can interrupt it."""
         return subprocess.Popen(
             [sys.executable, "-m", "imagebuild", *map(str, args)], cwd=self.folder, env={**self.environ, **environ},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            # What is started from a shell's background ignores Ctrl-C, and hands that on.
+            # Background processes of a shell ignore Ctrl-C, and their children inherit this.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
         )  # fmt: skip
 
@@ -88,13 +88,13 @@ class Imagebuild:
         return done
 
     def verify(self, *args: str | Path, expect: int = 0, **environ: str) -> VerifyResult:
-        """What `imagebuild verify` finds."""
+        """Run `imagebuild verify`; return its result."""
         self("verify", *args, "--json", self.folder / "verify.json", expect=expect, **environ)
         return VerifyResult.model_validate_json((self.folder / "verify.json").read_text())
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 300) -> Done:
-    """Wait for the end; a command that does not end in time is a failure."""
+    """Wait for the end of a command. Fail the test if the command does not end within `seconds`."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -104,7 +104,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 300) -> Done:
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> bool:
-    """Whether the condition comes true in time; on a busy machine a moment may be long."""
+    """Wait until the condition is true; return whether this happened within `seconds`. Busy machines need long."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -114,7 +114,7 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> bool:
 
 
 def processes(*, argv: str = "", environ: str = "") -> dict[int, list[str]]:
-    """Processes of this machine that have these in their arguments and their environment: pid → arguments."""
+    """Map pids to arguments, for the processes whose arguments and environment contain the given texts."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -125,7 +125,10 @@ def processes(*, argv: str = "", environ: str = "") -> dict[int, list[str]]:
 
 
 def sleeping(seconds: str) -> bool:
-    """Whether a process sleeps so long, in a container or a step; the engine's own list needs `ps` on its host."""
+    """Return whether a process runs `sleep SECONDS`, also in a container or a build step.
+
+    The engine's own list of processes needs `ps` on its host.
+    """
     return any(Path(words[0]).name == "sleep" for words in processes(argv=seconds).values())
 
 
@@ -136,7 +139,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def half_written(folder: Path) -> list[str]:
-    """Files that only a build which has not ended may have."""
+    """Return the temporary files that a build must remove before it ends."""
     return [str(p) for p in folder.rglob("*") if p.name.startswith(".") or p.name == "metadata.json"]
 
 
@@ -147,12 +150,12 @@ TOGETHER = {
         "test_slurm",
     ),
 }  # fmt: skip
-"""Modules that run in one process: they share the stand-in for the vendor's servers, and quickstart's images."""
+"""Test modules that run in the same process, because they share NVIDIA's stand-in or quickstart's images."""
 FIRST = (
     *TOGETHER["standin"], *TOGETHER["quickstart"], "test_workflows", "test_publish", "test_cost", "test_broken",
     "test_mirrors",
 )  # fmt: skip
-"""Modules in the order in which they begin: long ones first, so that no process ends long before the others."""
+"""Test modules in the order in which they begin. Long modules are first, so that the processes end at similar times."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -161,7 +164,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Spread(LoadFileScheduling):  # type: ignore[misc] # has no types
-    """Each module runs in one process, as its tests share what they built.
+    """The schedule of test processes: all tests of a module run in one process, because they share built images.
 
     The groups of pytest-xdist 3.8 have no effect with pytest 9.2.
     """
@@ -177,7 +180,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
 
 @contextmanager
 def alone(what: str) -> Iterator[None]:
-    """Wait until no other process of this machine that runs tests does `what`."""
+    """Hold a lock named `what`, so that only one test process on this machine does it at a time."""
     with (Path(tempfile.gettempdir()) / f"imagebuild-test-{what}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -185,7 +188,7 @@ def alone(what: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def host() -> Iterator[str]:
-    """Address of the engine, found as imagebuild finds it."""
+    """Return the address of the engine that imagebuild finds."""
     with pytest.MonkeyPatch.context() as patched:
         found = find_engine(os.environ).host
         patched.setenv("DOCKER_HOST", found)
@@ -196,9 +199,10 @@ def host() -> Iterator[str]:
 def client(host: str) -> Iterator[DockerClient]:
     connected = connect_engine(Endpoint(host, "DOCKER_HOST"))
     yield connected
-    # Not `images.list()`, which asks for each image again: other clients of the engine remove theirs meanwhile.
+    # Not `images.list()`, which inspects each image and fails if another client has removed one meanwhile.
     for image in connected.api.images():
-        # A rebuilt image takes its name from the one before. By digest, force would take an equal image from others.
+        # Images that lost their name to a newer build have only the label. Removal by digest is not forced, because
+        # other clients may use an equal image.
         unnamed = (image["Labels"] or {}).get("org.opencontainers.image.description") == MARK
         for name in (*(image["RepoTags"] or ()), *(image["RepoDigests"] or ()), *([image["Id"]] if unnamed else ())):
             if unnamed or REPOSITORY in name:
@@ -209,28 +213,28 @@ def client(host: str) -> Iterator[DockerClient]:
 
 @contextmanager
 def watched(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
-    """An environment for commands. What they leave running or lying about is a failure, and is removed."""
+    """Yield an environment for commands. Afterwards, fail if the commands left processes, containers or files."""
     mark = uuid4().hex
-    # Not in pytest's folder, which apt's own user cannot enter.
+    # Not in pytest's folder, because apt's user cannot enter it.
     with tempfile.TemporaryDirectory(prefix="imagebuild-test-") as folder:
         Path(folder).chmod(0o755)
         inherited = {name: value for name, value in os.environ.items() if name not in OURS}
         try:
             yield {**inherited, "DOCKER_HOST": host, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "IMAGEBUILD_TEST": mark}
-            until(lambda: not processes(environ=mark) and not containers(client))  # which engines remove in their time
+            until(lambda: not processes(environ=mark) and not containers(client))  # engines remove them with a delay
             assert not [*processes(environ=mark).values(), *containers(client), *Path(folder).iterdir()]
         finally:
             kill(processes(environ=mark))
 
 
 def containers(client: DockerClient) -> list[str]:
-    """Containers of our images that imagebuild started."""
+    """Return the names of containers that imagebuild started from images of this test process."""
     found = client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True)
     return [str(c.name) for c in found if REPOSITORY in c.attrs["Config"]["Image"]]
 
 
 def unused_networks(client: DockerClient) -> set[str]:
-    """Networks that imagebuild made and no container uses; those of other clients are in use but for a moment."""
+    """Return the names of imagebuild's networks that no container uses. Networks of other clients are rarely unused."""
     unused = set()
     for network in client.api.networks(filters={"label": LABEL}):
         with suppress(NotFound):  # another client has just removed it
@@ -247,7 +251,7 @@ def environ(client: DockerClient, host: str) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This project, with another name for its images."""
+    """Return a copy of this project with another repository for its images."""
     return copy_of_project(tmp_path_factory.mktemp("checkout"))
 
 
@@ -262,14 +266,14 @@ def copy_of_project(folder: Path) -> Path:
 
 @contextmanager
 def edited_matrix(folder: Path) -> Iterator[dict[str, Any]]:
-    """What is in a project's matrix, to be changed."""
+    """Yield a project's matrix, and write it back with the changes."""
     matrix = yaml.safe_load((folder / "matrix.yaml").read_text())
     yield matrix
     (folder / "matrix.yaml").write_text(yaml.safe_dump(matrix, sort_keys=False))
 
 
 def own_cache(folder: Path) -> dict[str, str]:
-    """Variables for a cache below this folder that is empty but for the bases, which take long to make."""
+    """Return environment variables for a new cache in this folder. It has only the base images, which build slowly."""
     cache = folder / "cache" / "imagebuild"
     cache.mkdir(parents=True, exist_ok=True)
     if not (cache / "base").exists():
@@ -284,7 +288,7 @@ def imagebuild(checkout: Path, environ: dict[str, str]) -> Imagebuild:
 
 @dataclass(frozen=True)
 class Built:
-    """A target of this project, built."""
+    """A built target of this project."""
 
     folder: Path
 
@@ -305,13 +309,13 @@ def build_of(checkout: Path, target: str, client: DockerClient, host: str) -> Bu
 
 @pytest.fixture(scope="session")
 def devel(checkout: Path, client: DockerClient, host: str) -> Built:
-    """What programs for that image are compiled in."""
+    """Build the devel image, in which tests compile programs for the quickstart image."""
     return build_of(checkout, TARGET.replace("runtime", "devel"), client, host)
 
 
 @pytest.fixture(scope="session")
 def quickstart(checkout: Path, client: DockerClient, host: str) -> Built:
-    """The image that `make image` builds."""
+    """Build the image that `make image` builds."""
     return build_of(checkout, TARGET, client, host)
 
 
@@ -330,10 +334,10 @@ RUN mkdir -p /out/runtime && \\
 
 @dataclass
 class Tiny(Files):
-    """A project whose stages take a moment and no network, and are in no cache: versions are new in each test.
+    """A project whose stages build quickly and without a network, and are never cached: each test has new versions.
 
-    `library` is one stage for all targets, `tool` one for each CUDA, `plugin` is in devel images only. What they
-    make says when it was made.
+    `library` is one stage for all targets, `tool` is one stage per CUDA version, `plugin` is only in devel images.
+    Their output contains a UUID, so that a second execution is visible.
     """
 
     root: Path
@@ -352,22 +356,22 @@ class Tiny(Files):
 
     @property
     def new(self) -> str:
-        """For a component: makes the step that all images have as new as this project."""
+        """Return lines for a component.yaml that make the packages step of all images unique to this project."""
         return f'packages: {{after-install: ": {self.nonce}"}}\n'
 
     def add(self, name: str, more: str = "", with_: str = "") -> None:
-        """A component; `with_` is a word that its step has, together with what `library` made."""
+        """Add a component. If `with_` is set, its step also depends on that word and on the output of `library`."""
         stage = STAGE.replace("RUN", f"RUN --mount=type=bind,from=library,target=/{with_} \\\n   ") if with_ else STAGE
         self.component(name, COMPONENT.format(name=name) + more, build=stage)
 
     def step(self, command: str) -> None:
-        """Let `library` run this command, which no cache has."""
+        """Let `library` run this command. The step is never cached."""
         stage = f"FROM {{{{ base }}}} AS library\nRUN {command} # {self.nonce}\n"
         self.write("dockerfiles/components/library/build.j2", stage)
 
     @property
     def forever(self) -> str:
-        """Seconds to sleep: far too many, and no other process sleeps as many."""
+        """Return a very long time to sleep, in seconds, that no other process uses."""
         return f"1000{int(self.nonce, 16)}"
 
     @property
@@ -378,7 +382,7 @@ class Tiny(Files):
         return BuildResult.model_validate_json((self.root / "build" / target / "result.json").read_text())
 
     def build(self, *args: str | Path, expect: int = 0, **environ: str) -> Done:
-        """`imagebuild build` for this machine's platform. One that fails leaves the results that were there."""
+        """Run `imagebuild build` for this machine's platform. Assert that a failed build keeps earlier results."""
         before = self._results()
         done = self.imagebuild("build", "--platform", "local", *args, expect=expect, **environ)
         assert not half_written(self.root / "build")
@@ -398,7 +402,7 @@ def tiny(tmp_path: Path, environ: dict[str, str]) -> Iterator[Tiny]:
 
 @dataclass(frozen=True)
 class SecondEngine:
-    """A private engine that a test may fill up or stop."""
+    """A private engine whose disk a test may fill, and that a test may stop."""
 
     environ: dict[str, str]
     host: str
@@ -409,7 +413,7 @@ class SecondEngine:
 
 @pytest.fixture
 def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEngine]:
-    """On a disk of its own, of 400 MB. There is one at a time: each looks for addresses that no other network has."""
+    """Start an engine with a disk of 400 MB. Only one runs at a time, because each chooses unused network addresses."""
     if os.geteuid():
         pytest.skip("a second engine needs root")
     state = tmp_path_factory.mktemp("engine")
@@ -428,7 +432,7 @@ def second_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondEn
 
 
 def install(programs: Mapping[str, str], *packages: str) -> None:
-    """Install what this machine lacks of programs (→ the package that has each), and packages."""
+    """Install packages, and the packages of missing programs. `programs` maps each program to its package."""
     if missing := [*(package for program, package in programs.items() if not which(program)), *packages]:
         if os.geteuid():
             pytest.skip(f"installing {' '.join(missing)} needs root")
@@ -436,7 +440,7 @@ def install(programs: Mapping[str, str], *packages: str) -> None:
 
 
 def need(program: str) -> None:
-    """A program that the distribution's archive may not have; then the test is skipped."""
+    """Install a program, or skip the test if the distribution's archive does not have the program."""
     try:
         install({program: program})
     except CommandError as error:
@@ -454,9 +458,9 @@ def docker_compose_project_name() -> str:
 
 
 def compose_command(file: Path, **variables: str) -> str:
-    """Write variables of the compose file, and return the command that reads them."""
+    """Write the variables of the compose file; return the command that reads them."""
     if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode:
-        # What Ubuntu calls docker-compose is the program of before there were plug-ins.
+        # Ubuntu's package docker-compose is the old program, not the plug-in.
         install({}, "docker-compose-v2" if debian.os_release().get("ID") == "ubuntu" else "docker-compose")
     file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     return f'docker compose --env-file "{file}"'
@@ -480,21 +484,21 @@ def docker_cleanup() -> list[str]:
 
 @dataclass(frozen=True)
 class Services:
-    """What the compose file starts, for all tests of this process; a test begins with an empty registry."""
+    """The services of the compose file, shared by all tests of this process."""
 
     proxy: Faulty
     storage: Container
-    """Has the registry's files, below /data."""
+    """The container with the registry's files below /data."""
 
     @property
     def registry(self) -> str:
-        """The registry's `host:port`."""
+        """`host:port` of the registry."""
         return self.proxy.upstream
 
     def emptied(self) -> Services:
-        """Remove what tests before left; the registry keeps nothing in memory."""
+        """Remove the files and rules of earlier tests. The registry does not cache files in memory."""
         self.proxy.clear()
-        # Thousands of files may take seconds to remove, which nobody has to wait for.
+        # Delete in the background, because deleting thousands of files may take seconds.
         aside = "mkdir -p /data/docker && mv /data/docker /data/old-$$ && (rm -rf /data/old-* > /dev/null 2>&1 &)"
         status, output = self.storage.exec_run(["sh", "-c", aside])
         assert status == 0, output
@@ -513,19 +517,19 @@ def services(
 
 @pytest.fixture
 def registry(services: Services) -> str:
-    """Address of the distribution's docker-registry, which lets images be deleted."""
+    """Return the address of an empty docker-registry of the distribution, which permits deletion."""
     return services.emptied().registry
 
 
 @pytest.fixture
 def faulty(registry: str, services: Services) -> Faulty:
-    """A proxy in front of it, for clients of `faulty.address`; faults come by `faulty.rule(…)`."""
+    """Return a proxy for the registry at `faulty.address`. `faulty.rule(…)` adds faults."""
     return services.proxy
 
 
 @contextmanager
 def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
-    """A registry that the compose file does not have: a second one, or one with other settings."""
+    """Run a second registry, or a registry with other settings than the compose file's."""
     install({"docker-registry": "docker-registry"})
     try:
         with docker_registry.running(folder / "data", deletes=deletes) as address:
@@ -536,8 +540,8 @@ def own_registry(folder: Path, *, deletes: bool = True) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
-    """The stand-in for the vendor's servers, served without faults."""
-    from tests.upstream.standin import PROGRAMS, Upstream  # noqa: PLC0415 - others need it not
+    """Serve the stand-in for NVIDIA's servers, without faults."""
+    from tests.upstream.standin import PROGRAMS, Upstream  # noqa: PLC0415 - most tests do not need it
 
     install(PROGRAMS)
     made = Upstream.make(sources=request.config.getoption("--whole-hpcx"))
@@ -547,8 +551,8 @@ def upstream(host: str, request: pytest.FixtureRequest) -> Iterator[Upstream]:
 
 @pytest.fixture(scope="session")
 def locked(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory, client: DockerClient, host: str) -> Path:
-    """The project of someone who reaches the stand-in only, with all that the tested targets need in the lock."""
-    from tests.docker import standin  # noqa: PLC0415 - others need it not
+    """Return a project that uses the stand-in, with a complete lock for the tested targets."""
+    from tests.docker import standin  # noqa: PLC0415 - most tests do not need it
 
     folder = standin.project(tmp_path_factory.mktemp("hpcx"), upstream.configuration)
     with watched(client, host) as environ:

@@ -1,4 +1,4 @@
-"""A site on the engine's bridge, with what builds fetch: an archive, sources in git, a repository of packages."""
+"""An HTTP server on the engine's bridge with files for builds: an archive, Git repositories, a package repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSWORD = "geheim-of-the-mirror"
 
 
 class Content:
-    """Files for a site, made anew for each test."""
+    """The files of a site. `nonce` makes them unique to a test."""
 
     def __init__(self, folder: Path, nonce: str) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class Content:
         self._packages(nonce)
 
     def _git(self, nonce: str) -> dict[str, str]:
-        """Repositories, and the commits in them: `main` has `sub` as a submodule."""
+        """Create the repositories `sub` and `main`; return their commits. `sub` is a submodule of `main`."""
         work, commits = self.folder.with_name("work"), {}
         for name in ("sub", "main"):
             (work / name).mkdir(parents=True)
@@ -50,7 +50,7 @@ class Content:
         return commits
 
     def _packages(self, nonce: str) -> None:
-        """A repository of one package; it is not signed."""
+        """Create an unsigned package repository with one package."""
         package = self.folder / "repo/mirrored_1_all.deb"
         package.parent.mkdir()
         package.write_bytes(package_with({"mirrored": nonce.encode()}, "mirrored"))
@@ -61,7 +61,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Site:
-    """Serves a folder, and remembers what it was asked for."""
+    """A running server, with the paths of its requests."""
 
     server: Server
     host: str

@@ -1,4 +1,4 @@
-"""This project as somebody has it who reaches the stand-in for the vendor's servers only. See tests/upstream/README.md."""
+"""A copy of this project that is adapted to the stand-in for NVIDIA's servers. See tests/upstream/README.md."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 from tests.docker.conftest import copy_of_project, edited_matrix
 
 TARGETS = "hpcx-cuda13.2.1-ubuntu24.04"
-"""Beginning of the ids of those that the stand-in has all of."""
+"""Prefix of the targets for which the stand-in has all files."""
 
 
 def project(folder: Path, configuration: str) -> Path:
-    """A copy of this project for one GPU, whose lock has nothing yet of what the stand-in serves."""
+    """Copy this project for one GPU generation. The lock contains no entry for files of the stand-in yet."""
     copy_of_project(folder)
     with edited_matrix(folder) as matrix:
-        # One capability is enough to see that code is made.
+        # Compiling for one compute capability is faster, and enough to test that GPU code is compiled.
         matrix["gpu-architectures"] = {"90": matrix["gpu-architectures"]["90"]}
         matrix["images"]["slim"]["axes"]["gpu"] = ["90"]
-        for name in ("sshd", "pmix"):  # what the real Ubuntu has in other versions is Debian's here
+        for name in ("sshd", "pmix"):  # the stand-in's Ubuntu has Debian's versions
             by_os = {entry["when"]["os"]: entry["version"] for entry in matrix["versions"][name]}
             matrix["versions"][name] = by_os["debian13"]
         matrix["images"]["hpcx"]["platforms"] = ["linux/amd64"]
     lock = json.loads((folder / "imagebuild.lock").read_text())
     kept = {"wheels": lock["wheels"], "images": {k: v for k, v in lock["images"].items() if "debian" in k}}
     (folder / "imagebuild.lock").write_text(json.dumps(kept))
-    # Debian 13 has the library of Ubuntu 22.04 under the name of 24.04.
+    # Debian 13 names this library as Ubuntu 24.04 does.
     pmix = folder / "dockerfiles/components/pmix/component.yaml"
     pmix.write_text(pmix.read_text().replace("library: libpmix2}", "library: libpmix2t64}"))
     (folder / "config.yaml").write_text(configuration)

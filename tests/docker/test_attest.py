@@ -36,7 +36,7 @@ REPOSITORY = "gpu/quickstart"
 
 @pytest.fixture
 def cosign(tmp_path: Path) -> Cosign:
-    """cosign, and two key pairs of this test in its folder."""
+    """Return cosign, and write two key pairs to the test's folder."""
     need("cosign")
     cosign = Cosign({"COSIGN_PASSWORD": "a password of a test"})
     for name in ("ours", "theirs"):
@@ -46,7 +46,7 @@ def cosign(tmp_path: Path) -> Cosign:
 
 @dataclass(frozen=True)
 class Published:
-    """The image of `make image` in a registry, as an index of one platform with a tag."""
+    """The image of `make image` in a registry: a tagged index with one platform."""
 
     registry: Registry
     layout: Path
@@ -77,7 +77,7 @@ def published(quickstart: Built, registry: str, tmp_path: Path) -> Iterator[Publ
 
 
 def wrong(imagebuild: Imagebuild, published: Published, *args: str | Path, status: int = 0) -> list[AttestFinding]:
-    """What `attest verify` says is wrong."""
+    """Run `attest verify`; return its findings."""
     file = imagebuild.folder / "attest.json"
     imagebuild("attest", "verify", published.tag, "--json", file, *args, expect=status)
     return [f for f in AttestResult.model_validate_json(file.read_text()).findings if f.is_wrong]
@@ -99,7 +99,7 @@ def test_published_and_verified(
     digest = published.manifest.digest
     first, second, verified = (tmp_path / name for name in ("layout.spdx.json", "registry.spdx.json", "verify.json"))
 
-    # The same document, wherever the image is.
+    # The SBOM is the same for an image in a layout and in a registry.
     imagebuild("sbom", published.layout, "-o", first)
     imagebuild("sbom", str(published.named), "-o", second)
     assert first.read_bytes() == second.read_bytes()
@@ -111,7 +111,7 @@ def test_published_and_verified(
     imagebuild("verify", quickstart.tag, "--only", "pmix/*", "--json", verified)
     assert json.loads(verified.read_text())["digest"] == digest
     made = provenance(imagebuild, quickstart)
-    # The base was bootstrapped, and so it is said; its digest is not that of the official image.
+    # The bootstrapped base has another digest than the official image, so the provenance lists it as replaced.
     (base,) = Provenance.model_validate(made).replaced
     assert base.startswith("docker://docker.io/library/debian:13")
     published.attach("sbom", document)
@@ -121,7 +121,7 @@ def test_published_and_verified(
     imagebuild(*add)
     assert wrong(imagebuild, published) == []
 
-    # Nobody signed anything; then we sign all of it, and somebody else is asked for.
+    # Nothing is signed yet. Then all is signed by our key, and verified with another key.
     ours = ("--key", tmp_path / "ours.pub", "--no-tlog")
     everything = {"signature", "sbom", "provenance", "verification"}
     assert {f.kind for f in wrong(imagebuild, published, *ours, status=1)} == everything
@@ -131,7 +131,7 @@ def test_published_and_verified(
     imagebuild(*add, *key, COSIGN_PASSWORD=cosign.environ["COSIGN_PASSWORD"])
     for kind, predicate in (("sbom", document), ("provenance", made)):
         published.attach(kind, predicate, signer)
-        # What others use finds the same.
+        # `cosign verify-attestation` finds the same statements.
         (found,) = verify_attestation(cosign, str(published.named), kind, tmp_path / "ours.pub")
         assert found["predicate"] == json.loads(json.dumps(predicate))
         assert found["subject"][0]["digest"] == {"sha256": digest.removeprefix("sha256:")}
@@ -143,7 +143,7 @@ def test_published_and_verified(
     ):
         verify_attestation(cosign, str(published.named), "provenance", tmp_path / "theirs.pub")
 
-    # Somebody with access to the registry's disk changes the provenance.
+    # The provenance is changed on the registry's disk.
     (item,) = read_attestations(published.registry.at(REPOSITORY), digest, "provenance")
     manifest = published.registry.at(REPOSITORY).manifest(item.digest)
     hexadecimal = manifest.document["layers"][0]["digest"].removeprefix("sha256:")
@@ -155,7 +155,7 @@ def test_published_and_verified(
 
 
 def verify_attestation(cosign: Cosign, name: str, kind: str, key: Path) -> list[dict[str, Any]]:
-    """The statements that `cosign verify-attestation` prints."""
+    """Return the statements that `cosign verify-attestation` prints."""
     options = ["--key", str(key), "--insecure-ignore-tlog=true", "--allow-http-registry", "--type", KINDS[kind]]
     if cosign.is_before_3:
         roots = key.with_name("roots.json")

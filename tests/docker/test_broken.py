@@ -1,6 +1,6 @@
-"""Things broken on purpose: each gives its exit code and a clear message, and leaves nothing half-written.
+"""Injected failures: each ends with its exit status and a clear message, and leaves no incomplete files.
 
-What is left behind is looked for after every test by the fixture `environ` and by `Tiny.build`.
+The fixture `environ` and `Tiny.build` look for leftovers after every test.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_wheel_with_another_hash(tmp_path: Path, environ: dict[str, str]) -> N
 
 
 def test_a_layer_that_the_engine_loses(tiny: Tiny) -> None:
-    """containerd does so at random while it unpacks; here the client says so after its first build."""
+    """containerd sometimes loses a layer while it unpacks. A fake client reports this error after the first build."""
     client = shutil.which("docker")
     lost = "ERROR: failed to solve: failed to prepare extraction snapshot: parent snapshot x does not exist: not found"
     tiny.write("bin/docker", f"""#!/bin/sh
@@ -88,7 +88,7 @@ def test_a_full_disk(tiny: Tiny, second_engine: SecondEngine) -> None:
 
 
 def start_sleeping(tiny: Tiny, *args: str, **environ: str) -> subprocess.Popen[str]:
-    """A build that has come to a step that takes forever."""
+    """Start a build, and wait until it runs a step that does not end."""
     tiny.step(f"exec sleep {tiny.forever}")
     building = tiny.imagebuild.start("build", TINY_TARGET, "--platform", "local", *args, **environ)
     assert until(lambda: sleeping(tiny.forever) or building.poll() is not None), "the step does not start"
@@ -132,7 +132,7 @@ def test_a_build_or_what_it_started_is_told_to_end(
 
 
 def start_verifying(tiny: Tiny, host: str) -> subprocess.Popen[str]:
-    """A verification that has come to a check that takes forever."""
+    """Start a verification, and wait until it runs a check that does not end."""
     check = f"{{name: slow, description: for a test, run: sleep {tiny.forever}}}"
     tiny.append("dockerfiles/components/library/component.yaml", f"checks: [{check}]\n")
     tiny.build(TINY_TARGET, DOCKER_HOST=host)

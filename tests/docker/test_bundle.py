@@ -1,4 +1,4 @@
-"""A bundle holds all that a build fetches: the same is built from it where no network is."""
+"""A bundle contains all downloads of a build, so that the same image can be built from it without a network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.docker
 
 
 def push_base(registry: str, folder: Path) -> str:
-    """Push a base image, which stands for one that only a registry has; returns its digest."""
+    """Push a base image to a registry; return its digest."""
     base, tag = bootstrap([native_platform()], cache_folder()), f"{registry}/library/debian:13-slim"
     options = ["--push", "--provenance=false", "--tag", tag, f"--build-context=base={base}"]
     command = ["docker", "buildx", "build", *options, "--metadata-file", f"{folder}/pushed.json", "-"]
@@ -36,8 +36,8 @@ def push_base(registry: str, folder: Path) -> str:
 
 
 def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None:
-    """An image of a registry, an archive, a source in git with a submodule, packages; then the servers are gone."""
-    tiny.build(TINY_TARGET)  # the base is there from now on
+    """The bundle has an image, an archive, a Git repository with a submodule, and packages. The servers are stopped."""
+    tiny.build(TINY_TARGET)  # so that the base exists
     content = Content(tiny.root / "site", tiny.nonce)
     bundle = tiny.root / "bundle"
     (tmp_path / "pushing").mkdir()
@@ -73,7 +73,7 @@ def test_all_kinds_of_sources(tiny: Tiny, registry: str, tmp_path: Path) -> None
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory: an engine's data, and a bundle."""
+    """Return a folder in memory for an engine's data and a bundle."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-test-", dir="/dev/shm") as folder:
         (Path(folder) / "cgroup").mkdir()
         yield Path(folder)
@@ -82,7 +82,7 @@ def memory() -> Iterator[Path]:
 def test_quickstart_is_built_without_a_network(
     imagebuild: Imagebuild, memory: Path, request: pytest.FixtureRequest
 ) -> None:
-    """By an engine that has nothing, in a network that has nothing but the loopback and the engine's bridge."""
+    """The engine is empty. Its network namespace has only the loopback interface and the engine's bridge."""
     if not request.config.getoption("--proof"):
         pytest.skip("only in `make bundle-proof`")
     if os.geteuid():

@@ -1,4 +1,4 @@
-"""What one engine compiled, another one takes from a registry."""
+"""An engine uses compiled stages from a cache in a registry that another engine filled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_another_engine_compiles_nothing_that_the_cache_has(
     )
     cache = ("--cache", f"{registry}/cache")
     output = ("--output", tiny.root / "layouts")
-    tiny.build(TINY_TARGET, *cache, *output)  # which has nothing yet; that is no error
+    tiny.build(TINY_TARGET, *cache, *output)  # a missing cache is not an error
     first = tiny.result()
     assert compiled(tiny) == ["library", "tool"]
     tiny.build(TINY_TARGET, *cache, "--cache-write")
@@ -37,9 +37,9 @@ def test_another_engine_compiles_nothing_that_the_cache_has(
 
     tiny.build(TINY_TARGET, *cache, *output, DOCKER_HOST=second_engine.host)
     assert compiled(tiny) == []
-    assert tiny.result().digest == first.digest  # with what the first engine made, at its time
+    assert tiny.result().digest == first.digest  # the output of the first engine, with its times
 
-    # Another version is another reference; the cache of the first one stays.
+    # Another version has another cache reference; the cache of the first version stays.
     tiny.build(TINY_TARGET, *cache, "--cache-write", "--set", f"tool=9.{tiny.nonce}")
     assert compiled(tiny) == ["tool"]
     assert set(written) < set(place.tags())

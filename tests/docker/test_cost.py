@@ -1,4 +1,4 @@
-"""The stages that `imagebuild impact` predicts are those of which BuildKit then executes steps."""
+"""`imagebuild impact` predicts exactly the stages in which BuildKit then executes steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOOL = "dockerfiles/components/tool/build.j2"
 
 
 def executed(root: Path) -> list[Step]:
-    """Steps that the last build ran, each once."""
+    """Return the steps that the last build ran. A step of several targets is listed once."""
     results = [BuildResult.model_validate_json(f.read_text()) for f in root.glob("build/*/result.json")]
     steps = {(step.name, step.seconds): step for result in results for step in result.steps}
     return [step for step in steps.values() if not (step.cached or step.error or "] FROM " in step.name)]
@@ -40,7 +40,7 @@ def predict(imagebuild: Imagebuild, *args: str | Path) -> Impact:
 
 
 def copied(project: Path, folder: Path) -> Path:
-    """A copy of a project's files as they are."""
+    """Copy the current files of a project to a folder."""
     shutil.copytree(project / "dockerfiles", folder / "dockerfiles")
     for name in ("matrix.yaml", "imagebuild.lock"):
         shutil.copy(project / name, folder)
@@ -54,12 +54,12 @@ def build(tiny: Tiny, *platforms: str) -> list[Step]:
 
 
 def edit(name: str, old: str, new: str) -> Callable[[Tiny], None]:
-    """A change of a file; NONCE stands for what makes the project unlike all others."""
+    """Return a function that replaces a text in a file. NONCE in the texts is replaced by the project's nonce."""
     return lambda tiny: tiny.replace(name, old.replace("NONCE", tiny.nonce), new.replace("NONCE", tiny.nonce))
 
 
 def what_runs_nothing(tiny: Tiny) -> None:
-    """A comment, and the digest of an image that is replaced."""
+    """Add comments, and change the locked digest of an image that a bootstrapped base replaces."""
     tiny.replace(TOOL, "RUN ", "# why\n# and how\nRUN \\\n# why\n ")
     tiny.replace("imagebuild.lock", "a" * 64, "c" * 64)
 
@@ -82,7 +82,7 @@ CHANGES = {
 
 
 class WithFile(Tiny):
-    """The tiny project, with a file of `tool` that the final stage copies."""
+    """The tiny project. Its component `tool` has a file that the final stage copies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +92,7 @@ class WithFile(Tiny):
 
 @pytest.fixture(scope="module")
 def known(client: DockerClient, host: str, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A project that was built from nothing: each stage ran once for all targets, and was predicted."""
+    """Build a project without a cache. Assert that each stage ran once for all targets, as predicted."""
     with watched(client, host) as environ:
         tiny = WithFile(tmp_path_factory.mktemp("known"), environ)
         predicted = predict(tiny.imagebuild, "nothing", *LOCAL)
@@ -123,7 +123,7 @@ def test_a_change(environ: dict[str, str], known: Tiny, tmp_path: Path, change: 
 
 
 def cross(tiny: Tiny, server: str, checksum: str) -> None:
-    """Stages of all kinds: on the build machine, with and without the image's architecture, chosen by it, downloaded."""
+    """Add stages that run on the build platform, that depend on the target architecture, and that download files."""
     for name, more in {
         "library": tiny.new,
         "tool": "key: [cuda]\nrequires: [library]\nbuild-requires: [library]\n",
@@ -134,7 +134,7 @@ def cross(tiny: Tiny, server: str, checksum: str) -> None:
 
 
 def test_both_platforms(tiny: Tiny, tmp_path: Path) -> None:
-    """Of one target, as all that runs in the other architecture is emulated."""
+    """Only one target is built, because the steps of the other architecture are emulated."""
     tiny.replace("matrix.yaml", 'cuda: ["12.9", "13.0"]', 'cuda: ["13.0"]')
     tiny.replace("matrix.yaml", "variant: [runtime, devel]", "variant: [runtime]")
     (tmp_path / "www").mkdir()
@@ -143,7 +143,7 @@ def test_both_platforms(tiny: Tiny, tmp_path: Path) -> None:
         cross(tiny, site.url, file_sha256(tmp_path / "www" / "source.txt"))
         cold = predict(tiny.imagebuild, "nothing", *BOTH)
         assert_same(cold, build(tiny, *BOTH))
-        # Platforms share what runs on the build machine.
+        # Platforms share stages that run on the build platform.
         assert {stage.stage: stage.run for stage in cold.stages if stage.run} == {
             "native": 1, "library": 2, "tool": 2, "image": 2,
         }  # fmt: skip
@@ -156,7 +156,7 @@ def test_both_platforms(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_a_base_that_changed(tiny: Tiny, client: DockerClient, registry: str) -> None:
-    """Images that a registry has, as digests of a vendor's base do; what was built a moment ago serves as such."""
+    """A base image in a registry has a new digest. Images that were just built serve as the two bases."""
     build(tiny, *LOCAL, "variant=runtime")
     image, digests, two = f"{registry}/base", [], (*LOCAL, "cuda=13.0")
     for cuda in ("12.9", "13.0"):

@@ -1,4 +1,4 @@
-"""What a build shows on a terminal while it runs; plain lines elsewhere: unit/build/test_buildx."""
+"""The display of a running build on a terminal. tests/unit/build/test_buildx.py tests the plain output."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def test_a_terminal_sees_running_steps(tiny: Tiny) -> None:
     assert re.search(r"^ +\d\.\d  library 1/.: RUN mkdir.*\r\n +working", text, re.M)
     assert re.search(r"\r +\d+\.\d  library 1/.: RUN mkdir.* → \d+\.\d s", text)
     assert re.search(r"\d+ steps run, \d+ cached", text)
-    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is back
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is shown again

@@ -1,7 +1,7 @@
-"""The image hpcx, built from a stand-in for NVIDIA's and Ubuntu's servers: every line of its Dockerfiles runs.
+"""The image hpcx, built from a stand-in for NVIDIA's and Ubuntu's servers. Every line of its Dockerfiles runs.
 
-What passes here says that the Dockerfiles, the lock and the checks work together. It says nothing about the real
-archives and packages: see tests/upstream/README.md for what is real in the stand-in.
+These tests show that the Dockerfiles, the lock and the checks work together. They do not test the real archives and
+packages. tests/upstream/README.md lists the differences.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.docker
 
 
 COMPILED_LONG = ("openmpi", "nccl-tests")
-"""Components that `make docker` leaves out: Open MPI takes longer to compile than all else to build, and NCCL's tests
-need it. `make hpcx-proof` builds everything."""
+"""Components that `make docker` leaves out, because Open MPI takes long to compile, and nccl-tests needs Open MPI.
+`make hpcx-proof` builds all components."""
 MISS_OPEN_MPI = {"image/environment", "cuda-image/paths", "hpcx/environment"}
-"""Checks that must notice that it was left out: /opt/hpcx/ompi is in the environment."""
+"""Checks that must fail without Open MPI, because the environment contains paths in /opt/hpcx/ompi."""
 
 EXPECTED = ("no gpu", "no rdma", "no slurm", "only for", "no size-limit-mb")
-"""Why checks are skipped."""
+"""Permitted reasons for skipped checks."""
 
 
 def test_every_line_runs_and_every_check_passes(

@@ -1,7 +1,7 @@
-"""What can be wrong with the vendor's servers and files: each fault is found by the rule or check that is for it.
+"""Faults of NVIDIA's servers and files. The rule or check that is responsible for a fault finds it.
 
-The servers are the stand-in of tests/upstream/README.md. Each test has one of its own, whose faults nobody else meets,
-and an empty cache of sources.
+The servers are the stand-in of tests/upstream/README.md. Each test has its own server, so that its faults do not affect
+other tests, and an empty cache of sources.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.docker
 
 TARGET = f"{TARGETS}-runtime"
 DOCA_FOLDER = f"/{packages.DOCA_FOLDERS[0]}/"
-"""Of the release that stages are built on."""
+"""The path of the DOCA repository for the distribution of the build stages."""
 DOCA_URL = f"https:/{DOCA_FOLDER}"
 PATH = f"/content.mellanox.com/{ARCHIVE.path}"
 URL = f"https:/{PATH}"
@@ -37,7 +37,7 @@ URL = f"https:/{PATH}"
 
 @dataclass
 class Project:
-    """A copy of the project, with everything in the lock, and the servers that it reaches."""
+    """A copy of the project with a complete lock, and its servers."""
 
     run: Imagebuild
     upstream: Upstream
@@ -56,11 +56,11 @@ class Project:
         (self.folder / "imagebuild.lock").write_text(json.dumps(content))
 
     def unpin(self) -> None:
-        """Take the archive out of the lock."""
+        """Remove the archive from the lock."""
         self.lock = {**self.lock, "archives": {}}
 
     def offer(self, cuda: int, files: hpcx.Tree) -> None:
-        """Serve an archive with these files that holds the libraries of another CUDA major than it says; trust it."""
+        """Serve and lock an archive with these files, whose libraries are for another CUDA major than its name says."""
         packed = self.folder / "packed.tbz"
         inside = replace(ARCHIVE, cuda=cuda)
         known = hpcx.release(ARCHIVE.version)
@@ -71,18 +71,18 @@ class Project:
         self.run("lock", TARGET)
 
     def resign(self, key: str, *, published: bool) -> None:
-        """Let another key sign DOCA, and let the vendor's file of keys be that key's if it is `published`."""
+        """Sign the DOCA repository with another key. If `published`, also serve this key as the vendor's key file."""
         self.server.replaced |= self.upstream.resigned(DOCA_FOLDER, key)
         if published:
             public = (self.upstream.keys.public / f"{key}.gpg").read_bytes()
             self.server.replaced[f"{DOCA_FOLDER}doca_keyring.gpg"] = public
 
     def failed_stage(self, name: str) -> str:
-        """What is said when it is built."""
+        """Build a stage, which must fail; return the error output."""
         return self.run("build", TARGET, "--stage", name, expect=4).err
 
     def failed_checks(self, variant: str) -> dict[str, str]:
-        """HPC-X's checks that fail in an image that has little more than HPC-X, with what they print."""
+        """Build a small image with HPC-X; map the names of HPC-X's failed checks to their output."""
         with edited_matrix(self.folder) as matrix:
             small = matrix["images"]["hpcx"]
             small["components"] = ["cuda-image", "doca-ofed", "hpcx"]
@@ -100,7 +100,7 @@ def project(locked: Path, upstream: Upstream, environ: dict[str, str], tmp_path:
     folder = tmp_path / "project"
     shutil.copytree(locked, folder, ignore=shutil.ignore_patterns("build"))
     places = {"IMAGEBUILD_CONFIG": str(folder / "config.yaml"), **own_cache(tmp_path)}
-    # Under an address that apt has never seen it has no older index to fall back on.
+    # apt has no older index for this new address.
     with Server(upstream.root).running() as server:
         here = replace(upstream, ports={**upstream.ports, "server": server.port})
         (folder / "config.yaml").write_text(here.configuration)
@@ -110,7 +110,7 @@ def project(locked: Path, upstream: Upstream, environ: dict[str, str], tmp_path:
 def test_a_repository_signed_by_a_key_that_nobody_published(project: Project) -> None:
     project.resign(STRANGER, published=False)
     stranger = project.upstream.keys.fingerprint(STRANGER)
-    # What installs runs again, and nothing else.
+    # Only the step that installs packages runs again.
     template = project.folder / "dockerfiles/components/doca-ofed/build.j2"
     template.write_text(template.read_text().replace("mkdir -p /run/keyrings", f"mkdir -p /run/keyrings # {uuid4()}"))
     failed = project.failed_stage("doca-ofed")
@@ -137,7 +137,7 @@ def test_an_archive_that_is_cut_short(project: Project) -> None:
 
 
 def test_an_archive_for_another_cuda_with_the_place_of_another_build(project: Project) -> None:
-    """A file that only names a third CUDA may open it, and does not link it."""
+    """A file that only contains the name of a third CUDA's library does not link it, so it is not a fault."""
     files = {
         "ucx/lib/libucs.la": hpcx.File(b"libdir='/build-result/other/ucx/lib'\n"),
         "ucx/lib/libopens.so": hpcx.File(elf(machine=62) + b"libcudart.so.11", 0o755),
@@ -155,7 +155,7 @@ def test_sources_that_have_no_pin(project: Project) -> None:
     for kind, name in (("archives", URL), ("images", base), ("repositories", DOCA_URL)):
         del lock[kind][name]
     project.lock = lock
-    # No engine is asked, either.
+    # The command does not connect to an engine, either.
     done = project.run("build", TARGET, expect=2, DOCKER_HOST="unix:///nowhere.sock")
     assert f"run `imagebuild lock {TARGET}` on a machine that can reach them:" in done.err
     listed = [line.strip() for line in done.err.splitlines() if line.startswith("  ")]

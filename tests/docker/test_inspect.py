@@ -1,4 +1,4 @@
-"""The image checks on real images: what we build passes, what is planted is found, and the tools of others agree."""
+"""The image checks on real images: our images pass, planted faults are found, and `ldd` finds the same libraries."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ FAULTS = {
     "echo PasswordAuthentication yes > /etc/ssh/sshd_config.d/00-mine.conf":
         {"sshd/settings", "sshd/refuses-root", "sshd/refuses-user"},
 }  # fmt: skip
-"""Damage, a step each → the checks that find it, and no others of their components do."""
+"""Maps each damaging step to the checks that must fail. No other checks of these components may fail."""
 
 
 def test_planted_faults_are_found_and_nothing_else(
     quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
 ) -> None:
-    """In the archive of an image, which is read and also started; the engine keeps nothing of it."""
+    """Verify a saved image, whose files are read and which is also started. The engine must not keep it."""
     tag = f"{REPOSITORY}/planted:1"
     steps = "\n".join(f"RUN {damage}" for damage in FAULTS)
     docker_build(f"FROM {quickstart.tag}\nENV MPI_HOME=/opt/nowhere\n{steps}\n", "--provenance=false", "--tag", tag)
@@ -61,14 +61,14 @@ def test_planted_faults_are_found_and_nothing_else(
     assert f"{len(found)} failed" in done.out
     assert "/opt/deploy: contains a private key, in layer" in found["image/no-keys"]
     assert TOKEN not in done.out + (tmp_path / "verify.json").read_text()
-    # Another client's test may give an equal image a name, for as long as it runs.
+    # The test of another client may temporarily give another name to the same image.
     assert until(lambda: client.images.get(tag).tags == planted.tags)
 
 
 def test_the_loader_in_the_image_agrees(
     quickstart: Built, client: DockerClient, renderer: Renderer, full_plan: Plan, tmp_path: Path
 ) -> None:
-    """`ldd` of every program and library finds, and misses, the same libraries."""
+    """For every program and library, `ldd` finds and misses the same libraries as our loader."""
     with (tmp_path / "image.tar").open("wb") as file:
         file.writelines(client.images.get(quickstart.tag).save())
     (image,) = images_in(tmp_path / "image.tar", tmp_path)

@@ -1,6 +1,6 @@
-"""The pods of MPIJobs and JobSets, as containers: workers are reached, ranks add up, and the launcher ends with the verdict.
+"""The pods of MPIJobs and JobSets, run as containers: the launcher reaches the workers and ends with the verdict.
 
-What the operators do is done here: names in a network, and for the MPI operator keys, a hostfile and its variables.
+The test does the work of the operators: host names in a network, and the MPI operator's keys, hostfile and variables.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ OF_OPERATOR = {
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
 }
-"""Variables that the MPI operator gives its pods."""
+"""Environment variables that the MPI operator sets in its pods."""
 
 
 @dataclass(frozen=True)
 class Pods:
-    """A network, and what is mounted into containers of it; they end with the stack."""
+    """A network for containers, and their volumes. The containers are removed when `stack` ends."""
 
     stack: ExitStack
     client: DockerClient
@@ -42,7 +42,7 @@ class Pods:
     volumes: dict[str, dict[str, str]]
 
     def start(self, host: str, container: Mapping[str, Any], environment: Mapping[str, str]) -> Container:
-        """A container as a pod's. One without a command is a worker of an MPIJob, whose operator gives it one."""
+        """Start a container of a pod. Workers of an MPIJob have no command, so they get the operator's: sshd."""
         given = {e["name"]: e["value"] for e in container.get("env", [])}
         command = [*container["command"], *container["args"]] if "command" in container else ["/usr/sbin/sshd", "-De"]
         made = self.client.containers.run(
@@ -74,7 +74,7 @@ def pods(quickstart: Built, client: DockerClient, bench: Path) -> Iterator[Pods]
 
 
 def mount_as_operator(folder: Path, hosts: list[str], slots: int) -> dict[str, dict[str, str]]:
-    """Make what the MPI operator mounts into pods: a key and the hostfile."""
+    """Create the files that the MPI operator mounts into pods, a key and the hostfile; return their volumes."""
     (folder / "hostfile").write_text("".join(f"{host} slots={slots}\n" for host in hosts))
     (folder / "keys").mkdir()
     command = ["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(folder / "keys/id_rsa")]
@@ -95,7 +95,7 @@ def test_a_job_ends_with_its_verdict(kind: str, pods: Pods, tmp_path: Path) -> N
         variables = OF_OPERATOR
         pods.volumes.update(mount_as_operator(tmp_path, hosts, objects(manifest)[-1]["spec"]["slotsPerWorker"]))
     launcher = pods.start(first, roles["launcher"], variables)
-    for host in hosts:  # for which the launcher waits
+    for host in hosts:  # the launcher waits for them
         pods.start(host, roles["worker"], {})
     status, log = launcher.wait(timeout=600)["StatusCode"], launcher.logs().decode()
     assert status == 0, log

@@ -1,4 +1,4 @@
-"""What a build fetches can come from elsewhere, and nothing that is built tells."""
+"""A build can download from mirrors, without a trace of the mirror in the image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOWHERE = "http://nowhere.invalid"
 
 
 def fetch_all(tiny: Tiny, content: Content, address: str) -> None:
-    """Let `library` install a package, and `tool` and `plugin` use a source in git and an archive."""
+    """Let `library` install a package, `tool` use a Git repository, and `plugin` use an archive."""
     host = address.partition("://")[2].partition(":")[0]
     text = (ROOT / "tests/data/install.j2").read_text().replace("ADDRESS", address).replace("HOST", host)
     tiny.write("dockerfiles/components/library/build.j2", text.replace("NONCE", tiny.nonce))
@@ -45,11 +45,11 @@ def use_sources(tiny: Tiny, content: Content, address: str, repository: str = "m
 
 
 def configuration(tiny: Tiny, site: Site, address: str, login: str = "") -> dict[str, str]:
-    """An environment with a mirror, and with a cache of its own but for the bases, which take long to make."""
+    """Return environment variables for a configuration with a mirror, and for a new cache that has only the bases."""
     settings: dict[str, object] = {"mirrors": {"downloads": {f"{address}/": f"{site.url}/"}}}
     if login:
         user, _, password = login.partition(":")
-        # apt gives passwords to servers without TLS only if they are named so.
+        # apt sends passwords to servers without TLS only if the machine's name in netrc begins with http://.
         machines = [site.url, site.host.partition(":")[0]]
         tiny.write("netrc", "".join(f"machine {name} login {user} password {password}\n" for name in machines))
         settings["netrc"] = str(tiny.root / "netrc")
@@ -77,7 +77,7 @@ def test_everything_comes_from_the_mirror(tiny: Tiny, content: Content, client: 
 
 
 def test_the_step_leaves_no_trace_of_the_program(tiny: Tiny, content: Content, tmp_path: Path) -> None:
-    """In the stage's own file system, which is not in the image."""
+    """The file system of the build stage contains no file of the package proxy."""
     fetch_all(tiny, content, NOWHERE)
     with served(content.folder) as site:
         tiny.build(TINY_TARGET, "--stage", "library", expect=0, **configuration(tiny, site, NOWHERE))
@@ -87,7 +87,7 @@ def test_the_step_leaves_no_trace_of_the_program(tiny: Tiny, content: Content, t
         text = (tiny.root / "build" / TINY_TARGET / "Dockerfile").read_text()
         text += "\nFROM scratch\nCOPY --from=library / /\n"
         command = ["docker", "buildx", "build", "--output", f"type=local,dest={tmp_path}/out", *contexts, "-"]
-        own = {**tiny.environ, "TMPDIR": str(tmp_path)}  # where buildx forgets what it read
+        own = {**tiny.environ, "TMPDIR": str(tmp_path)}  # buildx leaves temporary files there
         subprocess.run(command, input=text, text=True, check=True, capture_output=True, env=own)
     root = tmp_path / "out"
     assert (root / "out/runtime/mirrored").read_text() == tiny.nonce
@@ -99,7 +99,7 @@ def test_the_step_leaves_no_trace_of_the_program(tiny: Tiny, content: Content, t
 
 
 def test_who_uses_a_mirror_shares_the_cache(tiny: Tiny, content: Content) -> None:
-    """Of sources without submodules; see docs/lock.md."""
+    """For sources without submodules; see docs/lock.md."""
     with served(content.folder) as public:
         use_sources(tiny, content, public.url, "sub")
         tiny.build(TINY_TARGET)
@@ -119,7 +119,7 @@ def test_a_mirror_that_has_something_else(tiny: Tiny, content: Content) -> None:
 
 
 def test_a_folder_replaces_a_source_in_git(tiny: Tiny, tmp_path: Path) -> None:
-    """What counts is what the folder holds, not where it is or when it was written."""
+    """Only the content of the folder changes the cache, not its path or the times of its files."""
     address = "https://nowhere.invalid/tool.git"
     tiny.component("tool", COMPONENT.format(name="tool") + f"git: {address}\n", build=(
         "{{ source(name, git, commit) }}\nFROM {{ base }} AS tool\n"

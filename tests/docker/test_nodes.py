@@ -1,4 +1,4 @@
-"""Several containers of the image that reach each other by ssh: faults that checks on them must find."""
+"""Several containers of an image that connect by ssh: the checks find faults in them, and nothing is left."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 def before(client: DockerClient) -> set[str]:
-    """Networks without use that were there before the test."""
+    """Return the unused networks that existed before the test."""
     return unused_networks(client)
 
 
 FAULTS = {
-    # The right key is not looked for.
+    # sshd does not read the file with the cluster's key.
     "other-keys": (
         "echo AuthorizedKeysFile /etc/ssh/others > /etc/ssh/sshd_config.d/00-mine.conf",
         "sshd/host-keys",
         "does not let root in",
     ),
-    # Ranks start, but each believes to be alone.
+    # Ranks start, but each rank is a singleton.
     "mpirun": (
         r"printf '#!/bin/sh\nwhile [ \"$1\" != bash ]; do shift; done\nexec \"$@\"\n' > /usr/local/bin/mpirun && "
         "chmod +x /usr/local/bin/mpirun",
@@ -82,7 +82,7 @@ def test_keys_are_of_this_cluster_and_in_memory(quickstart: Built, client: Docke
 def test_mpirun_between_containers_whose_files_are_read_only(
     quickstart: Built, client: DockerClient, tmp_path: Path, user: str, home: str
 ) -> None:
-    """What docs/clusters.md says; 12345 has no account, as in OpenShift."""
+    """The settings are those of docs/clusters.md. The user 12345 has no account, as in OpenShift."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "id_ed25519"], check=True)
     (tmp_path / "id_ed25519.pub").rename(tmp_path / "authorized_keys")
     (tmp_path / "id_ed25519").chmod(0o400 if user == "0:0" else 0o440)
@@ -112,5 +112,5 @@ def test_mpirun_between_containers_whose_files_are_read_only(
         assert len({line.split()[-1] for line in scan.splitlines()}) == 2
         mpirun = f"with-user timeout 60 mpirun --host {','.join(names)} --prtemca plm_ssh_args '-p 2222' hostname"
         assert until(lambda: set(names) <= set(run(mpirun).split())), run(mpirun)
-        places = {str(entry["Path"]) for entry in nodes[0].diff() or ()}  # docker makes those where it mounts
+        places = {str(entry["Path"]) for entry in nodes[0].diff() or ()}  # docker creates mount points
         assert not [path for path in places if not f"{home}/.ssh".startswith(path)]

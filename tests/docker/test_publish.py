@@ -1,4 +1,4 @@
-"""From build to an image that people pull by a tag: real builds, a real registry, and a bad network between them."""
+"""From the build to a pull by tag, with real builds, a real registry, and a faulty network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHECK = 'checks: [{name: made, description: It is there, run: "cat /library"}]\n
 
 @dataclass
 class Shop:
-    """A project of which two targets are built, pushed and verified; and the registry, behind a proxy."""
+    """A project with two targets that are built, pushed and verified, and a registry behind a proxy."""
 
     tiny: Tiny
     faulty: Faulty
@@ -39,7 +39,7 @@ class Shop:
     evidence: Path
 
     def args(self, name: str, *more: str | Path, host: str = "") -> list[str | Path]:
-        """The command that publishes into repositories of this name."""
+        """Return the arguments of `imagebuild` to publish to repositories with this name."""
         place = f"{host or self.faulty.address}/{REPOSITORY}/{name}"
         return ["publish", "--registry", place, "--results", self.evidence, *more]
 
@@ -51,12 +51,12 @@ class Shop:
         return done
 
     def tags(self, name: str) -> dict[str, str]:
-        """What people can pull; what refers to images has tags too in this registry."""
+        """Map tags to digests. This registry also stores attestations under tags; they are left out."""
         place = self.registry.at(f"{REPOSITORY}/{name}/tiny")
         return {tag: str(place.digest(tag)) for tag in place.tags() if not tag.startswith("sha256-")}
 
     def complete(self, name: str) -> None:
-        """Everything that a tag names is there."""
+        """Assert that all manifests and blobs of all tags exist."""
         place = self.registry.at(f"{REPOSITORY}/{name}/tiny")
         for digest in self.tags(name).values():
             for child in manifests_of(place.manifest(digest).document):
@@ -115,9 +115,9 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
     }
     shop.complete("shop")
 
-    assert done[NEW].attached == {"provenance": 2, "verification": 2}  # the index has them, too
+    assert done[NEW].attached == {"provenance": 2, "verification": 2}  # for the platform and the index
 
-    # What is under the tag is what was built and verified, bit for bit, and it runs.
+    # The tag names the image that was built and verified, and the image runs.
     name = f"{faulty.address}/{REPOSITORY}/shop/tiny:latest"
     image = client.images.pull(name)
     assert client.containers.run(image, "cat /library", remove=True).startswith(b"1.")
@@ -128,9 +128,9 @@ def test_from_build_to_pull_over_a_bad_network(shop: Shop, client: DockerClient)
 
 
 def test_to_another_registry_blobs_pass_through(shop: Shop) -> None:
-    """Nothing can be mounted there, so all that the images are is uploaded, once, whatever breaks on the way.
+    """Blobs cannot be mounted across registries, so each is uploaded once, despite faults.
 
-    The other registry is the same one under another address, that of a second proxy.
+    The other registry is the same registry behind a second proxy.
     """
     with in_front_of(shop.faulty.upstream) as other:
         other.rule("cut", "PUT", "/blobs/uploads/")
@@ -141,12 +141,12 @@ def test_to_another_registry_blobs_pass_through(shop: Shop) -> None:
 
 
 def test_killed_in_the_middle_it_goes_on_from_there(shop: Shop) -> None:
-    """Though the registry does not answer, it ends at once."""
+    """The command ends at once, although the registry does not answer. The next run continues."""
     slow = shop.faulty.rule("slow", "PUT", "/manifests/sha256:", seconds=600)
     for how, status in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         slow.times = 9
         process = shop.tiny.imagebuild.start(*shop.args("killed"))
-        assert until(lambda: slow.times < 9)  # blobs are there, and manifests are on their way
+        assert until(lambda: slow.times < 9)  # blobs are copied, and manifests are being sent
         process.send_signal(how)
         assert finish(process).status == status
         assert shop.tags("killed") == {}
@@ -157,7 +157,7 @@ def test_killed_in_the_middle_it_goes_on_from_there(shop: Shop) -> None:
 
 
 def other_build(shop: Shop, folder: Path) -> Path:
-    """Evidence of another build of the same commit, which came out different; its image is staged."""
+    """Stage another image of the same commit with a different digest; return the folder with its results."""
     result = shop.result(NEW)
     place = shop.registry.at(f"{REPOSITORY}/tiny-staging")
     manifest = place.manifest(str(result.digest))
@@ -200,7 +200,7 @@ def test_publishers_of_two_targets_at_once(shop: Shop) -> None:
     shop.complete("apart")
 
 
-# The catalogue of what was published.
+# The catalogue of published images
 
 
 def test_what_was_published_is_in_the_catalogue(shop: Shop, client: DockerClient, tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, client: DockerClient
         assert checks.passed >= 1
         assert "verification" in {entry.kind for entry in platform.evidence}
     assert [image.aliases for image in catalog.images] == [("latest",), ()]
-    # The commands in the article of an image, by tag and by digest.
+    # An image's article has commands by tag and by digest.
     image = catalog.images[0]
     by_tag, by_digest = (f"docker pull {image.repository}:{image.tag}", f"docker pull {image.reference}")
     assert {by_tag, by_digest} <= set(re.findall(r">(docker pull [^<]+)<", (site / "index.html").read_text()))
@@ -235,15 +235,15 @@ def test_what_was_published_is_in_the_catalogue(shop: Shop, client: DockerClient
     assert image.reference not in names, "what was pulled stayed"
 
 
-# Programs of others that pull and run what was published.
+# Other programs that pull and run published images
 
 
 OTHERS = {"skopeo": "skopeo", "umoci": "umoci", "runc": "runc", "ctr": "containerd"}
-"""Program → package."""
+"""Maps each program to its package."""
 
 
 def call(*command: str | Path) -> str:
-    """What a program prints."""
+    """Run a program; return its output."""
     install(OTHERS)
     done = ran(*command, env=os.environ | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1"))
     assert not done.returncode, done.stderr
@@ -251,7 +251,7 @@ def call(*command: str | Path) -> str:
 
 
 def test_skopeo_copies_it_umoci_unpacks_it_without_root_and_runc_runs_it(shop: Shop, tmp_path: Path) -> None:
-    """Apptainer unpacks by umoci's code, too."""
+    """Apptainer also unpacks images with umoci's code."""
     result, bundle = shop.result(NEW), tmp_path / "bundle"
     image = f"docker://{result.repository}@{result.digest}"
     call("skopeo", "copy", "--src-tls-verify=false", image, f"oci:{tmp_path}/copy:it")

@@ -1,6 +1,6 @@
-"""Publishing into the distribution's docker-registry through what registries do wrong, and how much it moves.
+"""Publishing to the distribution's docker-registry with faults of registries, and the amount of transferred data.
 
-Images and results are made up; nothing is built.
+Images and results are generated; nothing is built.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ WRITES = ("PUT", "POST", "PATCH", "DELETE")
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Iterator[Faulty]:
-    """Of a registry that deletes nothing."""
+    """Run a registry that refuses deletion, behind a proxy."""
     with own_registry(tmp_path / "registry", deletes=False) as address, in_front_of(address) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def site(faulty: Faulty, tmp_path: Path) -> Site:
-    """A target for two platforms, staged and verified."""
+    """Return a site with a staged and verified target for two platforms."""
     made = Site(tmp_path / "site", host=faulty.address)
     made.ready(NEW, registry=connect_registry(faulty.address))
     faulty.clear()
@@ -45,12 +45,12 @@ def site(faulty: Faulty, tmp_path: Path) -> Site:
 
 
 def publish(site: Site, signer: Signer | None = None) -> Published:
-    """As a new process would."""
+    """Publish with new registry clients, like a new process."""
     return site.publish(connect=cache(connect_registry), signer=signer).only
 
 
 def tags(site: Site) -> set[str]:
-    """What people can pull; this registry lists what refers to images under tags, too."""
+    """Return the tags of images. This registry also stores attestations under tags; they are left out."""
     found = connect_registry(site.host).at("acme/tiny").tags()
     return {tag for tag in found if not tag.startswith("sha256-")}
 
@@ -69,7 +69,7 @@ def test_a_token_that_expires_in_the_middle(site: Site, faulty: Faulty, path: st
 
 @pytest.mark.parametrize("command", ["attest-blob", "sign"])
 def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_path: Path, command: str) -> None:
-    """By a real cosign, whose answers after the first few of this command are lost."""
+    """A real cosign, of which calls of this command fail after the second."""
     need("cosign")
     cosign = Cosign({"COSIGN_PASSWORD": ""})
     cosign("generate-key-pair", "--output-key-prefix", tmp_path / "cosign")
@@ -88,7 +88,7 @@ def test_signing_that_fails_between_copy_and_tag_is_made_up_for(site: Site, tmp_
     assert (done.state, tags(site)) == ("published", TAGS)
     assert publish(site, good).state == "unchanged"
 
-    # By the tag, cosign finds what platforms have: the index has it, too.
+    # The attestations of the platforms are also attached to the index, so cosign finds them by the tag.
     place = connect_registry(site.host).at("acme/tiny")
     listed = [item.kind for item in read_attestations(place, str(done.digest))]
     assert listed.count("verification") == 2

@@ -1,4 +1,4 @@
-"""The image that `make image` builds: its result, its layers, and what verify says about it when it is broken."""
+"""The image that `make image` builds: its result, its cache, its checks, and secrets that must not be in it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.docker
 
 
 def docker_build(text: str, *options: str) -> None:
-    """`docker buildx build - < Dockerfile`, as someone without imagebuild would."""
+    """Build a Dockerfile without imagebuild: `docker buildx build - < Dockerfile`."""
     command = ["docker", "buildx", "build", "--load", *options, "-"]
-    with tempfile.TemporaryDirectory() as folder:  # where it forgets what it read
+    with tempfile.TemporaryDirectory() as folder:  # buildx leaves temporary files there
         environ = {**os.environ, "TMPDIR": folder}
         done = subprocess.run(command, input=text, text=True, stderr=subprocess.PIPE, env=environ, check=False)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_the_result_says_what_was_built(quickstart: Built, client: DockerClient)
 
 
 def test_again_everything_is_cached(quickstart: Built, imagebuild: Imagebuild) -> None:
-    imagebuild("build", TARGET, "--platform", "local")  # what the engine has dropped since, to make room, is made again
+    imagebuild("build", TARGET, "--platform", "local")  # rebuild steps that the engine has removed from its cache
     before = quickstart.result
     imagebuild("build", TARGET, "--platform", "local")
     assert quickstart.result.digest == before.digest
@@ -63,11 +63,11 @@ NODES = {
     "openmpi-distro/two-nodes-own-server", "ucx-distro/two-nodes", "ucx-distro/mpi-two-nodes",
     "sshd/refuses-root", "sshd/refuses-user", "sshd/host-keys",
 }  # fmt: skip
-"""Checks of containers that reach each other by ssh."""
+"""Checks in several containers that connect by ssh."""
 
 
 def assert_proves_every_component(result: VerifyResult, built: Built, imagebuild: Imagebuild) -> None:
-    """Nothing failed, what was skipped says why, and each component has a check that passed."""
+    """Assert that no check failed, skipped checks have a reason, and a check of each component passed."""
     assert (result.target, result.digest) == (built.result.target, built.result.digest)
     assert "failed" not in {check.outcome for check in result.checks}
     assert all(check.reason for check in result.checks if check.outcome == "skipped")
@@ -78,12 +78,12 @@ def assert_proves_every_component(result: VerifyResult, built: Built, imagebuild
 
 
 def test_verify_proves_every_component_of_devel(devel: Built, imagebuild: Imagebuild) -> None:
-    """Those of the runtime image are proven in test_verify, where other runners have to say the same."""
+    """test_verify.py does the same for the runtime image, and compares other runners."""
     assert_proves_every_component(imagebuild.verify(devel.result.target), devel, imagebuild)
 
 
 def test_verify_of_images_that_are_not_the_targets(tiny: Tiny) -> None:
-    """One that was built from other versions: tests/unit/verify/test_subject.py."""
+    """tests/unit/verify/test_subject.py has an image that was built from other versions."""
     tag = f"{REPOSITORY}/foreign:1"
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     assert "has no labels imagebuild.component" in tiny.imagebuild("verify", tag, expect=2).err
@@ -91,7 +91,7 @@ def test_verify_of_images_that_are_not_the_targets(tiny: Tiny) -> None:
 
 
 def files(client: DockerClient, tag: str, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Path and content of everything in any layer of an image, and of its configuration."""
+    """Yield path and content of each file in all layers of an image, and of its configuration."""
     saved = folder / "image.tar"
     with saved.open("wb") as file:
         file.writelines(client.images.get(tag).save())
@@ -110,7 +110,7 @@ def files(client: DockerClient, tag: str, folder: Path) -> Iterator[tuple[str, b
 
 
 def test_secrets_reach_the_step_and_nothing_else(tiny: Tiny, client: DockerClient, tmp_path: Path) -> None:
-    """The CA bundle may show who inspects the traffic, and the index's address may hold a password."""
+    """The CA bundle and the package index's address may be confidential, so they must not be in the image."""
     secrets = [f"certificate-of-{tiny.nonce}", f"password-of-{tiny.nonce}"]
     (tiny.root / "ca.pem").write_text(f"-----BEGIN CERTIFICATE-----\n{secrets[0]}\n")
     tiny.step(

@@ -1,4 +1,4 @@
-"""What leaves the engine: pushed once, and as layouts. That what is pulled is what was built is shown in test_publish."""
+"""Pushed images and OCI layouts of a build. test_publish.py shows that a pulled image is the built image."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_output_is_an_oci_layout(tiny: Tiny, compression: str) -> None:
     manifest = json.loads(blobs[entry["digest"]])
     assert all(len(blobs[part["digest"]]) == part["size"] for part in [manifest["config"], *manifest["layers"]])
     kind = f"application/vnd.oci.image.layer.v1.tar+{compression}"
-    assert {layer["mediaType"] for layer in manifest["layers"]} == {kind}  # the base's too
+    assert {layer["mediaType"] for layer in manifest["layers"]} == {kind}  # including the layer of the base
     assert result.size_bytes == sum(layer["size"] for layer in manifest["layers"])
     labels = json.loads(blobs[manifest["config"]["digest"]])["config"]["Labels"]
     assert labels["imagebuild.target"] == TINY_TARGET

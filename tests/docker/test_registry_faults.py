@@ -1,4 +1,4 @@
-"""The registry client with the distribution's docker-registry, through every fault."""
+"""The registry client with the distribution's docker-registry and every kind of fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def connect(address: str) -> Registry:
 
 
 def same(place: Repository | Layout, layout: layouts.Made) -> bool:
-    """Whether a place gives back all of the layout, digest by digest."""
+    """Return whether a repository or layout has all blobs and manifests of the layout, byte for byte."""
     named = {layout.digest, *(manifest.digest for manifest in layout.manifests)}
     for digest, _ in layout.layout.named(layout.digest):
         content = place.manifest(digest).content if digest in named else place.blob(digest)
@@ -55,7 +55,7 @@ FAULTS: dict[str, list[tuple[str, str, tuple[Fault, ...]]]] = {
     "pull": [("GET", "/manifests/", ANY), ("GET", "/blobs/", ANY)],
     "attach": [("GET", "/manifests/", ANY), ("HEAD", "/manifests/", ANY[:4]), ("PUT", "/manifests/", (*ANY, "lose"))],
 }  # fmt: skip
-"""Action → requests, and what happens to them."""
+"""Maps each action to the method and path of requests, and to the faults that are injected into these requests."""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_prune(registry: str, tiny: Tiny, tmp_path: Path) -> None:
     old, signed, young = pushed = [layouts.make(tmp_path / name, os.urandom(1000)) for name in "abc"]
     for made, days in ((old, 30), (signed, 30), (young, 1)):
         push_image(made.layout, made.digest, staging, staged_tag(made.digest, now - timedelta(days=days)))
-    # What is published is a copy, which stays.
+    # A published image is a copy in another repository, so it stays.
     copy_image(old.digest, staging, final)
     subject = replace(signed.manifests[0], platform=None)
     staging.attach(subject, Attachment("f", "application/vnd.dev.sigstore.bundle.v0.3+json", b"{}"))

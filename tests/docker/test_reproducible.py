@@ -1,4 +1,4 @@
-"""The same lock gives the same digest: on another engine, at another time, and whatever packs the layers."""
+"""Builds with the same lock have the same digest on another engine and at another time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RUN mkdir -p /out/runtime/opt/{name} && echo {name} {nonce} > /out/runtime/opt/{
 
 @pytest.fixture
 def quiet(tiny: Tiny) -> Tiny:
-    """Its stages say nothing about when they ran; their files and folders do."""
+    """Return a project whose stages write the same contents each time. Only the times of files and folders differ."""
     for name in ("library", "tool"):
         text = STAGE.format(name=name, nonce=tiny.nonce)
         tiny.write(f"dockerfiles/components/{name}/build.j2", text)
-    # As packages do: an id, a cache of the loader, a user with the day of a password.
+    # Packages write such files: a machine id, the loader's cache, a user with the day of the password change.
     after = "cat /proc/sys/kernel/random/uuid > /etc/machine-id; useradd --system packaged"
     text = (tiny.root / "dockerfiles/components/library/component.yaml").read_text()
     tiny.write(
@@ -43,7 +43,7 @@ def quiet(tiny: Tiny) -> Tiny:
 
 @contextmanager
 def nothing_cached() -> Iterator[dict[str, str]]:
-    """The environment of a machine that has built nothing yet."""
+    """Yield environment variables for a new engine and an empty cache."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-proof-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)
         state = {"IMAGEBUILD_STATE": f"{folder}/engine"}
@@ -72,7 +72,7 @@ def diff_ids(layout: Path) -> list[str]:
 
 
 def shadow(layout: Path) -> dict[str, str]:
-    """User → day on which the password changed, in the last layer that has the file."""
+    """Map users to the day of their password change, from the last layer that contains /etc/shadow."""
     (image,) = images_in(layout, layout)
     found = ""
     for layer in image.layers:
@@ -96,11 +96,11 @@ def test_two_engines_make_the_same_digest(quiet: Tiny, second_engine: SecondEngi
     assert {"packaged", "mpiuser"} <= days.keys()
     assert str(int(time.time()) // 86400) not in days.values()
 
-    # Another compression is another digest, of the same files.
+    # Another compression changes the digest, but not the files.
     quiet.build(*output("zstd"), "--compression", "zstd")
     assert quiet.result().digest != first
     assert diff_ids(quiet.root / "zstd" / TINY_TARGET) == diff_ids(quiet.root / "first" / TINY_TARGET)
-    # Another time is another digest too, but no step depends on it. What the environment says is none.
+    # Another date in the lock changes the digest, but no step depends on it. SOURCE_DATE_EPOCH is ignored.
     quiet.lock({**LOCK, "date": "2025-11-21"})
     quiet.build(*output("later"), SOURCE_DATE_EPOCH="12")
     assert quiet.result().digest != first

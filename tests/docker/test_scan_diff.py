@@ -1,4 +1,4 @@
-"""`imagebuild scan` with the real debsecan, and `imagebuild diff`, of real images."""
+"""`imagebuild scan` with the real debsecan, and `imagebuild diff`, on real images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.docker
 
 
 def packages(client: DockerClient, image: str) -> dict[str, str]:
-    """As dpkg in the image lists them."""
+    """Map the packages of an image to their versions, as listed by dpkg."""
     command = ["dpkg-query", "--show", "--showformat", "${Package} ${Version}\\n"]
     lines = client.containers.run(image, command, remove=True, entrypoint="").decode().splitlines()
     return dict(line.split(" ") for line in lines)
@@ -27,7 +27,7 @@ def packages(client: DockerClient, image: str) -> dict[str, str]:
 def test_debsecan_reads_the_real_image(
     quickstart: Built, imagebuild: Imagebuild, client: DockerClient, tmp_path: Path
 ) -> None:
-    """The database is a stand-in, as its vulnerabilities are made up; program, image and packages are real."""
+    """Only the database with the vulnerabilities is invented; the program, the image and the packages are real."""
     install({"debsecan": "debsecan"})
     (tmp_path / "data").mkdir()
     database = (ROOT / "tests/data/scan/debsecan.database").read_bytes()

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on the loopback of this machine: `verify` starts ranks in an image, and jobs run.
+"""A real Slurm with two nodes on this machine's loopback: `verify` starts ranks in an image, and jobs run.
 
 The image's PMIx is another version than Slurm's. Jobs run a stand-in for nccl-tests with the distribution's Open MPI; nodes claim GPUs and cores that this machine lacks.
 """
@@ -30,31 +30,31 @@ pytestmark = pytest.mark.docker
 
 NODES = ("n1", "n2")
 DATA = ROOT / "tests/data/slurm"
-# slurmd would have the nodes share PMIx's folder, since they share the machine. Each sees one of its own.
+# Both slurmd run on this machine and would share PMIx's folder, so each node gets its own.
 SLURMD = 'mount -t tmpfs -o mode=755 imagebuild-test "$1/pmix" && exec slurmd -D -N "$2"'
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """One that runs."""
+    """A running Slurm cluster."""
 
     folder: Path
 
     @property
     def environ(self) -> dict[str, str]:
-        # srun hands its own on to the ranks, and PMIx wants a home.
+        # srun passes its environment to the ranks, and PMIx needs HOME.
         path, own = os.environ["PATH"] + ":/usr/sbin:/sbin", str(self.folder / "tmp")
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "HOME": own, "TMPDIR": own}
 
     def unpack(self, client: DockerClient, image: str) -> str:
-        """Unpack an image; the program to put before a command so that it runs in there."""
+        """Unpack an image; return the program that runs a command in the unpacked image."""
         rootfs = self.folder / "rootfs"
         rootfs.mkdir()
         made = client.containers.create(image)
         try:
             with subprocess.Popen(["tar", "-x", "-C", rootfs], stdin=subprocess.PIPE) as tar:
                 assert tar.stdin
-                tar.stdin.writelines(made.export())  # type: ignore[arg-type]  # its stubs say str
+                tar.stdin.writelines(made.export())  # type: ignore[arg-type]  # the type stubs say str instead of bytes
             assert tar.returncode == 0
         finally:
             made.remove()
@@ -65,14 +65,14 @@ class Slurm:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Slurm]:
-    """munged, slurmctld and two slurmd; they have ended at the end. The nodes claim what this machine may lack."""
+    """Run munged, slurmctld and two slurmd. The nodes declare GPUs and cores that this machine may not have."""
     if os.geteuid():
         pytest.skip("Slurm's daemons, and installing them, need root")
-    # Slurm's plug-in opens the library by a name that only the development package has.
+    # Slurm's plug-in opens libpmix.so, which only the development package has.
     libraries = [] if list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")) else ["libpmix-dev"]
     install({"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}, *libraries)
     with ExitStack() as stack:
-        # Not in pytest's folder, which other users cannot enter.
+        # Not in pytest's folder, because other users cannot enter it.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-test-")))
         folder.chmod(0o755)
         slurm = Slurm(folder)
@@ -125,7 +125,7 @@ def _configure(folder: Path) -> None:
 # Checks of images
 
 RANKS = ("pmix/slurm", "ucx-distro/mpi-slurm", "openmpi-distro/sum-slurm")
-"""Checks of ranks: they know Slurm's PMIx server, make a world, and add up."""
+"""Checks that start ranks: the ranks find Slurm's PMIx server, form one MPI world, and compute a sum."""
 
 
 def test_verify_runs_ranks_through_srun(
@@ -136,13 +136,13 @@ def test_verify_runs_ranks_through_srun(
     chosen = [f"--only={check}" for check in (*RANKS, "pmix/loads", "ucx-distro/two-nodes")]
     for more, outcome in (
         ("", "passed"),
-        # An image whose PMIx does not hear of Slurm's, so that each rank is alone.
+        # Without these variables, PMIx does not find Slurm's server, so each rank is a singleton.
         (" env --unset=PMIX_NAMESPACE --unset=PMIX_RANK", "failed"),
     ):
         words = (devel.result.target, "--runner", runner + more, *chosen)
         result = imagebuild.verify(*words, expect=int(outcome == "failed"), **variables)
         found = {f"{check.component}/{check.check}": check.outcome for check in result.checks}
-        # The build left its image in the engine's store, which this runner does not read.
+        # This runner cannot read the built image in the engine's store.
         others = {"image/same-files": "skipped", "pmix/loads": "passed", "ucx-distro/two-nodes": "skipped"}
         assert found == dict.fromkeys(RANKS, outcome) | others
 
@@ -150,7 +150,7 @@ def test_verify_runs_ranks_through_srun(
 # Jobs
 
 SCRIPTS = ("a100-64.slurm", "b200-64-enroot-sharp.slurm", "gb200-nvl72-enroot.slurm")
-"""Jobs of the reference: without a container, with one, and on a rack."""
+"""Golden batch scripts: without a container, with a container, and for a rack."""
 
 
 def sbatch(cluster: Slurm, folder: Path, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -160,7 +160,7 @@ def sbatch(cluster: Slurm, folder: Path, *words: str | Path, **env: str) -> subp
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_slurm_takes_the_script(cluster: Slurm, tmp_path: Path, name: str) -> None:
-    """On as many nodes as there are here; what it does not know, it refuses."""
+    """Slurm accepts the script for two nodes, and refuses it with an unknown option or with too many nodes."""
     made = text(re.sub(r"--nodes \d+", "--nodes 2", REFERENCE[name]))
     if "--segment" not in ran("sbatch", "--help").stdout:  # before 24.05
         made = re.sub("#SBATCH --segment=.*\n", "", made)
@@ -175,7 +175,7 @@ def test_slurm_takes_the_script(cluster: Slurm, tmp_path: Path, name: str) -> No
 
 
 class Ended(NamedTuple):
-    """What is left of a job."""
+    """The status, the output and the logs of a job that has ended."""
 
     status: int
     output: str
@@ -184,7 +184,7 @@ class Ended(NamedTuple):
 
 @pytest.fixture(scope="module")
 def programs(cluster: Slurm) -> Path:
-    """A folder with the stand-in for nccl-tests, linked with the distribution's Open MPI, which Slurm's PMIx joins."""
+    """Compile the stand-in for nccl-tests with the distribution's Open MPI; return its path."""
     folder = cluster.folder / "programs"
     folder.mkdir()
     install({}, "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
@@ -193,7 +193,7 @@ def programs(cluster: Slurm) -> Path:
 
 
 def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: str, imagebuild: bool = True) -> Ended:
-    """Run a job of two nodes with four ranks each to its end. The behaviour is `VERSION FAULT GB/S`."""
+    """Run a job with two nodes and four ranks per node to its end. `behaviour` is `VERSION FAULT GB/S`."""
     (programs / "behaviour").write_text(behaviour)
     path, script = folder / "bin", folder / "job.sh"
     path.mkdir()
@@ -202,9 +202,9 @@ def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: 
         (path / "imagebuild").chmod(0o755)
     line = f"slurm --profile a100-pcie --fabric ethernet --nodes 2 --container none --nccl 2.28.3 --param programs={programs}"
     made = text(shlex.join([*shlex.split(line), "--param", "interface=lo", "--param", "name=it", *options]))
-    # The half minute that is left for measuring in a job of one minute.
+    # A job of one minute has 30 s for measuring; shorten them to 10 s.
     script.write_text(made.replace("\ndeadline=30\n", "\ndeadline=10\n"))
-    # The nodes share a machine and its name, so that Open MPI would take one node's shared memory for the other's.
+    # The nodes share a machine and its name, so Open MPI would use shared memory between them.
     env = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo"}
     env |= {"PATH": f"{path}:{cluster.environ['PATH']}", "IMAGEBUILD_PROFILES": str(ROOT / "profiles")}
     submitted = sbatch(cluster, folder, "--parsable", script, **env)
@@ -214,7 +214,7 @@ def run(cluster: Slurm, programs: Path, folder: Path, behaviour: str, *options: 
     def facts() -> dict[str, str]:
         return dict(re.findall(r"(JobState|ExitCode)=(\S+)", ran(*show, env=cluster.environ).stdout))
 
-    # `sbatch --wait` looks after 2, 10 and 42 seconds only.
+    # Not `sbatch --wait`, which polls after 2, 10 and 42 seconds.
     assert until(lambda: facts()["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), 1200)
     output, log = ("".join(file.read_text() for file in folder.glob(glob)) for glob in ("*.out", "it-*/*.log"))
     return Ended(int(facts()["ExitCode"].partition(":")[0]), output, log)

@@ -1,4 +1,4 @@
-"""`imagebuild verify` with real containers, a real ssh, images of others, layouts and digests."""
+"""`imagebuild verify` with real containers, a real ssh, and damaged or foreign images."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def verify(imagebuild: Imagebuild) -> Verify:
 
 
 def outcomes(result: VerifyResult) -> dict[str, str]:
-    """Of all checks that start something."""
+    """Map all checks that start programs to their outcomes."""
     return {f"{c.component}/{c.check}": c.outcome for c in result.checks if c.component != "image"}
 
 
@@ -52,13 +52,13 @@ def the(result: VerifyResult, name: str) -> CheckResult:
 
 @pytest.fixture(scope="module")
 def by_docker(quickstart: Built, checkout: Path, client: DockerClient, host: str) -> VerifyResult:
-    """What the docker runner says of the whole suite."""
+    """Run all checks with the docker runner; return the result."""
     with watched(client, host) as environ:
         return Imagebuild(checkout, environ).verify(TARGET)
 
 
 def without_nodes(result: dict[str, str], single: VerifyResult) -> dict[str, str]:
-    """Less the checks that had to be skipped because there was one node."""
+    """Remove the checks that were skipped in `single` because they need several nodes."""
     alone = {f"{c.component}/{c.check}" for c in single.checks if "nodes, 1 here" in c.reason}
     return {name: outcome for name, outcome in result.items() if name not in alone}
 
@@ -67,7 +67,10 @@ def without_nodes(result: dict[str, str], single: VerifyResult) -> dict[str, str
 def node(
     quickstart: Built, docker_ip: str, docker_compose_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """What leads by ssh to the service `node` of the compose file, in a project of its own as it needs the image."""
+    """Start the service `node` of the compose file; return the ssh command that reaches it.
+
+    The service has its own compose project, because it needs the built image.
+    """
     folder, project = tmp_path_factory.mktemp("node"), f"{REPOSITORY}-node"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True)
     command = compose_command(folder / "variables", NODE=quickstart.tag, KEY=(folder / "key.pub").read_text().strip())
@@ -104,7 +107,7 @@ def test_hosts_of_a_prefix_are_nodes(
 
 @pytest.fixture
 def hung(tmp_path: Path, environ: dict[str, str]) -> tuple[Imagebuild, str]:
-    """A project with checks that hang, and the seconds that they sleep."""
+    """Return a project with checks that hang, and the number of seconds that they sleep."""
     (tmp_path / "project").mkdir()
     project = copy_of_project(tmp_path / "project")
     seconds = f"1000{int(uuid4().hex[:9], 16)}"
@@ -147,7 +150,7 @@ def test_what_an_image_lacks_is_said(quickstart: Built, verify: Verify) -> None:
     for damage, (status, check, reason) in damages.items():
         docker_build(f"FROM {quickstart.tag}\nRUN {damage}\n", "--tag", tag)
         assert the(verify(tag, "--only", check, expect=status), check).reason == reason
-    # Of an image of somebody else, the rest is tested without an engine.
+    # Unit tests cover further cases of foreign images without an engine.
     docker_build("FROM scratch\nLABEL maker=other\n", "--tag", tag)
     readable, nothing = verify(tag, "--only", "image/readable", "--only", "pmix/loads", expect=4).checks
     assert (readable.outcome, nothing.outcome, "sleep" in nothing.reason) == ("passed", "skipped", True)

@@ -1,6 +1,6 @@
-"""The workflows' shell, run here in order on a small project, against the engine and a registry.
+"""The shell steps of the workflows, run on a small project with an engine and a registry.
 
-GitHub's part is the test's: what it fills in for variables, which job follows which, its actions and programs.
+The tests do GitHub's part: they set variables, choose the order of jobs, and replace actions and programs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.docker
 
 RUNTIME, DEVEL = (f"tiny-cuda13.0-debian13-{variant}" for variant in ("runtime", "devel"))
 PROGRAMS = ROOT / "tests/data/workflows"
-"""What is run instead of programs of GitHub's machines."""
+"""The folder with stand-ins for programs of GitHub's machines."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -43,13 +43,13 @@ def load(path: Path) -> dict[str, Any]:
 
 @dataclass
 class Machine:
-    """Runs jobs, each in a clone of the project; artifacts go from one to the next."""
+    """A stand-in for GitHub's machines. Each job runs in a new clone of the project; jobs share artifacts."""
 
     origin: Tiny
     folder: Path
     registry: str
     outputs: dict[str, str] = field(default_factory=dict)
-    """Of the last job."""
+    """The step outputs of the last job."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
@@ -70,11 +70,14 @@ class Machine:
 
     @property
     def calls(self) -> str:
-        """What stand-ins were called with, by all jobs."""
+        """Return the recorded command lines of all stand-ins, from all jobs."""
         return (self.folder / "calls").read_text()
 
     def job(self, file: str, name: str, *, fails: str = "", **values: str) -> Path:
-        """Run the shell of a job with these values of variables; return its folder. `fails` is the step that does."""
+        """Run the shell steps of a job with these values of variables; return its folder.
+
+        `fails` is the name of the step that must fail. Empty: all steps must pass.
+        """
         workflow = load(ROOT / ".github/workflows" / file)
         job = workflow["jobs"][name]
         values = {"WHERE": f"{self.registry}/{REPOSITORY}", "LOGIN": "somebody", "PASSWORD": "x", "GH_TOKEN": "x",
@@ -116,7 +119,7 @@ class Machine:
         artifacts = self.folder / "artifacts"
         if "/upload-artifact@" in action:
             for pattern in options["path"].split():
-                for found in work.glob(pattern):  # kept below what all patterns begin with
+                for found in work.glob(pattern):  # without the first folder, as upload-artifact does
                     target = artifacts / re.sub(r"\W+", "-", options["name"]) / Path(*found.relative_to(work).parts[1:])
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(found, target)
@@ -126,7 +129,7 @@ class Machine:
 
 @pytest.fixture
 def origin(tmp_path: Path, environ: dict[str, str]) -> Tiny:
-    """A small project with our workflows, in git."""
+    """Return a small project in Git with our workflows."""
     project = Tiny(tmp_path / "origin", environ)
     project.replace("matrix.yaml", 'cuda: ["12.9", "13.0"]', 'cuda: ["13.0"]')
     project.replace("matrix.yaml", "platforms: [linux/amd64, linux/arm64]", "platforms: [linux/amd64]")
@@ -153,7 +156,7 @@ def machine(origin: Tiny, registry: str, tmp_path: Path) -> Machine:
 
 
 def planned(machine: Machine, **values: str) -> list[dict[str, str]]:
-    """The matrix of `images`."""
+    """Run the job `plan` of the workflow `images`; return its matrix."""
     usual = {"BASE": "", "GIVEN": "", "TARGETS": "tiny", "JOBS": "256", "GPU": "linux/arm64"}
     machine.job("images.yml", "plan", **usual | values)
     entries: list[dict[str, str]] = json.loads(machine.outputs["matrix"])["include"]
@@ -161,13 +164,13 @@ def planned(machine: Machine, **values: str) -> list[dict[str, str]]:
 
 
 def tags(registry: str) -> dict[str, str]:
-    """Tag → digest; what refers to images has tags, too, in this registry."""
+    """Map tags to digests, including the tags of attestations in this registry."""
     place = connect_registry(registry).at(f"{REPOSITORY}/tiny")
     return {tag: str(place.digest(tag)) for tag in place.tags()}
 
 
 def build(machine: Machine, row: dict[str, str], day: str = "", fails: tuple[str, str] = ("", "")) -> None:
-    """Build, verify and publish one row of the matrix; `fails` are the steps that do, in both jobs."""
+    """Build, verify and publish one row of the matrix. `fails` are the steps that must fail in the two jobs."""
     shutil.rmtree(machine.folder / "artifacts", ignore_errors=True)
     targets = {name.upper(): row[name] for name in ("targets", "platform")}
     machine.job("build.yml", "build", fails=fails[0], DAY=day, **targets)
@@ -183,7 +186,7 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     published = tags(registry)
     assert {"runtime", "devel", f"13.0-runtime-{first[:7]}", f"13.0-devel-{first[:7]}"} <= set(published)
     assert len(set(published.values())) == 2 + sum(tag.startswith("sha256-") for tag in published)
-    docs = machine.folder / "artifacts/docs/index.html"  # `make docs` is part of the lint
+    docs = machine.folder / "artifacts/docs/index.html"  # stands for the output of `make docs`, which `make lint` tests
     docs.parent.mkdir()
     docs.touch()
     site = machine.job("catalog.yml", "make", ARCHIVE="", SUITE="", KEYRING="") / "site"
@@ -191,7 +194,7 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert (site / "docs/index.html").exists()
     images = json.loads((site / "images.json").read_text())["images"]
     assert {tag for image in images for tag in image["tags"]}
-    # Of the stand-in for cosign, which signs as nobody and finds that again.
+    # The stand-in for cosign accepts its own signatures.
     assert {image["verified_by"] for image in images} == {
         "https://github.test/acme/images/.github/workflows/build.yml@refs/heads/main"
     }
@@ -199,12 +202,12 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert f"login {registry} --username somebody --password-stdin" in machine.calls
     assert "cosign sign --yes" in machine.calls
 
-    # All of it is published: nothing is built, whatever became of the catalogue. By hand, everything is.
+    # All images are published, so a push builds nothing. Targets that are named by hand are built.
     assert planned(machine) == []
     assert len(planned(machine, GIVEN="tiny")) == 2
     assert json.loads(machine.outputs["gpu"]) == {"include": []}
 
-    # An image whose check fails keeps its digest, and gets no tag; what is there stays.
+    # An image whose check fails gets no tag. Existing tags stay.
     check = "checks: [{name: no, description: x, run: exit 1}]\n"
     origin.append("dockerfiles/components/plugin/component.yaml", check)
     commit(origin, "a check that fails")
@@ -215,7 +218,7 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert tags(registry) == published
     assert [entry["name"] for entry in planned(machine)] == [f"{DEVEL} amd64"], "what failed is built again, alone"
 
-    # A week later.
+    # The weekly job: one target is left, and its image needs a rebuild.
     origin.replace("matrix.yaml", "variant: [runtime, devel]", "variant: [runtime]")
     commit(origin, "runtime alone")
     asked = look_for_updates(machine, tmp_path)
@@ -233,7 +236,7 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
 
 
 def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:
-    """Run the weekly job, with an archive that has nothing new at first; return what asks for a build."""
+    """Run the weekly job with different archives; return the job's outputs that ask for a rebuild."""
     (home := folder / "gnupg").mkdir()
     Keys.make(home)
     keys = Keys(home)
@@ -241,7 +244,7 @@ def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:
     with Server(folder / "server").running() as server:
 
         def look(version: str, findings: str = "") -> dict[str, str]:
-            """Publish this version of libc6 in the archive, and let the scanner find something."""
+            """Publish this version of libc6 in the archive, and run the weekly job with these scanner findings."""
             index = f"Package: libc6\nVersion: {version}\nArchitecture: amd64\n\n".encode()
             keys.publish(suite, {"main/binary-amd64/Packages.gz": gzip.compress(index)})
             (machine.folder / "found").write_text(findings)
@@ -252,7 +255,7 @@ def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:
             return machine.outputs
 
         assert look("1") == {}, "nothing is newer"
-        assert "matrix" in look("1", FOUND), "the scan fails, and the distribution has mended what it found"
+        assert "matrix" in look("1", FOUND), "the scan fails, and the distribution has fixed its finding"
         return look("999")
 
 
@@ -302,12 +305,12 @@ def test_newer_versions_become_one_pull_request(machine: Machine, origin: Tiny, 
     assert "gh pr create --head update --base main --title Newer\\ versions --body-file" in machine.calls
     assert "tool" in (machine.folder / "cost.md").read_text()
 
-    # A week later it is still open: the same one is written anew.
+    # If the pull request is still open a week later, it is updated.
     machine.environ["STANDIN_OPEN"] = "1"
     machine.job("update.yml", "bump")
     assert "gh pr edit update" in machine.calls
 
-    # Merged: there is nothing newer, and nobody is asked anything.
+    # After the merge, nothing is newer, so there is no new pull request.
     git(origin.root, "merge", "--quiet", "update")
     machine.job("update.yml", "bump")
     assert machine.outputs == {}

@@ -1,4 +1,4 @@
-"""Base images made from the facts in `evidence/cuda.yaml`."""
+"""Stand-ins for base images, described by `evidence/cuda.yaml`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import yaml
 EVIDENCE = Path(__file__).parent / "evidence" / "cuda.yaml"
 VARIANTS = ("runtime", "devel")
 TOOLKIT = "13.0"
-"""The CUDA version inside all base images."""
+"""The CUDA version that all images really contain."""
 
 
 @cache
 def evidence() -> dict[str, Any]:
-    """Return the published facts about the images."""
+    """Read the published facts about the images."""
     data: dict[str, Any] = yaml.safe_load(EVIDENCE.read_text())
     return data
 
 
 @dataclass(frozen=True)
 class Cuda:
-    """An `nvidia/cuda` image and its facts."""
+    """An `nvidia/cuda` image with the versions in its configuration."""
 
     version: str
     os: str
@@ -33,13 +33,13 @@ class Cuda:
 
     @property
     def names(self) -> dict[str, str]:
-        """Return the values of the placeholders in the evidence."""
+        """The values for the words in braces in the evidence."""
         minor = self.version.rpartition(".")[0]
         return {"version": self.version, "minor": minor, "dashed": minor.replace(".", "-"), "nccl": self.nccl,
                 "plain": self.nccl.partition("+")[0]}  # fmt: skip
 
     def environment(self, variant: str) -> dict[str, str]:
-        """Environment variables of its configuration."""
+        """Return the environment variables of the image configuration."""
         found: dict[str, str] = {}
         for kind in ("base", "runtime", "devel")[: 3 if variant == "devel" else 2]:
             for group in evidence()["environment"][kind]:
@@ -47,20 +47,23 @@ class Cuda:
         return found
 
     def rows(self, kind: str) -> Iterator[str]:
-        """Return lines `PATH LIBRARY…` for the files that are `foreign` or `unmet`."""
+        """Yield lines `PATH LIBRARY…` for files of a kind.
+
+        `foreign` files are for another architecture. `unmet` files need libraries that do not exist.
+        """
         for row in evidence()[kind]:
             yield " ".join([row["path"], row.get("needs", "")]).format(**self.names)
 
     def held(self, variant: str) -> list[str]:
-        """Packages on hold, which apt may not change."""
+        """Return the packages that apt must not change."""
         kinds = VARIANTS if variant == "devel" else VARIANTS[:1]
         return [name.format(**self.names) for kind in kinds for name in evidence()["held"][kind]["packages"]]
 
 
 def images() -> dict[str, tuple[str, Cuda | None]]:
-    """`repository:tag` → variant and CUDA, of all images that the target for 13.2.1 on Ubuntu 24.04 needs.
+    """Map `repository:tag` to variant and CUDA, for the images that the target with 13.2.1 on Ubuntu 24.04 needs.
 
-    What is compiled once for all is compiled on the oldest.
+    Stages that all targets share are compiled on the oldest image.
     """
     oldest, newest = (Cuda(**row) for row in evidence()["images"])
     found: dict[str, tuple[str, Cuda | None]] = {
@@ -72,7 +75,7 @@ def images() -> dict[str, tuple[str, Cuda | None]]:
 
 
 def build_options(variant: str, cuda: Cuda | None) -> tuple[list[str], str]:
-    """Return options of `docker buildx build` for one of `images`, and the end of its Dockerfile."""
+    """Return the options of `docker buildx build` for one of `images`, and the last lines of its Dockerfile."""
     if not cuda:
         return [f"--target={variant}"], ""
     values = {"TOOLKIT": TOOLKIT, "CUDA": cuda.version, "OS": cuda.os, "NCCL": cuda.nccl,

@@ -1,4 +1,4 @@
-"""Keys that sign the stand-in's repositories, and the signatures of a repository's Release file."""
+"""Keys for the stand-in's package repositories, and signatures of Release files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.conftest import ran
 
 CUDA, CUDA_NEW, DOCA, STRANGER, EXPIRED = "cuda", "cuda-new", "doca", "stranger", "expired"
-"""Names of keys. STRANGER's public key is not published. EXPIRED was valid only for the first days of 2020."""
+"""Names of keys. The public key of STRANGER is not published. EXPIRED was valid only in the first days of 2020."""
 PAST = "20200102T000000!"
 
 
@@ -23,7 +23,7 @@ class Keys:
 
     @property
     def public(self) -> Path:
-        """The folder of `<name>.asc` and `<name>.gpg`, the public keys in both forms."""
+        """The folder with the public keys in both formats: `<name>.asc` and `<name>.gpg`."""
         return self.home / "public"
 
     @classmethod
@@ -40,19 +40,19 @@ class Keys:
                 keys._gpg(*form, "--output", f"{keys.public / name}.{ending}", "--export", keys.fingerprint(name))
 
     def fingerprint(self, name: str) -> str:
-        """Return the fingerprint of a key: 40 hexadecimal digits."""
+        """Return the fingerprint of a key: 40 hex digits."""
         listing = self._gpg("--with-colons", "--list-keys", _address(name))
         return next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
 
     def sign(self, release: bytes, name: str) -> dict[str, bytes]:
-        """Return `InRelease` and `Release.gpg` for the content of a Release file."""
+        """Return the files `InRelease` and `Release.gpg` for the content of a Release file."""
         when = ("--faked-system-time", PAST) if name == EXPIRED else ()
         options = (*when, "--local-user", _address(name), "--armor", "--digest-algo", "SHA512")
         kinds = {"InRelease": "--clear-sign", "Release.gpg": "--detach-sign"}
         return {file: self._gpg(*options, kind, input=release.decode()).encode() for file, kind in kinds.items()}
 
     def publish(self, suite: Path, files: Mapping[str, bytes], by: str = CUDA, more: str = "") -> None:
-        """Write the indexes of a suite and the signed release file. `more` are additional fields of the release."""
+        """Write the index files of a suite, and its signed InRelease file. `more` are further lines of InRelease."""
         lines = []
         for name, content in files.items():
             (suite / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class Keys:
         self._gpg(*when, "--passphrase", "", "--quick-generate-key", _address(name), "ed25519", "sign", expires)
 
     def _gpg(self, *words: str, input: str = "") -> str:  # noqa: A002 - as of subprocess.run
-        # The path of the agent's socket is limited to 107 bytes, so the home is reached by a short name.
+        # The path of the agent's socket is limited to 107 bytes, so a short symbolic link names the home.
         with tempfile.TemporaryDirectory(prefix="k") as folder:
             link = Path(folder) / "h"
             link.symlink_to(self.home.absolute())
@@ -73,7 +73,7 @@ class Keys:
                 command = ("gpg", "--homedir", link, "--batch", "--yes", "--quiet", *words)
                 return ran(*command, check=True, stderr=None, input=input).stdout
             finally:
-                # An agent of its own starts with every call that needs a secret key.
+                # Every call that needs a secret key starts a new agent.
                 ran("gpgconf", "--homedir", link, "--kill", "all", check=True)
 
 

@@ -1,4 +1,4 @@
-"""The signed apt repositories with the compiled packages, under the URLs of the vendor."""
+"""The signed apt repositories of the stand-in, at the paths of the vendor's repositories."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EVIDENCE = Path(__file__).parent / "evidence" / "repositories.yaml"
 
 @dataclass(frozen=True)
 class Repository:
-    """A flat repository: its packages, the key that signs it, and the keys next to its index."""
+    """A flat repository: the set of its packages, the key that signs it, and the key files in its folder."""
 
     of: str
     path: str
-    """Path of its URL, including the host."""
+    """The URL without the scheme: host and path."""
     key: str
     files: dict[str, str]
     seen: str
@@ -34,7 +34,7 @@ DOCA_FOLDERS = tuple(r.path for r in REPOSITORIES if r.of == "doca")
 
 
 def publish(built: Path, folder: Path, keys: Keys) -> None:
-    """Write all repositories and keys to `<host>/<path>` in a folder. All repositories have the same packages."""
+    """Write all repositories and key files to `folder/<host>/<path>`. Repositories share hard-linked packages."""
     for repository in REPOSITORIES:
         source, target = built / repository.of, folder / repository.path
         shutil.copytree(source, target, copy_function=os.link)
@@ -45,7 +45,7 @@ def publish(built: Path, folder: Path, keys: Keys) -> None:
 
 
 def package_with(files: dict[str, bytes], name: str = "test") -> bytes:
-    """Return a Debian package with these files."""
+    """Build a Debian package with these files; return its content."""
     control = f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: for a test\n"
     with tempfile.TemporaryDirectory() as folder:
         for path, data in {"DEBIAN/control": control.encode(), **files}.items():

@@ -1,4 +1,4 @@
-"""The program docker-registry of the distribution, started for a test."""
+"""A temporary process of the distribution's docker-registry."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from imagebuild.build.base import DIE_WITH_US
 
 SECONDS = 30
-"""Maximum time until the registry answers."""
+"""Maximum time until the registry answers, in seconds."""
 
 
 @contextmanager
 def running(storage: Path, port: int = 0, *, deletes: bool = True) -> Iterator[str]:
-    """Run a registry, and yield its `host:port`. Port 0: any free port. `deletes` allows deletions."""
+    """Run a registry; yield its `host:port`. Port 0 selects a free port. `deletes` permits deletion of images."""
     address = f"127.0.0.1:{port or free_port()}"
     storage.mkdir(parents=True, exist_ok=True)
     config, log = storage.with_suffix(".yml"), storage.with_suffix(".log")
@@ -52,9 +52,9 @@ def answers(address: str) -> bool:
 
 
 def free_port(wanted: int = 0) -> int:
-    """Return this port if it is free, or else another free port."""
+    """Return the wanted port if it is free, or else any free port."""
     with socket.socket() as trial:
-        # A port that was served from a moment ago is free.
+        # A port that was just released counts as free.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("", wanted))

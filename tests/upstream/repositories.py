@@ -1,4 +1,4 @@
-"""Git repositories of tiny projects. Dates, author and names are fixed, so every machine gets the same commits."""
+"""Git repositories of tiny projects. Dates, authors and contents are fixed, so all machines have the same commits."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ COMMITS = {
     "linux-rdma/perftest": "26.04.17",
     "Mellanox/nccl-rdma-sharp-plugins": "",
 }
-"""Maps each project on github.com to the tag of its only commit."""
+"""Maps the path of each project on github.com, without `.git`, to the tag of its only commit."""
 
 
 def make(folder: Path) -> None:
-    """Write all repositories to `<owner>/<name>.git` in a folder."""
+    """Create all repositories as `folder/<owner>/<name>.git`."""
     for path, tag in COMMITS.items():
         bare = folder / f"{path}.git"
         work = bare.with_suffix(".work")
         shutil.copytree(PROJECTS / path, work)
         here = ("-C", str(work))
         _git("init", "--quiet", "--initial-branch=main", str(work))
-        # What counts is in the project: which files are programs, whatever this file system thinks of modes.
+        # File modes come from the project, and do not depend on the file system.
         _git(*here, "-c", "core.autocrlf=false", "add", "--all")
         _git(*here, "commit", "--quiet", "--message", f"STAND-IN for {path}, made for tests")
         if tag:
             _git(*here, "tag", tag)
         _git("clone", "--quiet", "--bare", str(work), str(bare))
-        # As on the real server, any commit may be asked for.
+        # As on GitHub, clients may fetch any commit.
         _git("--git-dir", str(bare), "config", "uploadpack.allowAnySHA1InWant", "true")
         shutil.rmtree(work)
 

@@ -1,4 +1,4 @@
-"""An HTTP server for a folder and the git repositories in it. Tests can inject faults."""
+"""An HTTP server for a folder and its Git repositories, with faults that tests switch on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests import faulty
 from tests.faulty import Answer, Dropped, Handler
 
 GIT = "github.com"
-"""The folder with the git repositories."""
+"""The folder whose `*.git` folders are served by Git."""
 
 
 class Request(NamedTuple):
-    """A request and the status of its answer."""
+    """A request, and the status of its answer."""
 
     method: str
     path: str
@@ -30,29 +30,29 @@ class Request(NamedTuple):
 
 @dataclass
 class Server:
-    """The server and its faults. Paths and prefixes begin with a host name: `/linux.mellanox.com/…`."""
+    """The served folder and the faults. Paths and prefixes begin with the host: `/linux.mellanox.com/…`."""
 
     root: Path
     port: int = 0
     login: str = ""
-    """`user:password` that all requests need. Empty: no login."""
+    """Required login as `user:password`. Empty: no login."""
     requests: list[Request] = field(default_factory=list)
-    """All answered requests since the start or the last `clear`, in order."""
+    """All answered requests in order. Tests may clear the list."""
     truncated: list[str] = field(default_factory=list)
     """Prefixes of files that are truncated after the first half."""
     cut: threading.Event = field(default_factory=threading.Event)
-    """If set, truncated files end at once. Otherwise, the client waits until it is set."""
+    """If set, connections of truncated files are closed at once. Otherwise clients wait until the event is set."""
     replaced: dict[str, bytes] = field(default_factory=dict)
-    """Maps prefixes to replaced contents. The longest matching prefix is used."""
+    """Maps prefixes of paths to the content that is sent instead. The longest matching prefix is used."""
     failing: dict[str, list[int]] = field(default_factory=dict)
-    """Maps prefixes to the statuses of the next requests."""
+    """Maps prefixes of paths to the statuses of the next answers, the last status first."""
 
     def __post_init__(self) -> None:
         self.cut.set()
 
     @contextmanager
     def running(self) -> Iterator[Server]:
-        """Serve on all network interfaces. Port 0: any free port."""
+        """Listen on all addresses at `port`. Port 0 selects a free port."""
         server = faulty.Server(self.serve, "0.0.0.0", self.port)
         self.port = server.server_port
         with faulty.answering(server):
@@ -60,7 +60,7 @@ class Server:
 
     def serve(self, handler: Handler) -> None:
         address = urlsplit(handler.path)
-        path = unquote(address.path).replace("/./", "/")  # as apt asks where the suite is `./`
+        path = unquote(address.path).replace("/./", "/")  # apt requests such paths if the suite is `./`
         answer = self.answer(handler, path, address.query)
         self.requests.append(Request(handler.command, unquote(handler.path), answer.status))
         if answer.status == 200 and path.startswith(tuple(self.truncated)):
@@ -88,7 +88,7 @@ class Server:
         return Answer(200, file.read_bytes()) if inside and file.is_file() else Answer(404)
 
     def _git(self, handler: Handler, path: str, query: str, body: bytes) -> Answer:
-        """Answer with `git http-backend`, which is a CGI program, as the manual of git describes."""
+        """Answer with the CGI program `git http-backend`, as described in its manual."""
         environ = {
             **os.environ,
             "GIT_PROJECT_ROOT": str(self.root / GIT), "GIT_HTTP_EXPORT_ALL": "1",
@@ -97,7 +97,7 @@ class Server:
             "CONTENT_TYPE": handler.headers.get("Content-Type", ""), "CONTENT_LENGTH": str(len(body)),
             "HTTP_CONTENT_ENCODING": handler.headers.get("Content-Encoding", ""),
             "REMOTE_ADDR": handler.client_address[0],
-            # Whoever owns the cache folder, it was made for this.
+            # Git must accept any owner of the cache folder.
             "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
         }  # fmt: skip
         done = subprocess.run(["git", "http-backend"], env=environ, input=body, capture_output=True, check=False)

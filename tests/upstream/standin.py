@@ -1,4 +1,4 @@
-"""The complete stand-in: built if it is not cached, and served."""
+"""The complete stand-in. It is created if the cache does not contain it, and served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.upstream.server import Server
 
 HERE = Path(__file__).parent
 CACHE = cache_folder().absolute().parent / "upstream"
-"""Cache of the stand-in, shared by all tests."""
+"""The folder with the stand-in, shared by all tests."""
 RECIPES = HERE / "recipes"
 ADDRESSES = (
     "https://content.mellanox.com/",
@@ -33,30 +33,30 @@ ADDRESSES = (
     "https://github.com/",
 )
 PROGRAMS = {"docker-registry": "docker-registry", "git": "git", "gpg": "gnupg", "gpg-agent": "gpg-agent"}
-"""Maps required programs to the packages that contain them."""
+"""Maps each required program to its package."""
 ARCHIVE = hpcx.Distribution("ubuntu24.04", 13)
-"""The HPC-X archive that is served."""
+"""The archive of HPC-X that is served."""
 
 
 @dataclass
 class Upstream:
-    """Servers on this machine from which the image `hpcx` can be built."""
+    """Local servers that replace the upstream servers of the image `hpcx`."""
 
     gateway: str
-    """Address at which the engine and its containers reach this machine."""
+    """The address of the engine's bridge, at which the engine and its containers reach this machine."""
     ports: dict[str, int] = field(default_factory=dict)
-    """Ports of the server and the registry while they are running."""
+    """The ports of `server` and `registry` while they run."""
     root = CACHE / "served"
-    """The served files: <host>/<path of the URL>."""
+    """The folder with the served files: `root/<host>/<path>`."""
     content = CACHE / "content"
     """Compiled parts of HPC-X, for `hpcx.content`."""
     keys = Keys(CACHE / "keys")
 
     @classmethod
     def make(cls, *, sources: bool) -> Upstream:
-        """Make all of it if the cache folder has it from other recipes, or not at all.
+        """Create the stand-in if the cache does not contain it, or contains it from other recipes.
 
-        Without `sources`, those of Open MPI cannot be compiled: to make them takes longer than all else.
+        `sources` adds source archives of Open MPI that can be compiled. They take longer than all other parts.
         """
         CACHE.mkdir(parents=True, exist_ok=True)
         stamp, wanted = CACHE / "made-from", [_digest(), "sources"][: 1 + sources]
@@ -72,17 +72,17 @@ class Upstream:
 
     @property
     def configuration(self) -> str:
-        """A user configuration with these mirrors, as YAML."""
+        """The YAML configuration of imagebuild that uses the stand-in as mirrors."""
         base = f"http://{self.gateway}:{self.ports['server']}"
-        # On the loopback, the registry may speak plain HTTP.
+        # Registries on the loopback interface may use plain HTTP.
         lines = ["mirrors:", f"  images: {{docker.io: '127.0.0.1:{self.ports['registry']}'}}", "  downloads:"]
         return "\n".join([*lines, *(f"    {a}: {base}/{a.split('//')[1]}" for a in ADDRESSES), ""])
 
     @contextmanager
     def serve(self) -> Iterator[Server]:
-        """Run the server and the registry, on the ports of the first time if they are free.
+        """Run the server and the registry. Use the ports of the first run if they are free.
 
-        With the same addresses, steps that were built stay cached.
+        The engine's cache stays valid as long as the addresses do not change.
         """
         file = CACHE / "ports.json"
         wanted = json.loads(file.read_text()) if file.exists() else {"server": 0, "registry": 0}
@@ -94,7 +94,7 @@ class Upstream:
             yield server
 
     def resigned(self, repository: str, key: str) -> dict[str, bytes]:
-        """Path → content of an apt repository's signatures by another key, for `Server.replaced`.
+        """Map the paths of an apt repository's signatures to signatures by another key, for `Server.replaced`.
 
         `repository` is a path such as `/linux.mellanox.com/public/repo/doca/3.5.0/ubuntu24.04/x86_64/`.
         """
@@ -103,7 +103,7 @@ class Upstream:
 
 
 class Making:
-    """Builds the stand-in in the cache, in containers with a bootstrapped Debian 13. BuildKit caches the steps."""
+    """The creation of the stand-in, in containers on a bootstrapped Debian 13. BuildKit caches the steps."""
 
     def __init__(self) -> None:
         self.base = bootstrap(["linux/amd64"], cache_folder(), release="trixie")
@@ -136,13 +136,16 @@ class Making:
         hpcx.pack(hpcx.content(hpcx.files(known, ARCHIVE), content, openmpi, ARCHIVE, known), ARCHIVE, target)
 
     def exported(self, name: str, recipe: str, *options: str, **contexts: Path) -> Path:
-        """Return the folder with the output of a recipe."""
+        """Run a recipe, and export its files to a folder of the cache; return the folder."""
         folder = _folder(name)
         self.build(recipe, *options, f"--output=type=local,dest={folder}", contexts=contexts)
         return folder
 
     def build(self, recipe: str, *options: str, contexts: Mapping[str, Path], tail: str = "") -> None:
-        """Build `recipes/<recipe>.Dockerfile` with `tail` appended. Its folder and `folders` are build contexts."""
+        """Build `recipes/<recipe>.Dockerfile` with the lines `tail` at its end.
+
+        The build context is the folder of the recipe. `contexts` are further folders.
+        """
         named = {"debian:13-standin": self.base, **contexts}
         with tempfile.NamedTemporaryFile("w", suffix=".Dockerfile") as file:
             file.write((RECIPES / f"{recipe}.Dockerfile").read_text() + tail)
@@ -156,13 +159,13 @@ class Making:
 
 
 def _folder(name: str) -> Path:
-    """Make a new folder in the cache."""
+    """Create a folder in the cache."""
     (CACHE / name).mkdir(parents=True)
     return CACHE / name
 
 
 def _digest() -> str:
-    """Return a digest of the files that the stand-in is made from. A newer base image does not cause a rebuild."""
+    """Return the digest of all inputs of the stand-in, except the base image. A newer base needs no new stand-in."""
     total = hashlib.sha256(repr([wheels.pins("nccl-wheel", "2.32.3"), wheels.pins("cuda", bases.TOOLKIT)]).encode())
     for file in sorted(path for path in HERE.rglob("*") if path.is_file() and path.suffix not in (".pyc", ".md")):
         total.update(file.name.encode() + file.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""The CUDA toolkit and NCCL's header, from the wheels that the project's lock pins."""
+"""The CUDA toolkit and NCCL's header, from wheels that are pinned in the project's lock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 
 
 def pins(component: str, version: str) -> list[dict[str, Any]]:
-    """Return the lock entry of a component. Raises KeyError if the lock does not have this version."""
+    """Return the lock's wheels for a component. Raises KeyError if the version is not in the lock."""
     found: list[dict[str, Any]] = json.loads(LOCK.read_text())["wheels"][f"{component} {version}"]
     return found
 
 
 def take(component: str, version: str, path: str, target: Path) -> None:
-    """Download the pinned wheels of a component for amd64, and move the files below a path in them."""
+    """Download a component's pinned wheels for amd64, and move the file or folder `path` in them to `target`."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         wanted = Path(folder, "requirements.txt")
         wheels = pins(component, version)
@@ -37,7 +37,7 @@ def take(component: str, version: str, path: str, target: Path) -> None:
 
 
 def make_wheel(folder: Path, name: str, version: str, tag: str) -> Path:
-    """Write an empty wheel to a folder. Return its path."""
+    """Write an empty wheel to a folder; return its path."""
     stem = f"{name.replace('-', '_')}-{version}"
     info = f"{stem}.dist-info"
     path = folder / f"{stem}-py3-none-{tag}.whl"
