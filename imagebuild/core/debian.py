@@ -110,7 +110,7 @@ def installed_packages(status: str) -> tuple[Package, ...]:
     return tuple(
         Package(p["Package"], *(p.get(name, "") for name in fields[2:]))
         for p in Deb822.iter_paragraphs(status, fields=fields, use_apt_pkg=False)
-        # In images without dpkg, the files of packages have no status.
+        # Images without dpkg (distroless) list their packages without a status.
         if "Package" in p and p.get("Status", "ok installed").endswith(" installed")
     )
 
