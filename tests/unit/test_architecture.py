@@ -1,4 +1,4 @@
-"""docs/architecture.md says what the tree says: packages, their order, modules, paths."""
+"""docs/architecture.md describes packages, their order and modules as they are; test files are named after modules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 MODULES = sorted((ROOT / "imagebuild").glob("*/*.py"))
+WITHOUT_MODULE = {"bench/damage": "reader and judge together, over all samples"}
+"""Test files that are not named after one module, with the reason."""
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -34,6 +36,15 @@ def test_every_module_is_in_the_table_once() -> None:
         listed += [f"{package}/{module}" for module in modules]
     files = [path for path in MODULES if path.stem != "__init__"]
     assert sorted(listed) == sorted(f"{path.parent.name}/{path.stem}" for path in files)
+
+
+def test_every_test_file_names_a_module() -> None:
+    """Each tests/unit/<package>/test_<module>.py tests imagebuild/<package>/<module>.py."""
+    modules = {f"{path.parent.name}/{path.stem}" for path in MODULES}
+    tests = {f"{path.parent.name}/{path.stem.removeprefix('test_')}" for path in ROOT.glob("tests/unit/*/test_*.py")}
+    open_packages = {"project", "render"}
+    checked = {name for name in tests if name.partition("/")[0] not in open_packages}
+    assert checked - modules == set(WITHOUT_MODULE)
 
 
 def test_the_order_is_the_one_that_is_checked() -> None:
