@@ -1,6 +1,6 @@
-"""Say what this machine has and lacks for building and checking images, and how to get what it lacks.
+"""The findings of `imagebuild doctor`: what this machine has, and what it lacks to build and verify images.
 
-A missing program is a finding, never an exception.
+A missing program is a finding, not an exception.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ APT_FIX = "as root: apt-get install"
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """Hold one line of the report."""
+    """A finding about one program or property of this machine."""
 
     name: str
     ok: bool | None
-    """None: it is optional and not there."""
+    """None: the thing is optional and missing."""
     detail: str
+    """What was found."""
     fix: str = ""
-    """Command or advice that mends it; empty if there is nothing to do."""
+    """The command or advice that fixes it; empty if nothing is to be done."""
 
 
 def _found(name: str, ok: bool | None, detail: str, fix: str) -> DoctorFinding:
-    """Return a finding, with the fix only if it needs one."""
+    """Return a finding, without the fix if it is ok."""
     return DoctorFinding(name, ok, detail, "" if ok else fix)
 
 
 def examine_machine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> list[DoctorFinding]:
-    """Return every finding about this machine, in the order in which a person would fix them."""
+    """Return all findings about this machine, in the order in which a user would fix them."""
     bootstrap, syft, cosign = shutil.which("mmdebstrap"), syft_program(), shutil.which("cosign")
-    without_bases = "missing; it makes bases (--base registry needs none)"
-    without_signatures = "missing; signing and verifying signatures need it"
+    without_bases = "missing; it makes base images (not needed with --base registry)"
+    without_signatures = "missing; it signs images and verifies signatures"
     return [
         *_examine_engine(environ, run),
         _found("mmdebstrap", bool(bootstrap), bootstrap or without_bases, f"{APT_FIX} mmdebstrap"),
@@ -56,7 +57,7 @@ def examine_machine(environ: Mapping[str, str] = os.environ, run: RunProgram = r
 
 
 def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[DoctorFinding]:
-    """Yield what buildx and the engine have; without an engine there is nothing to ask."""
+    """Yield the findings about buildx and the engine. If no engine answers, its absence is the last finding."""
     buildx = engine.buildx_version(run)
     version, least = (".".join(map(str, numbers)) or "none" for numbers in (buildx, BUILDX_MIN))
     yield _found("buildx", buildx >= BUILDX_MIN, f"{version} ({least} or newer is needed)", ENGINE_FIX)
@@ -70,7 +71,7 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
         yield DoctorFinding("engine", False, "\n".join(filter(None, [problem, attempts])), fix or ENGINE_FIX)
         return
     except (TypeError, ValueError):
-        yield DoctorFinding("engine", False, "its `docker info` cannot be read", "restart the engine")
+        yield DoctorFinding("engine", False, "the output of `docker info` cannot be read", "restart the engine")
         return
     detail = f"Docker Engine {info.get('ServerVersion')} at {endpoint.host} ({endpoint.origin})"
     yield DoctorFinding("engine", True, detail)
@@ -78,7 +79,7 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
     yield _found(
         "image store",
         containerd,
-        f"containerd ({driver})" if containerd else f"{driver}: it keeps one platform of an image",
+        f"containerd ({driver})" if containerd else f"{driver}: it stores only one platform of an image",
         'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart that engine',
     )
     line = re.search(r"^Platforms:\s*(.+)$", builder, re.MULTILINE)
@@ -87,9 +88,9 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
     shown = [f"linux/{arch}{'' if arch == own else ' (emulated)'}" for arch in CPUS if f"linux/{arch}" in known]
     if shown:
         all_there = len(shown) == len(CPUS) or None
-        yield _found("platforms", all_there, ", ".join(shown), f"for the other one, {APT_FIX} qemu-user-static")
+        yield _found("platforms", all_there, ", ".join(shown), f"for the other platform, {APT_FIX} qemu-user-static")
     else:
-        problem = "the current builder does not list them"
+        problem = "the current builder lists no platform"
         yield DoctorFinding("platforms", False, problem, "docker buildx inspect --bootstrap")
     yield _examine_disk(endpoint, info)
     devices = [path for folder in info.get("CDISpecDirs") or () for path in Path(folder).glob("*nvidia*")]
@@ -102,7 +103,7 @@ def _examine_disk(endpoint: Endpoint, info: Mapping[str, Any]) -> DoctorFinding:
     free, root = None, info.get("DockerRootDir")
     if endpoint.host.startswith("unix://") and root:
         for folder in reversed((Path(root), *Path(root).parents)):
-            with suppress(OSError):  # only root may look into the data folder; its parents are on the same disk
+            with suppress(OSError):  # only root can read the data folder, but its parents are on the same disk
                 free = shutil.disk_usage(folder).free
     if free is None:
         return DoctorFinding("disk", None, "unknown: the engine is on another machine")

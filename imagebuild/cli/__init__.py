@@ -1,1 +1,1 @@
-"""Provide the command line: options, printing and exit codes."""
+"""The command line: options, printed results and exit codes."""

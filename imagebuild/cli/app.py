@@ -1,4 +1,4 @@
-"""The command `imagebuild`: imports only the module of the called command, and turns errors into exit codes."""
+"""The program `imagebuild`: it imports only the module of the called command, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from imagebuild.core.errors import ImagebuildError
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Build": {
         "init": ("plan", "Write a new project that extends the one that comes with imagebuild."),
-        "plan": ("plan", "List the targets, which are the images that a build makes."),
+        "plan": ("plan", "List the targets, which are the images to build."),
         "render": ("plan", "Print the self-contained Dockerfile of a target."),
         "build": ("build", "Build targets with BuildKit."),
         "lock": ("lock", "Pin the sources that the lock lacks, and remove unused pins."),
@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Check and measure": {
         "verify": ("verify", "Run the checks of an image, and print the result of each."),
         "job": ("job", "Print a benchmark as an MPIJob, a JobSet or a Slurm script."),
-        "report": ("report", "Print what benchmarks and checks measured, and whether it is right and fast enough."),
+        "report": ("report", "Judge the results of benchmarks and checks: are they right, complete and fast enough?"),
         "limits": ("report", "Print the best speeds that hardware can reach, and the speeds measured on it."),
     },
     "Publish": {
@@ -41,14 +41,14 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "each": ("publish", "Run a command for every pushed image."),
         "sbom": ("evidence", "List what is installed in an image, as an SPDX document."),
         "scan": ("evidence", "Apply a policy to the findings of a vulnerability scanner."),
-        "freshness": ("evidence", "List the packages of published images that have a security update."),
+        "freshness": ("evidence", "List the packages in published images that have a security update."),
         "attest": ("evidence", "Verify and add attestations of a published image."),
         "diff": ("evidence", "Compare two images."),
         "catalog": ("evidence", "Write a page of all published images, and the table in the README."),
         "prune": ("publish", "List or delete pushed images that are no longer needed."),
     },
     "This machine": {
-        "doctor": ("build", "Check whether this machine can build and verify images, and print what to install."),
+        "doctor": ("build", "Check whether this machine can build and verify images, and print what is missing."),
         "engine": ("build", "Start and stop a private Docker Engine, for machines that have none."),
     },
 }
@@ -70,12 +70,12 @@ class LazyCommands(click.Group):
         return list(MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None if a shell completes an unknown one. Otherwise, raises NoSuchCommand for it."""
+        """Return a command. Raises NoSuchCommand for an unknown name, except while a shell completes a command line."""
         if cmd_name in MODULES:
             return load_command(cmd_name)
         if ctx.resilient_parsing:
             return None
-        raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # names the nearest command
+        raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # its message proposes the nearest command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, entries in COMMANDS.items():
@@ -147,10 +147,10 @@ def main() -> None:
         err.print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
     except OSError as error:
-        # Errors that name a file become ImagebuildErrors where they arise.
+        # An error about a file was already turned into an ImagebuildError, so an OSError with a file name is a bug.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python fails again when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would fail again at exit, when it flushes
         if error.errno != errno.EPIPE:
             sys.stderr.write(f"error: the standard output cannot be written: {error.strerror}\n")
         sys.exit(2)

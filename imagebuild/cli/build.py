@@ -19,10 +19,10 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
 EXCLUSIVE = (
     ("--load", "--push", "--output"),
-    # A bundle serves only the engine of this machine, and contains the packages of its own day.
+    # Only the engine of this machine can read a bundle, and a bundle has the packages of the day it was made.
     *(pair for other in ("--bundle", "--offline") for pair in (("--builder", other), ("--rebuild", other))),
     ("--rebuild", "--stage"),
-    # Caches are written for whole targets, and only for the code that the lock pins.
+    # Caches are written only for whole targets, and only for pinned code.
     ("--cache-write", "--source"),
     ("--cache-write", "--stage"),
 )
@@ -49,7 +49,7 @@ EXCLUSIVE = (
     "sources",
     metavar="NAME=DIR",
     multiple=True,
-    help="Take the source of a component from a folder. Can be repeated.",
+    help="Take the source of a component from a folder, not from the pinned address. Can be repeated.",
 )
 @options.base
 @options.ca
@@ -146,7 +146,7 @@ def build(
 
 
 def _repeated(name: str, values: Sequence[str]) -> Iterator[str]:
-    """Yield the words of an option that is given once for each value."""
+    """Yield the words of a command line that repeats an option for each value."""
     return (word for value in values for word in (name, value))
 
 
@@ -192,7 +192,7 @@ def create_bundle(
             output="cacheonly",
             base=base,
             ca=ca,
-            no_cache=True,  # a cached step downloads nothing, so the bundle would lack its files
+            no_cache=True,  # a cached step downloads nothing, so its files would be missing in the bundle
             folder=Path(folder),
             verbose=verbose,
             again=(*project.words, *_repeated("--platform", platforms), *changes.options),
@@ -269,9 +269,9 @@ def stop(purge: bool) -> None:
 @options.command("imagebuild doctor", "imagebuild doctor --json -")
 @options.json_file
 def doctor(json_file: str | None) -> None:
-    """Check whether this machine can build and verify images, and print what to install.
+    """Check whether this machine can build and verify images, and print what is missing.
 
-    Exit status 1 if something is missing that building or verifying needs.
+    Each finding comes with the command that fixes it. Exit status 1 if something required is missing.
     """
     from rich.markup import escape
 

@@ -104,7 +104,12 @@ def scan(
     help="File with the keys that sign the archive, as gpg exports them.",
 )
 @options.registry
-@click.option("--scans", metavar="DIR", type=options.PATH, help="Folder with newer scans. Failed scans count too.")
+@click.option(
+    "--scans",
+    metavar="DIR",
+    type=options.PATH,
+    help="Folder with newer scan results. An image with a failed scan counts as outdated, if a rebuild would fix it.",
+)
 @options.ca
 @options.json_file
 @options.project
@@ -119,7 +124,7 @@ def freshness(
     ca: Path | None,
     json_file: str | None,
 ) -> None:
-    """List the packages of published images that have a security update.
+    """List the packages in published images that have a security update.
 
     Only images that an alias names are checked, by their SBOM. Exit status 1 if a package has an update, if a rebuild
     would fix a failed scan, or if an image has no SBOM.
@@ -139,13 +144,15 @@ def freshness(
     workspace = project.open(options.PlanChanges().parse(registry))
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
     if not keyring.is_file():
-        raise ConfigError(f"--keyring {keyring}: no such file")
+        raise ConfigError(f"--keyring {keyring}: no such file; name the file of keys")
     signed, web = SignedSuite(archive, suite, keyring.read_bytes()), network_upstream(ca).web
     bases = workspace.project.matrix.model.bases
     releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}
     targets = [t for t in select_targets(workspace.plan, select) if t.axes.get("os") in releases]
     if not targets:
-        raise NothingSelected(f"--suite {suite}: no selected target is of that release of a distribution")
+        raise NothingSelected(
+            f"--suite {suite}: no selected target uses this release; select other targets, or name another suite"
+        )
 
     def newest(arch: str, packages: Iterable[str]) -> Mapping[str, list[str]]:
         return read_suite(run_program, web, signed, arch, packages).versions
@@ -180,7 +187,7 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
     "--require",
     metavar="KIND,…",
     default="sbom,provenance,verification",
-    help="Kinds of attachments that must exist; `signature` is also a kind.",
+    help="Attachments that must exist, separated by commas; `signature` stands for a signature.",
 )
 @options.json_file
 @options.signers

@@ -1,4 +1,4 @@
-"""The commands `imagebuild impact` and `imagebuild ci-matrix`: which steps, or which targets, a change concerns."""
+"""The commands `imagebuild impact` and `imagebuild ci-matrix`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from imagebuild.cli.options import Workspace
 
 MAX_JOBS = 256
-"""GitHub's limit for the jobs of a matrix."""
+"""The maximum number of jobs in a matrix, as GitHub allows."""
 
 
 @options.command(
@@ -70,8 +70,10 @@ def impact(
     "imagebuild ci-matrix --unpublished --registry ghcr.io/acme --max-jobs 20",
 )
 @options.select
-@click.option("--changed-since", "since", metavar="REVISION", help="Only targets that changed since this git revision.")
-@click.option("--unpublished", is_flag=True, help="Only targets whose present state is not published.")
+@click.option(
+    "--changed-since", "since", metavar="REVISION", help="Include only targets that changed since this git revision."
+)
+@click.option("--unpublished", is_flag=True, help="Include only targets whose current state is not published.")
 @options.registry
 @click.option(
     "--max-jobs",
@@ -112,7 +114,7 @@ def ci_matrix(
 
 
 def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
-    """Return the ids of the targets whose present state is not published, and print their number."""
+    """Return the ids of the targets whose current state is not published, and print their number."""
     from imagebuild.core.console import err
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.select import select_targets
@@ -120,5 +122,5 @@ def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
 
     targets = select_targets(workspace.plan, select)
     differing = unpublished_targets(workspace.renderer, targets, cache(connect_registry))
-    err.print(f"{len(differing)} of {len(targets)} targets are not published as they are now", markup=False)
+    err.print(f"{len(differing)} of {len(targets)} targets are not published in their current state", markup=False)
     return [target.id for target in differing]

@@ -21,9 +21,17 @@ from imagebuild.core.errors import CommandError
 )
 @options.select
 @click.option(
-    "--update", metavar="NAME", multiple=True, help="Pin a component, pin, base or address again. Can be repeated."
+    "--update",
+    metavar="NAME",
+    multiple=True,
+    help="Pin the sources of a component, pin, base image or address again. Can be repeated.",
 )
-@click.option("--show", metavar="NAME", multiple=True, help="Only print the entries of a name, as for --update.")
+@click.option(
+    "--show",
+    metavar="NAME",
+    multiple=True,
+    help="Only print the lock's entries for a name; names are those of --update. Can be repeated.",
+)
 @options.platforms
 @click.option(
     "--check",
@@ -35,7 +43,7 @@ from imagebuild.core.errors import CommandError
     "--date",
     metavar="YYYY-MM-DD",
     type=options.DAY,
-    help="Only set the date of the lock, which is the latest time of all files in an image.",
+    help="Only set the date of the lock. Files in images get no later time than this date.",
 )
 @options.json_file
 @options.ca
@@ -56,7 +64,7 @@ def lock(
 ) -> None:
     """Pin the sources that the lock lacks, and remove unused pins.
 
-    With --check, the exit status is 1 if a build would stop or an entry is not used, and 4 if a server did not answer.
+    With --check, the exit status is 1 if a build would stop or a pin is unused, and 4 if a server did not answer.
     """
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
@@ -95,7 +103,9 @@ def lock(
     "imagebuild bump                             # a diff of matrix.yaml",
     "imagebuild bump nccl ucx --write && imagebuild lock",
 )
-@click.argument("names", metavar="[PIN]...", nargs=-1, help="Pins to find newer versions of. Default: all pins.")
+@click.argument(
+    "names", metavar="[PIN]...", nargs=-1, help="Pins (versions in the matrix) to update. Default: all pins."
+)
 @click.option("--write", is_flag=True, help="Change the matrix instead of printing a diff.")
 @options.ca
 @options.project

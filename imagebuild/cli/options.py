@@ -1,6 +1,7 @@
-"""The options that several commands share, and the project that they lead to.
+"""The options that several commands share, and the project that they name.
 
-The decorators here are click's. Each gives a command the parameter of the decorator's own name.
+Each decorator of this module adds options to a command. The command gets their value as a parameter with the
+decorator's name.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class FloatRange(click.FloatRange):
 
 
 class Command(click.Command):
-    """A command that refuses an option given twice if it takes only one value. By default, the last value would win."""
+    """A command that refuses a repeated option, unless the option takes several values.
+
+    In click, the last value of a repeated option wins without a message.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line. Raises ConfigError for a repeated option."""
@@ -90,9 +94,9 @@ def command(*lines: str) -> Callable[[Callback], click.Command]:
 
 
 def grouped(name: str, kind: type, *options: Decorator) -> Decorator:
-    """Return a decorator that adds options to a command, which gets their values as one parameter.
+    """Return a decorator that adds options to a command and passes their values as one parameter, called `name`.
 
-    `kind` is the dataclass of that parameter, with a field for each option.
+    `kind` is the dataclass of this parameter. It has a field for each option.
     """
 
     def decorate(callback: Callback) -> Callback:
@@ -110,10 +114,10 @@ def grouped(name: str, kind: type, *options: Decorator) -> Decorator:
 
 
 def names_of(kind: str) -> Complete:
-    """Return a function that completes the names of a kind in a shell.
+    """Return a function that completes names in a shell.
 
-    `kind` is `targets`, `components` or a folder of YAML files such as `jobs/clusters`. The names are those of the
-    project in the current folder or in IMAGEBUILD_PROJECT.
+    `kind` is `targets`, `components` or a folder of YAML files such as `jobs/clusters`. The names are those
+    of the project in the current folder, or of the project that IMAGEBUILD_PROJECT names.
     """
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -142,7 +146,7 @@ select = click.argument(
     "select",
     metavar="[TARGET]...",
     nargs=-1,
-    help="Target ids, globs of them, image names, or AXIS=VALUE. Default: all targets.",
+    help="Target ids or globs, image names, or AXIS=VALUE such as cuda=13.5. Default: all targets.",
     shell_complete=names_of("targets"),
 )
 image = click.argument(
@@ -216,17 +220,17 @@ class ProjectFiles:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the option as words of a command line; empty without the option."""
+        """The option as words of a command line; empty if the option was not used."""
         return ("--project", str(self.root)) if self.root else ()
 
     @property
     def is_shipped(self) -> bool:
-        """Whether to read the project that comes with imagebuild: no project is named, and none is here."""
+        """Whether there is no project here and none is named, so that the one that comes with imagebuild is used."""
         return not (self.root or os.path.lexists(MATRIX))
 
     @cached_property
     def folder(self) -> Path:
-        """The project's folder. Prints a note if it is the project that comes with imagebuild."""
+        """The project's folder. Prints a note if the project is the one that comes with imagebuild."""
         from imagebuild.core.files import shipped_folder
 
         if self.is_shipped:
@@ -293,26 +297,26 @@ PLAN_CHANGES = (
         "settings",
         metavar="NAME=VALUE",
         multiple=True,
-        help="Give an axis such as cuda other values (a,b,…), or change the version of a component.",
+        help="Replace the values of an axis (cuda=13.0,13.5) or a version (nccl=2.31.2). Can be repeated.",
     ),
     click.option(
         "--with",
         "with_",
         metavar="COMPONENT",
         multiple=True,
-        help="Add a component to every image.",
+        help="Add a component to every image. Can be repeated.",
         shell_complete=names_of("components"),
     ),
     click.option(
         "--without",
         metavar="COMPONENT",
         multiple=True,
-        help="Remove a component from every image.",
+        help="Remove a component from every image. Can be repeated.",
         shell_complete=names_of("components"),
     ),
 )
 plan_edits = grouped("edits", PlanChanges, *PLAN_CHANGES)
-"""Gives the parameter `edits`."""
+"""A decorator whose parameter is `edits`."""
 
 
 @dataclass(frozen=True)
@@ -338,7 +342,10 @@ class ImageChanges(PlanChanges):
         return replace(changes, append=str(self.append), appended=text)
 
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
-        """Raise ConfigError if the name of the other base shows another release, or if it lacks a needed digest."""
+        """Raise ConfigError if --base-image names another release than the targets', or lacks a digest that is needed.
+
+        With `pinned`, a digest is needed.
+        """
         from imagebuild.project.contradictions import base_mismatch
 
         if self.base_image is None:
@@ -363,7 +370,7 @@ image_edits = grouped(
         help="Append the Dockerfile instructions of a file. CMD, ENV and LABEL in it override earlier ones.",
     ),
 )
-"""Gives the parameter `edits`."""
+"""A decorator whose parameter is `edits`."""
 
 
 @dataclass(frozen=True)
@@ -402,7 +409,7 @@ class SignOptions(TrustOptions):
 
         if not self.sign:
             if self != SignOptions():
-                raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign; add it")
+                raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign; add --sign")
             return None
         named = self
         if not (self.key or self.identity) and (workflow := job_workflow(os.environ)):
@@ -431,10 +438,11 @@ signing = grouped(
 
 
 def data_folders(given: Path | None, kind: str, project: Path | None = None) -> tuple[Path, ...]:
-    """Return the folder of an option, or the `kind` folders of imagebuild, of extended projects, and of the project.
+    """Return the folder that an option names, or else the default folders of a kind, such as `profiles`.
 
-    If two folders have a file with the same name, the file in the last folder is used. The project is read only if it
-    extends another project. Raises ConfigError that lists the mistakes in it.
+    These are the folders of imagebuild, of the projects that the project extends, and of the project. If two folders
+    have a file with the same name, the file in the last folder is used.
+    The project is read only if it extends another one. Raises ConfigError that lists the mistakes in it.
     """
     from imagebuild.core.files import shipped_folder
 
@@ -451,7 +459,7 @@ def data_folders(given: Path | None, kind: str, project: Path | None = None) -> 
 
 
 def parse_platforms(names: Sequence[str]) -> tuple[Platform, ...]:
-    """Return the platforms of --platform; `local` becomes this machine's. Raises ConfigError for an unknown one."""
+    """Return the platforms of --platform; `local` is this machine's. Raises ConfigError for an unknown platform."""
     from imagebuild.core.fields import Platform
     from imagebuild.core.run import native_platform
 

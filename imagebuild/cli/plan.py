@@ -33,7 +33,7 @@ from imagebuild.core.errors import ConfigError
 @click.option(
     "--workflow",
     metavar="OWNER/NAME@REVISION",
-    help="Also write a GitHub workflow that calls the workflow of this imagebuild repository.",
+    help="Also write a GitHub workflow that calls the reusable workflow of this imagebuild repository.",
 )
 def init(folder: Path, repository: str, image: str, workflow: str | None) -> None:
     """Write a new project that extends the one that comes with imagebuild."""
@@ -86,7 +86,7 @@ def plan(
     registry: str | None,
     json_file: str | None,
 ) -> None:
-    """List the targets, which are the images that a build makes."""
+    """List the targets, which are the images to build."""
     from imagebuild.project.plan import Plan
     from imagebuild.project.select import restricted_components, select_excluded, select_targets
 
@@ -107,7 +107,7 @@ def plan(
         from imagebuild.core.console import err, out, print_table
         from imagebuild.project.lockfile import key_of, lacks
 
-        # For JSON, everything was rendered already.
+        # For JSON, every Dockerfile was rendered above, which includes this check.
         if not whole:
             workspace.renderer.check(targets)
             sources = {(t.image, owned.source) for t in targets for owned in workspace.renderer.recipe(t).sources}
@@ -128,7 +128,7 @@ def plan(
 
 
 SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
-"""A secret through which `build` gives a step mirrors and passwords. A build by docker needs none."""
+"""A secret mount: `build` passes mirrors and passwords to a step through it. `docker build` does not need it."""
 
 
 @options.command(
@@ -142,7 +142,9 @@ SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
     help="Target id, or a glob that matches one target.",
     shell_complete=options.names_of("targets"),
 )
-@click.option("--unresolved", is_flag=True, help="Print it even if sources have no pin; it cannot be built then.")
+@click.option(
+    "--unresolved", is_flag=True, help="Print the Dockerfile even if sources have no pin. It cannot be built."
+)
 @click.option(
     "--for",
     "purpose",

@@ -93,7 +93,7 @@ def publish(
 @click.option(
     "--published",
     metavar="HOST/PATH",
-    help="Use the images that aliases name in this registry. DIR then gets a folder for each image.",
+    help="Use the published images in this registry that an alias names, and create a folder for each one in DIR.",
 )
 @options.project
 def each(
@@ -135,7 +135,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
 
 
 def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the placeholders' values for every image in the build results below a folder, sorted by path.
+    """Yield the values of the placeholders for every image in the build results below a folder, sorted by path.
 
     Raises ResultError for a result that cannot be read.
     """
@@ -164,7 +164,7 @@ def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> i
 
     Raises CommandError if the program cannot be started.
     """
-    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other text in braces stays
+    known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces remain unchanged
     failed: dict[str, int] = {}
     for image in images:
         title = f"{image['target']} {image['platform']}"

@@ -30,7 +30,7 @@ COUNT = options.IntRange(min=1, max=1_000_000)
     nargs=-1,
     required=True,
     type=options.PATH,
-    help="Benchmark logs or JSON, results of verify, earlier reports, folders, gzip files; `-` is the standard input.",
+    help="Benchmark logs or JSON, results of verify, earlier reports; also gzipped or in folders. `-` is the standard input.",
 )
 @options.profile
 @options.profiles
@@ -49,7 +49,7 @@ COUNT = options.IntRange(min=1, max=1_000_000)
     type=options.FloatRange(min=0),
     help="Minimum bus bandwidth, for the best message size of 1 GiB or more.",
 )
-@click.option("--algorithm", metavar="NAME", help="Algorithm that NCCL was told to use, such as ring.")
+@click.option("--algorithm", metavar="NAME", help="NCCL algorithm that the run was forced to use, such as ring.")
 @click.option(
     "--allow",
     metavar="unvalidated|partial|unjudged",
@@ -75,7 +75,7 @@ def report(
     html: Path | None,
     markdown: bool,
 ) -> None:
-    """Print what benchmarks and checks measured, and whether it is right and fast enough.
+    """Judge the results of benchmarks and checks: are they right, complete and fast enough?
 
     Exit status 0: nothing failed, and everything that the options ask for was judged; 1: something failed or was not
     judged; 2: the input is wrong; 5: no file could be read.
@@ -87,12 +87,13 @@ def report(
 
     expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
     if profiles and profile is None:
-        raise ConfigError(f"--profiles {profiles}: name a profile with --profile")
+        raise ConfigError(f"--profiles {profiles}: needs --profile; name a profile with it")
     folders = options.data_folders(profiles, "profiles")
     outputs = {"--json": Path(json_file) if json_file is not None else None, "--junit": junit, "--html": html}
     printed = Path(options.STDOUT) in outputs.values()
     if markdown and printed:
-        raise ConfigError("--markdown: --json, --junit or --html has the standard output; name a file there")
+        problem = "--json, --junit or --html uses the standard output; replace its `-` by a file name"
+        raise ConfigError(f"--markdown: {problem}")
     result = make_report(
         files, profile=profile, profiles=folders, baseline=baseline, expected=expected, allowed=allow,
         outputs=outputs,
@@ -137,7 +138,7 @@ def limits(profile: str | None, nodes: int | None, check: bool, profiles: Path |
     known = load_profiles(*options.data_folders(profiles, "profiles"))
     chosen = known if profile is None else {profile: find_profile(known, profile)}
     if nodes is not None and (check or profile is None):
-        raise ConfigError("--nodes: name a profile, too; --check looks at all references")
+        raise ConfigError("--nodes: needs a PROFILE and excludes --check; add the profile, or remove --nodes")
     if check:
         mistakes = Mistakes()
         for document in chosen.values():
@@ -182,5 +183,5 @@ def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]
         shown = head
     print_table(("test", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source"), lines)
     if layout.domains > 1 and layout.network is None:
-        out.print("Nothing is known about the network between these nodes.")
-    out.print("\n* the hard ceiling of the test: what is measured above it is a mistake", markup=False)
+        out.print("The profile does not describe the network between these nodes.")
+    out.print("\n* the physical limit of the test: a speed above it is a measurement error", markup=False)

@@ -59,13 +59,13 @@ def test_a_bare_machine_gets_a_fix_for_every_line() -> None:
     ("changed", "name", "ok", "detail"),
     [
         ({"docker buildx version": "github.com/docker/buildx 0.12.1"}, "buildx", False, "0.12.1 (0.13 or newer"),
-        ({"info": {**INFO, "DriverStatus": []}}, "image store", False, "overlayfs: it keeps one platform"),
+        ({"info": {**INFO, "DriverStatus": []}}, "image store", False, "overlayfs: it stores only one platform"),
         ({"info": {**INFO, "Architecture": "aarch64"}}, "platforms", True, "linux/amd64 (emulated), linux/arm64"),
         ({"builder": "Platforms: linux/amd64, linux/386\n"}, "platforms", None, "linux/amd64"),
-        ({"builder": "Status: inactive\n"}, "platforms", False, "the current builder does not list them"),
+        ({"builder": "Status: inactive\n"}, "platforms", False, "the current builder lists no platform"),
         ({}, "disk", None, "unknown"),
         ({"info": {**INFO, "Runtimes": {"nvidia": {}}}}, "GPU runtime", True, "NVIDIA devices"),
-        ({"info": "null"}, "engine", False, "its `docker info` cannot be read"),
+        ({"info": "null"}, "engine", False, "the output of `docker info` cannot be read"),
     ],
 )
 def test_one_thing_is_different(changed: dict[str, Any], name: str, ok: bool | None, detail: str) -> None:
