@@ -441,8 +441,8 @@ def data_folders(given: Path | None, kind: str, project: Path | None = None) -> 
     """Return the folder that an option names, or else the default folders of a kind, such as `profiles`.
 
     These are the folders of imagebuild, of the projects that the project extends, and of the project. If two folders
-    have a file with the same name, the file in the last folder is used.
-    The project is read only if it extends another one. Raises ConfigError that lists the mistakes in it.
+    have a file with the same name, the file in the last folder is used. The project is read only if it extends
+    another one. Raises ConfigError that lists the mistakes in it.
     """
     from imagebuild.core.files import shipped_folder
 
