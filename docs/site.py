@@ -1,5 +1,6 @@
 """An MkDocs hook: make the README the first page, and generate the references when the site is built."""
 
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -49,8 +50,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def cell(text: str) -> str:
-    """Return a text as one cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return a text as one cell of a table. In code, Python-Markdown takes `|` as it is."""
+    return re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "\\|", " ".join(text.split()))
 
 
 # Commands
@@ -74,13 +75,13 @@ def command_lines(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command)
     arguments = [p.make_metavar(context) for p in command.params if isinstance(p, click.Argument)]
     yield f"\n### imagebuild {name}\n\n`imagebuild {' '.join([name, *arguments])}`\n"
-    yield (command.help or "").strip() + "\n\n| option | |\n|---|---|"
+    yield inspect.cleandoc(command.help or "") + "\n\n| option | |\n|---|---|"
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.help and not parameter.hidden:
             value = "" if parameter.is_flag else f" {parameter.make_metavar(context)}"
             usage = ", ".join(parameter.opts) + value
             variable = f" Or the variable `{parameter.envvar}`." if parameter.envvar else ""
-            yield f"| `{cell(usage)}` | {cell(parameter.help)}{variable} |"
+            yield f"| `{usage}` | {cell(parameter.help)}{variable} |"
 
 
 # Keys of the files
