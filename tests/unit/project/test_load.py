@@ -7,14 +7,14 @@ from unittest.mock import ANY
 import pytest
 
 from imagebuild.cli.options import data_folders
-from imagebuild.core.errors import CommandError
+from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import run_program
 from imagebuild.project.load import load_project
 from imagebuild.project.plan import make_plan
 from imagebuild.project.project import Project
 from imagebuild.project.revision import files_at_revision
 from imagebuild.render.renderer import Renderer
-from tests.conftest import LOCK, ROOT, Files, git
+from tests.conftest import LOCK, ROOT, TOOL, Files, git
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Call, Serve
 
@@ -150,3 +150,14 @@ def test_an_earlier_revision_is_read_with_what_it_extends(tmp_path: Path, how: s
         assert "RUN make\n" in render(before)
     status, _, printed = command("ci-matrix", "--project", work, "--changed-since", "HEAD")
     assert (status, "1 of 1 targets differ from HEAD\n" in printed) == (0, True), printed
+
+
+def test_all_mistakes_at_once(tiny: Files) -> None:
+    tiny.replace("matrix.yaml", "description: A small", "descripton: A small")
+    tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: []")
+    tiny.component("tool", TOOL + "cheks: []\n")
+    with pytest.raises(ConfigError) as caught:
+        make_plan(tiny.load())
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert any("cheks: unknown key; did you mean 'checks'?" in line for line in lines)

@@ -1,0 +1,25 @@
+from imagebuild.project.changes import parse_changes
+from imagebuild.project.plan import make_plan
+from tests.conftest import LIBRARY, Files
+
+
+def test_changes_of_the_command_line(tiny: Files) -> None:
+    tiny.component("extra", LIBRARY + "version-axis: os\n")
+    settings = ["cuda=13.1", "library=9", f"tool=4@{'c' * 40}"]
+    made = make_plan(tiny.load().changed(parse_changes(settings, repository="r.test/x")))
+    assert {t.axes["cuda"] for t in made.targets} == {"13.1"}
+    assert made.targets[0].components == {"library": "9", "tool": "4"}
+    assert {name.partition(":")[0] for t in made.targets for name in (t.name, *t.tags)} == {"r.test/x/tiny"}
+    made = make_plan(tiny.load().changed(parse_changes([], with_=["extra"], without=["tool"])))
+    assert list(made.targets[0].components) == ["extra", "library"]
+    assert made.targets[0].name == "example/tiny:cuda12.9-debian13-runtime"
+
+
+def test_the_component_that_fulfils_a_requirement(tiny: Files) -> None:
+    tiny.component("other", LIBRARY + "provides: [library]\n")
+    project = tiny.load()
+    assert project.provider("library", ["other", "library"]) == "library"
+    assert project.provider("library", ["other"]) == "other"
+    assert project.provider("library", []) == "library", "components have their own name, present or not"
+    assert project.provider("library", ["library"], {"library": "other"}) == "other", "an image may prefer one"
+    assert project.provider("nothing", ["library"]) is None
