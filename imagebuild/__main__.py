@@ -1,4 +1,4 @@
-"""Start the program. `--version` answers before anything heavy is imported."""
+"""The entry point of the program. `--version` is answered before anything slow is imported."""
 
 import atexit
 import gc
@@ -11,8 +11,8 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         sys.stdout.write(f"imagebuild {__version__}\n")
         return
-    # What a command imports stays until its end. By default, Python looks for garbage among it after every 700 new
-    # objects, and once more at the end.
+    # Imported modules stay in memory until the end. By default, Python searches them for garbage after every 700 new
+    # objects, and once more at exit.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     from imagebuild.cli.app import main as run  # noqa: PLC0415 - see above

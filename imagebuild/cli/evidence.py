@@ -292,7 +292,10 @@ def diff(
 @options.registry
 @click.option("-o", "--output", metavar="DIR", type=options.PATH, help="Write the page and images.json into a folder.")
 @click.option(
-    "--readme", metavar="FILE", type=options.PATH, help="Write the table of images between the markers in this file."
+    "--readme",
+    metavar="FILE",
+    type=options.PATH,
+    help="Update the table of images in this file, between the markers.",
 )
 @click.option(
     "--freshness", metavar="FILE", type=options.PATH, help="Result of `freshness --json` to show on the page."

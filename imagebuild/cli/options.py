@@ -342,9 +342,9 @@ class ImageChanges(PlanChanges):
         return replace(changes, append=str(self.append), appended=text)
 
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
-        """Raise ConfigError if --base-image names another release than the targets', or lacks a digest that is needed.
+        """Raise ConfigError if the image of --base-image has another release than a target, or is not pinned by digest.
 
-        With `pinned`, a digest is needed.
+        The digest is required only if `pinned` is true.
         """
         from imagebuild.project.contradictions import base_mismatch
 

@@ -38,7 +38,7 @@ COUNT = options.IntRange(min=1, max=1_000_000)
     "--baseline",
     metavar="FILE",
     type=options.PATH,
-    help="Earlier report. A result that became slower since then is a failure.",
+    help="Earlier report to compare with. A result that became slower is a failure.",
 )
 @click.option("--ranks", metavar="NUMBER", type=COUNT, help="Number of ranks that every run must have.")
 @click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of hosts that every run must have.")

@@ -152,7 +152,7 @@ TOGETHER = {
 }  # fmt: skip
 """Test modules that run in the same process, because they share NVIDIA's stand-in or quickstart's images."""
 FIRST = (
-    *TOGETHER["standin"], *TOGETHER["quickstart"], "test_workflows", "test_publish", "test_cost", "test_broken",
+    *TOGETHER["standin"], *TOGETHER["quickstart"], "test_workflows", "test_publish", "test_impact", "test_broken",
     "test_mirrors",
 )  # fmt: skip
 """Test modules in the order in which they begin. Long modules are first, so that the processes end at similar times."""
