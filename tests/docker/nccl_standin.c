@@ -1,6 +1,6 @@
-// A stand-in for a program of nccl-tests, which needs no GPU: options, help, table, status and JSON as those of v2.13.11,
-// v2.17.1 and v2.19.6 (src/common.cu and src/util.cu there). The file `behaviour` beside it says `VERSION FAULT GB/S HOST`;
-// HOST is ten times as slow. Faults: none, wrong, hang.
+// A stand-in for a program of nccl-tests that needs no GPU. Options, help, table, status and JSON are as in v2.13.11,
+// v2.17.1 and v2.19.6 (src/common.cu and src/util.cu). The file `behaviour` in the program's folder contains
+// `VERSION FAULT GB/S HOST`. HOST is ten times slower than the other hosts. Faults: none, wrong, hang.
 #include <getopt.h>
 #include <libgen.h>
 #include <mpi.h>
@@ -49,7 +49,7 @@ int main(int argc, char **argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   if (sum != ranks * (ranks - 1) / 2) return 9;
-  // nodes of a Slurm on the loopback share the name of the machine
+  // the nodes of a Slurm cluster on one machine share the machine's name
   if (getenv("SLURMD_NODENAME")) snprintf(host, sizeof host, "%s", getenv("SLURMD_NODENAME"));
   else gethostname(host, sizeof host);
   if (!strcmp(fault, "hang")) sleep(3600);

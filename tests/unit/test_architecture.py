@@ -19,7 +19,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def rows(page: str, heading: str) -> list[tuple[set[str], set[str]]]:
-    """The names in backticks of the first two columns of the first table after a heading."""
+    """Return the names in backticks in the first two columns of the first table after a heading."""
     table = re.search(
         rf"^{heading}\n(?:[^|\n][^\n]*\n|\n)*\|[^\n]*\n\|---[^\n]*\n((?:\|[^\n]*\n)+)", page, re.MULTILINE
     )
@@ -77,7 +77,7 @@ def test_every_path_of_a_module_exists(document: Path) -> None:
 
 
 def test_chains_of_imports_are_short() -> None:
-    """From a module through what it imports, wherever the import stands, to one that imports nothing of the project."""
+    """A chain goes from a module through imported modules to a module that imports nothing of the project."""
     graph = grimp.build_graph("imagebuild")
 
     @cache

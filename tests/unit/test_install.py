@@ -1,4 +1,4 @@
-"""What pip installs has all that the commands read: each runs in an empty folder, far from a clone."""
+"""The installed package contains all files that commands read: each command runs in an empty folder outside a clone."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ from imagebuild.__main__ import main
 
 main()
 """
-"""Run `imagebuild`, which ends as soon as it imports the SDK of Docker or a package that makes images."""
+"""A script that runs `imagebuild`, and fails if the command imports Docker's SDK or a package that makes images."""
 MEASURING = (
     ("limits h100", 0, "n = 8 ranks"),
     ("limits --check", 0, "every reference is below its ceiling"),
@@ -47,7 +47,7 @@ MEASURING = (
     ),
     ("job jobset --profile h100 --fabric ib --catalog images.json", 0, "image: registry.example.org/gpu/open@sha256:"),
 )
-"""Arguments, exit status, and what is printed. The last commands read files that the first ones write."""
+"""Arguments, exit status, and a part of the output. Some commands read files that earlier commands write."""
 
 
 def build(source: Path, output: Path, kind: str) -> Path:
@@ -70,7 +70,7 @@ def test_a_wheel_of_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def environ(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment in which Python imports what pip installed, from any folder but a clone."""
+    """Install the wheel to a folder; return environment variables with which Python imports imagebuild from there."""
     site = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
     ran(*pip, wheel, check=True)
@@ -110,7 +110,7 @@ def test_clusters_are_measured_without_code_for_images(
 
 
 def test_code_for_images_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
-    """Else the test above would say nothing."""
+    """Without this, the test above could pass although nothing is refused."""
     for call, module in (("plan", "imagebuild.project"), ("engine up", "imagebuild.build")):
         done = ran(sys.executable, "-c", WITHOUT_IMAGES, *call.split(), cwd=tmp_path, env=environ)
         assert done.returncode == 1, call

@@ -1,12 +1,18 @@
-"""What people write wrong: each is one line with its place, cause and remedy, and never a traceback.
+"""Messages about users' mistakes: each is one line with place, cause and remedy, without a traceback.
 
-Each row of tests/data/refused/*.yaml is a mistake and what is said of it. The mistake is in the small project of
-tests/conftest.py, and has one or more of these keys; without any, the command line is what is wrong:
+Each row of tests/data/refused/*.yaml is a mistake in the small project of tests/conftest.py, with the expected message.
+A row without the following keys is a mistake in the command line.
 
-* `edit`: file → old text → new text; `write`: file → its text; `remove`: files; `repeat`: file → a text, and how often
-* `image`: a key of the image in matrix.yaml; `component`: further keys of the component `tool`; `build`: its build.j2
-
-`run` is the command, by default `plan`; `says` is a part of the message; `status` is the exit status, by default 2.
+* `edit`: maps files to pairs of old and new text
+* `write`: maps files to their text
+* `remove`: a list of files
+* `repeat`: maps files to a text and the number of its repetitions
+* `image`: a key of the image in matrix.yaml
+* `component`: further keys of the component `tool`
+* `build`: the file build.j2 of the component `tool`
+* `run`: the command. Default: `plan`.
+* `says`: a part of the message
+* `status`: the exit status. Default: 2.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ ROWS = [
 PLACE = re.compile(
     r"error: (\S+: |--|No such |Option |Missing option |Missing argument |Invalid value for |no target fits )"
 )
-"""A file with its line, an option or an argument."""
+"""The beginning of messages: a file with its line, an option or an argument."""
 REMEDY = re.compile("; |, not | must | write |cannot be (read|written)|requires an argument")
 
 
@@ -75,11 +81,11 @@ CHECK = "checks:\n  - {name: a, description: x, run: x, expect: x, needs: [gpu],
 TEXTS = {"matrix.yaml": MATRIX, COMPONENT: TOOL + CHECK}
 Place = tuple[str | int, ...]
 FREE = {"versions", "bases", "images", "when", "axes", "github-runners"}
-"""Their keys are names that the writer chooses."""
+"""Mappings in which users may choose the keys."""
 
 
 def places(node: Any, place: Place = ()) -> Iterator[tuple[Place, Any, Any]]:
-    """Each key of a file with its value."""
+    """Yield path, key and value of each key in a YAML file."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield (*place, key.value), key, value
@@ -90,7 +96,7 @@ def places(node: Any, place: Place = ()) -> Iterator[tuple[Place, Any, Any]]:
 
 
 def mutations() -> Iterator[tuple[str, str, int, str]]:
-    """File, text with one mistake, its line, and what the message begins with."""
+    """Yield files with one mistake: file, text, line of the mistake, and a part of the message. Line 0: any line."""
     for file, text in TEXTS.items():
         for place, key, value in places(yaml.compose(text)):
             name, line = ".".join(map(str, place)), key.start_mark.line + 1
@@ -117,5 +123,5 @@ def test_one_mistake_is_one_line_about_its_place(tiny: Files, file: str, text: s
     found = str(error.value).replace(f"{tiny.root}/", "").splitlines()
     assert all(re.match(r"[\w./-]+:\d+: \S.*", entry) for entry in found), found
     assert not re.search("Input should|String should|instance of|valid", str(error.value))
-    # A value that names others is wrong where it is, and may be missing where it was used.
+    # One mistake may cause several messages, for example where another key refers to the changed value.
     assert any(re.match(rf"{re.escape(file)}:{line or '[0-9]+'}: .*{re.escape(what)}", entry) for entry in found), found

@@ -1,4 +1,4 @@
-"""The stand-in's facts say where they were seen, and none of them is copied from here."""
+"""Facts of the stand-in name their sources, and are not copied from this project."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_each_fact_names_where_it_was_seen(file: Path) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Lines that say something, without what differs between files of the same content."""
+    """Return the lines of a file without spaces, quotes, brackets and the prefix, and without comments."""
     lines = (re.sub(r"[\s\"',\[\]{}]|/opt/hpcx/", "", line) for line in path.read_text().splitlines())
     return [line for line in lines if len(line) > 3 and not line.startswith("#")]
 
 
 def test_no_table_is_ours() -> None:
-    """Five lines that follow each other in what we declare follow each other in no part of the stand-in."""
+    """No five consecutive lines of our components or the lock are also in the stand-in."""
     ours = [*ROOT.glob("dockerfiles/**/*.yaml"), *ROOT.glob("dockerfiles/**/*.j2"), ROOT / "imagebuild.lock"]
     runs = {tuple(lines[i : i + 5]) for lines in map(lines_of, ours) for i in range(len(lines) - 4)}
     folder = ROOT / "tests" / "upstream"

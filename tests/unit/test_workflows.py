@@ -1,4 +1,4 @@
-"""What the workflows may do, when they start, and that their shell is clean."""
+"""The workflows: permissions, triggers, pinned versions, and correct shell code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.conftest import Call
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A workflow or an action. YAML 1.1 takes `on` for a truth value, GitHub does not."""
+    """Read a workflow or an action. PyYAML reads the key `on` as true, so it is renamed."""
     found = yaml.safe_load(path.read_text())
     return {("on" if key is True else key): value for key, value in found.items()}
 
@@ -53,7 +53,7 @@ def test_nothing_is_permitted_that_a_job_does_not_ask_for(file: str) -> None:
     assert found["permissions"] == {}
     assert found["concurrency"]
     assert found["defaults"] == {"run": {"shell": "bash"}}
-    # These run with the secrets of this repository on what others send.
+    # These triggers run contributions of others with the secrets of this repository.
     assert not {"pull_request_target", "workflow_run", "issue_comment"} & set(found["on"])
     for name, job in found["jobs"].items():
         assert job["permissions"], name
@@ -66,7 +66,7 @@ def needs(job: dict[str, Any]) -> list[str]:
 
 
 def for_main_only(jobs: dict[str, Any], name: str) -> bool:
-    """Whether the job, or one that it needs, runs on the main branch only."""
+    """Return whether the job, or a job that it needs, runs only on the main branch."""
     condition = jobs[name].get("if", "")
     return "github.ref == 'refs/heads/main'" in condition or any(
         for_main_only(jobs, needed) and f"needs.{needed}.result != 'skipped'" in condition
@@ -83,7 +83,7 @@ def test_a_pull_request_can_write_nothing_and_has_no_secret() -> None:
             assert "environment" not in job
             assert "secrets." not in str(job)
             assert "uses" not in job
-            # Nobody's code runs on machines of our own.
+            # Code of pull requests runs only on GitHub's machines.
             builders = [step.get("with", {}).get("builder") for step in job["steps"]]
             assert "vars." not in f"{job.get('runs-on')} {builders}"
     assert ran == {"lint", "unit", "browser", "docker", "plan", "check"}
@@ -111,7 +111,7 @@ def test_zizmor_finds_nothing() -> None:
 
 
 def starts(paths: list[str], file: str) -> bool:
-    """As GitHub matches paths, for the patterns that we use."""
+    """Return whether a changed file matches one of GitHub's path patterns. Supports only the patterns that we use."""
     return any(fnmatchcase(file, pattern.replace("/**", "/*")) for pattern in paths)
 
 
@@ -132,7 +132,7 @@ def test_images_are_built_when_what_they_are_made_from_changes() -> None:
 
 
 def test_expressions_name_what_is_there(command: Call) -> None:
-    """GitHub takes what is not there for an empty text."""
+    """GitHub replaces unknown names by an empty text."""
     _, printed, _ = command("ci-matrix", "quickstart", "--changed-since", "nothing")
     entry = json.loads(printed)["include"][0]
     for file, name, job in JOBS:
@@ -149,7 +149,7 @@ def test_expressions_name_what_is_there(command: Call) -> None:
             called = WORKFLOWS[Path(job["uses"]).name]
             wanted = {key for key, value in inputs(called).items() if value.get("required")}
             assert wanted <= set(job["with"]) <= set(inputs(called)), f"{file}: {name}"
-            # GitHub starts nothing if a called job asks for more than its caller has.
+            # GitHub does not start a workflow if a called job needs more permissions than its caller has.
             for asking in called["jobs"].values():
                 assert asking["permissions"].items() <= job["permissions"].items() | {("packages", "read")}, (
                     f"{file}: {name}"
@@ -163,7 +163,7 @@ def inputs(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_what_signs_and_pushes_runs_what_is_pinned_by_hash() -> None:
-    """Every dependency of ours, as pyproject.toml asks for it; the index and the machine that wrote it are not named."""
+    """Each dependency is pinned to a version that pyproject.toml permits. The file names no package index."""
     text = (ROOT / ".github/requirements.txt").read_text()
     assert "://" not in text
     assert "--index" not in text

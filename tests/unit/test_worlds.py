@@ -1,7 +1,7 @@
-"""Worlds that differ from what was published: what is adapted, what is noted, and what stops, with which sentence.
+"""The "worlds": archives and repositories that differ from the published facts, and what imagebuild does with them.
 
-Each row of tests/data/worlds changes the stand-in of tests/upstream, which was made from others' evidence. The
-sentences are in tests/golden/hpcx-worlds.md, which `--update-golden` writes.
+Each row of tests/data/worlds changes the stand-in of tests/upstream. imagebuild adapts to the difference, notes the
+difference, or stops with a message. `--update-golden` writes the table in tests/golden/hpcx-worlds.md.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ pytestmark = pytest.mark.programs
 HPCX = "/opt/hpcx"
 PAGE = "tests/golden/hpcx-worlds.md"
 REMEDY = re.compile("[;,] (so )?(try again|set|give|if the owner|pin|choose)|\\(404\\)")
-"""What to do, with which every stop ends, unless the server does not have a file: `lock` says above that what to do."""
+"""The remedy at the end of each error message. For a missing file (404), the command `lock` prints the remedy."""
 Row = dict[str, Any]
 
 
 @contextmanager
 def world(row: Row) -> Iterator[None]:
-    """Name the world in which something is not as expected."""
+    """Add the name of the world to failed assertions."""
     try:
         yield
     except AssertionError as error:
@@ -61,7 +61,7 @@ def world(row: Row) -> Iterator[None]:
 
 
 def line(row: Row, verdict: str, sentence: str) -> str:
-    """What becomes of a world, as a row of the table."""
+    """Return a row of the table: the world, the result and the message."""
     return f"| {row['says']} | {verdict} | {sentence} |"
 
 
@@ -85,7 +85,7 @@ def test_what_becomes_of_each_world(
 
 
 def changed_release(known: Release, row: Row) -> Release:
-    """A release whose script sets something else."""
+    """Return the facts of a release with the changes of a row."""
     lists: dict[str, Any] = dict(known["lists"])
     match row.get("lists"):
         case "reversed":
@@ -103,7 +103,7 @@ def changed_release(known: Release, row: Row) -> Release:
 
 
 def changed_tree(tree: Tree, row: Row) -> Tree:
-    """An archive with other files."""
+    """Return the tree of an archive with the changes of a row."""
     tree = {path: file for path, file in tree.items() if not path.startswith(tuple(row.get("without", ())))}
     for old, new, paths in row.get("texts", ()):
         for path in [path for path in tree if re.match(paths, path)]:
@@ -120,7 +120,7 @@ def changed_tree(tree: Tree, row: Row) -> Tree:
 
 
 def read(row: Row, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tuple[str, ...], TreeFacts]:
-    """What an image takes of the environment, what is said about that, and the facts of the archive for amd64."""
+    """Return an image's environment variables, the notes about them, and the facts of the archive for amd64."""
     found: dict[Arch, TreeFacts] = {}
     version = row.get("version", hpcx.NEWEST)
     sides: dict[Arch, tuple[str, Row | None]] = {"amd64": ("x86_64", row), "arm64": ("aarch64", row.get("aarch64"))}
@@ -133,7 +133,7 @@ def read(row: Row, unpacked: Unpacked, folder: Path) -> tuple[dict[str, str], tu
 
 
 def differing(before: TreeFacts, after: TreeFacts) -> Iterator[str]:
-    """Names of facts that differ: `sources`, `environment.PATH`."""
+    """Yield the names of facts that differ, such as `sources` or `environment.PATH`."""
     old, new = before.model_dump(by_alias=True), after.model_dump(by_alias=True)
     for name, value in new.items():
         if isinstance(value, dict):
@@ -197,12 +197,12 @@ KEYRING = yaml.safe_load(packages.EVIDENCE.read_text())["keyring"]
 
 
 def substituted(change: Sequence[str] | None, text: str) -> str:
-    """The text with something else for a pattern."""
+    """Replace a regular expression in a text, if there is a change."""
     return re.sub(change[0], change[1], text) if change else text
 
 
 def repository(row: Row, shown: packages.Repository, keys: Keys) -> dict[str, bytes]:
-    """The files of a repository, signed."""
+    """Return the files of a signed repository with the changes of a row."""
     keyring = row.get("keyring", {"usr/share/keyrings/cuda-archive-keyring.gpg": KEYRING["keys"]})
     held = {name: b"".join((keys.public / f"{key}.gpg").read_bytes() for key in of) for name, of in keyring.items()}
     deb = packages.package_with(held)
@@ -262,7 +262,7 @@ def repository_line(row: Row, keys: Keys, root: Path) -> str:
     ids=["as they are", "another first", "not there"],
 )
 def test_what_is_found_first(folders: str, says: str, project: Project, tmp_path: Path) -> None:
-    """The check of the image, with libraries that are no more than libraries; the loader's cache is not tried."""
+    """The script of HPC-X's check finds libraries and programs in the order of the search paths."""
     script = (project.folder("hpcx") / "checks" / "first-found.sh").read_text()
     library = next(Path("/lib", platform.machine() + "-linux-gnu").glob("libm.so.*"))
     for name in ("hpcx/net/lib/libnccl-net.so", "hpcx/ucx/lib/libucp.so.0", "mine/libucp.so.0", "hpcx/ucx/lib/tool"):

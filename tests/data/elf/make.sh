@@ -1,7 +1,7 @@
 #!/bin/bash
-# Make the libraries of this folder, as a real linker writes them: libx.so needs the versions V_1 and V_2 of symbols of
-# libv.so.1. libv2.so defines both, libv1.so only the first. FATBIN is a file with what .nv_fatbin shall hold: code and
-# PTX for 90, of which GNU's tools know nothing (`fatbin` of tests/unit/image_files.py).
+# Build the libraries in this folder with a real linker. libx.so needs the symbol versions V_1 and V_2 of libv.so.1.
+# libv2.so defines both versions, libv1.so only the first. FATBIN is a file with the content of .nv_fatbin: code and PTX
+# for compute capability 9.0, written by `fatbin` in tests/unit/image_files.py, because GNU's tools cannot write it.
 set -euo pipefail
 cd "$(dirname "$0")"
 library() {
