@@ -25,7 +25,8 @@ from imagebuild.verify import elf
 from imagebuild.verify.files import FileEntry, FileKind, Layer
 
 OVERLAP = 16 << 10
-"""Number of bytes of a piece that are searched again with the next one. Every secret or certificate is shorter."""
+"""Number of bytes at the end of each piece of a file that are searched again with the next piece, so that no secret or
+certificate is missed. All are shorter."""
 FEWEST_DIFFERENT = 8
 """Minimum number of different characters in a real token. Tokens in examples usually repeat one letter."""
 PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What bake is told: the file of this project, and what each option changes in it."""
+"""The bake file of this project, and the effect of each option on it."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ SOURCE = AptSource("http://archive.example/debian", "trixie", ("main",), KEYRING
 
 @dataclass
 class Machine:
-    """Stands in for the programs that make a base, and for the age of what is in the cache."""
+    """A substitute for the programs that make a base image, which can also change the age of files in the cache."""
 
     cache: Path
     version: str = "13.1"
-    """Of what is made; empty: it is incomplete."""
+    """Debian version of the next base; empty for an incomplete base."""
     failure: BaseException | None = None
     commands: list[Sequence[str]] = field(default_factory=list)
     emulated: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ def test_one_image_of_all_platforms(machine: Machine, tmp_path: Path) -> None:
     machine.bootstrap(ARM64, AMD64)
     (layout,) = machine.cache.glob("*/*")
     assert [item.platform for item in images_in(layout, tmp_path)] == [AMD64, ARM64]
-    assert machine.emulated == ["amd64", "arm64"]  # where it is native, that does nothing
+    assert machine.emulated == ["amd64", "arm64"]  # does nothing for the native architecture
     assert machine.lines[:2] == ["bootstrapping trixie for linux/amd64", "I: running"]
 
 
@@ -93,10 +93,10 @@ def test_a_base_is_used_for_a_week_and_the_same_packages_make_the_same(machine: 
     assert machine.bootstrap(AMD64) == first
     assert len(machine.commands) == 2
     (layout,) = machine.cache.glob("*/*")
-    Layout(layout).path(images_in(layout, tmp_path)[0].digest).write_bytes(b"")  # it is damaged
+    Layout(layout).path(images_in(layout, tmp_path)[0].digest).write_bytes(b"")  # a damaged base
     assert machine.bootstrap(AMD64) == first
     assert len(machine.commands) == 3
-    # What nobody used for a month is forgotten.
+    # Bases that were not used for a month are deleted.
     machine.bootstrap(AMD64, release="bookworm")
     machine.age(31)
     machine.version = "13.2"

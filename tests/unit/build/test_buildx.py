@@ -1,4 +1,4 @@
-"""Run bake: events as BuildKit writes them, what people see of them, and what becomes of the images."""
+"""Events of BuildKit, the progress and errors that are printed for them, and the export of images."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_failed_step_names_target_component_last_lines_and_how_to_see_it_again
     assert text.count("line ") == 24
     assert "cc: error: no such file" in text
     assert f"imagebuild build open-cuda13.5-debian13-devel --stage {stage} -v" in text
-    # Without a failed step buildx speaks.
+    # If no step failed, the message is that of buildx.
     text = explain_failure(open_run, read("ERROR: Cannot connect to the Docker daemon"), 1)
     assert text == "docker buildx bake exited with 1:\nERROR: Cannot connect to the Docker daemon"
 
@@ -207,7 +207,7 @@ def run(full_plan: Plan, renderer: Renderer, tmp_path: Path) -> BuildRun:
 
 
 def export(run: BuildRun, digest: str) -> BuildResult:
-    """Export what BuildKit left for the only target."""
+    """Export the images that BuildKit made for the only target."""
     metadata = {run.request.targets[0].bake_name: {"containerimage.digest": digest}}
     with BuildProgress() as progress:
         (result,) = export_images(run, EventStream(), metadata, 1, progress)
@@ -215,7 +215,7 @@ def export(run: BuildRun, digest: str) -> BuildResult:
 
 
 def layout(run: BuildRun) -> tuple[Path, str]:
-    """What BuildKit leaves for two platforms: the folder and the digest of the index."""
+    """An OCI layout for two platforms, as BuildKit writes it: its folder and the digest of the index."""
     made = layouts.make(run.request.folder / run.request.targets[0].id, b"content")
     return made.layout.folder, made.digest
 
@@ -264,7 +264,7 @@ def test_a_layout_is_replaced_when_the_build_succeeds_and_stays_when_it_fails(
     before = (folder / "index.json").read_bytes()
     new = folder.with_name("layout.new")
     new.mkdir()
-    (new / "left").touch()  # by a build that was killed
+    (new / "left").touch()  # left by a build that was killed
 
     def build(*_: object) -> tuple[EventStream, dict[str, object]]:
         new.mkdir()

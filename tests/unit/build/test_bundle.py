@@ -1,4 +1,4 @@
-"""What builds fetch: kept in a bundle, and played back by the package proxy."""
+"""Bundles: their completeness, the package proxy that fills and serves them, and their wheels."""
 
 from __future__ import annotations
 

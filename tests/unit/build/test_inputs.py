@@ -27,7 +27,7 @@ from tests.upstream.server import Server
 
 
 class Image:
-    """A file system with apt's configuration, and an apt-get that prints it."""
+    """A file system with a configuration of apt, and an apt-get that prints this configuration."""
 
     def __init__(self, root: Path) -> None:
         self.root = copytree(ROOT / "tests/data/apt/image", root, dirs_exist_ok=True)
@@ -99,7 +99,7 @@ def test_all_goes_through_a_bundle_s_proxy_and_what_is_cached_hides_nothing(
 
 
 def test_every_download_of_this_project_stands_alone_in_a_stage(full_plan: Plan, renderer: Renderer) -> None:
-    """So a mirror can replace it; wheels and images are read from the Dockerfile, too."""
+    """Only then can a mirror replace the download. Wheels and images are read from the Dockerfile, too."""
     archives = 0
     for target in full_plan.targets:
         text = renderer.dockerfile(target).text
@@ -119,7 +119,7 @@ def test_every_download_of_this_project_stands_alone_in_a_stage(full_plan: Plan,
 
 @pytest.fixture
 def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Download:
-    """A repository with a submodule; git may fetch from files."""
+    """A commit in a repository with a submodule. git is allowed to fetch from local folders."""
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.file.allow")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "always")

@@ -64,7 +64,7 @@ def test_processes_of_this_engine_and_no_others(machine: Path, paths: EnginePath
 
 @pytest.fixture(autouse=True)
 def started(machine: Path, paths: EnginePaths, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """Commands that launch the engine; each makes one that answers at once. All that it needs is installed."""
+    """The commands that launched an engine. All packages are installed, and a launched engine answers immediately."""
     commands: list[Sequence[str]] = []
 
     def launch(command: Sequence[str], **_: object) -> SimpleNamespace:
@@ -88,7 +88,7 @@ def installed(paths: EnginePaths, routes: object = ROUTES, **more: str | Callabl
 
 @pytest.mark.usefixtures("private")
 def test_up_starts_and_a_second_up_does_nothing(paths: EnginePaths, started: list[Sequence[str]]) -> None:
-    # dockerd gives the bridge the address that its database has, whatever the configuration says.
+    # dockerd ignores the configured address if its database contains an address of the bridge.
     database = paths.data / "network/files/local-kv.db"
     database.parent.mkdir(parents=True)
     database.touch()
@@ -160,7 +160,7 @@ def test_down_removes_rules_and_bridges_of_its_pool(machine: Path, paths: Engine
     assert not paths.run.exists()
     assert paths.data.exists()
     stop_engine({}, run, purge=True)
-    assert [path.name for path in paths.state.iterdir()] == ["thesis.txt"]  # whoever put it there
+    assert [path.name for path in paths.state.iterdir()] == ["thesis.txt"]  # the file of someone else is kept
 
 
 def test_the_pool_overlaps_no_route() -> None:

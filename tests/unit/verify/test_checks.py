@@ -1,4 +1,4 @@
-"""Checks are chosen, run, and judged by what they print: outcomes, needs, versions, benchmarks and their speed."""
+"""The choice of checks, their runs, and the judgement of their output: needs, versions, benchmarks and speed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +62,7 @@ def execution(status: int | None, output: str, problem: str = "") -> Execution:
 
 
 class Answers(Session):
-    """A session that answers from a table."""
+    """A session whose commands return prepared results."""
 
     def __init__(self, answers: Mapping[str, tuple[int, str]], hangs: int = 0, **have: object) -> None:
         place = Surroundings.model_validate({"runner": "x", "user": "root", **have})
@@ -106,7 +106,7 @@ def test_a_check_that_cannot_run_is_skipped_with_its_reason(project: Project, tm
 
 
 def test_needs_that_are_there_are_no_reason_to_skip(project: Project, tmp_path: Path) -> None:
-    # The version stands before the end that is in memory.
+    # The version is only in the log: the output in memory lacks its beginning.
     answers = dict.fromkeys(("version", "devices", "many", "long"), (0, "library 1.2\n" + "noise\n" * 1000))
     found = outcomes(project, tmp_path, answers, gpus=2, rdma=True, nodes=2)
     assert found["many"] == found["devices"] == found["version"] == ("passed", "")
@@ -139,7 +139,7 @@ def test_judge(done: Execution, reason: str) -> None:
 
 
 def one_check(tiny: Files, text: str) -> ImageCheck:
-    """The only check of a component of version 1."""
+    """The only check of a component with version 1."""
     tiny.component("library", f"{LIBRARY}checks:\n  - {{name: a, description: d, run: x, {text}}}\n")
     (planned,) = select_checks(tiny.load(), {}, {"library": "1"})
     return planned

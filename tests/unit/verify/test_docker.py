@@ -4,7 +4,7 @@ from imagebuild.verify.docker import CDI, GPU, container_options, with_share_of_
 
 
 def test_containers_are_started_with_what_the_engine_may_have() -> None:
-    """The first options that the engine takes win: first without limits, then without GPUs, then without NICs."""
+    """The engine gets the first options that it accepts. The last ones are without limits, GPUs and NICs."""
     best, *_, least = container_options({"MemTotal": 64 << 30, "Runtimes": {"nvidia": {}}, "CDISpecDirs": ["/etc/cdi"]})
     assert {u["Name"]: u["Soft"] for u in best["ulimits"]} == {"memlock": -1, "stack": 64 << 20}
     assert (best["shm_size"], best["device_requests"], "devices" in best) == (32 << 30, [GPU], True)

@@ -1,4 +1,4 @@
-"""What the loader and the GPU's driver would read of a file, and what the loader would find."""
+"""The facts that are read from ELF files, and the libraries that the loader finds."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ def program(*needed: str, **options: str) -> bytes:
         (program(runpath="${ORIGIN}/../opt/r"), "", {}, "app/../opt/r/libx.so.1"),
         (program(), "/absent:/opt/l", {}, "opt/l/libx.so.1"),
         (program(), "", {}, "opt/c/libx.so.1"),
-        # of another machine
+        # a library for another machine is skipped
         (program(), "/opt/l", {"opt/l/libx.so.1": image_files.elf(machine=183)}, "opt/c/libx.so.1"),
-        # without a cache, only default folders count
+        # without a cache, only the default folders are searched
         (program(), "", {"etc/ld.so.cache": b""}, f"{MULTIARCH}/libx.so.1"),
         (program(), "", {"etc/ld.so.cache": b"", f"{MULTIARCH}/libx.so.1": b""}, None),
         # links
         (program(), "/lib", {"lib": symlink("usr/lib"), "usr/lib/libx.so.1": symlink("x.2"), "usr/lib/x.2": LIBRARY},
          "lib/libx.so.1"),
-        # RPATH of the program serves its libraries, but RUNPATH does not
+        # the program's RPATH is also used for its libraries, but not its RUNPATH
         (program("liby.so", rpath="/opt/r"), "", {"opt/r/liby.so": SECOND}, "opt/r/libx.so.1"),
         (program("liby.so", runpath="/opt/r"), "", {"opt/r/liby.so": SECOND}, "opt/c/libx.so.1"),
     ],

@@ -1,4 +1,4 @@
-"""Layers on top of each other are what a container sees."""
+"""The merged tree of an image's layers: whiteouts, links and patterns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from imagebuild.verify.files import FileEntry, FileKind, Layer, Tree
 
 
 def entry(text: str) -> FileEntry:
-    """`path`, `path/` for a folder, `path -> target`, `path = target` for a hard link."""
+    """Parse `path` for a file, `path/` for a folder, `path -> target` for a symlink, `path = target` for a hard link."""
     if " -> " in text:
         path, _, target = text.partition(" -> ")
         return FileEntry(path, "symlink", 0o777, target=target)
@@ -27,12 +27,12 @@ def tree(*layers: str) -> Tree:
     ("layers", "seen"),
     [
         (["a/, a/one, a/two, b/, b/x", "a/two, a/.wh.one, .wh.b", "b/y"], {"a/two", "b/y"}),
-        (["a/, a/one, a/deep/two", "a/new, a/.wh..wh..opq"], {"a/new"}),  # what lies below the opaque folder only
+        (["a/, a/one, a/deep/two", "a/new, a/.wh..wh..opq"], {"a/new"}),  # opaque: hides its own folder only
         (["a/x", "a/x, a/.wh.x"], {"a/x"}),  # a whiteout does not touch its own layer
         (["usr/, usr/lib/, lib -> usr/lib", "lib/new", "lib/.wh.new, lib/other"], {"lib", "usr/lib/other"}),
         (["b/x, a -> b", "a/, a/y"], {"b/x", "a/y"}),
         (["a/, a/deep/x", "a"], {"a"}),
-        (["a -> a, b", "a/.wh..wh..opq, a/.wh.b"], {"a", "b"}),  # a circle leads nowhere, so nothing goes
+        (["a -> a, b", "a/.wh..wh..opq, a/.wh.b"], {"a", "b"}),  # whiteouts behind circular links remove nothing
     ],
 )
 def test_later_layers_replace_and_remove(layers: list[str], seen: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every rule finds its fault, and passes the image without it."""
+"""Every rule finds its fault, and passes an image without faults."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GOLDEN = "cuda13.5-debian13-runtime"
 
 
 class Case:
-    """An image without fault, to which a test adds one."""
+    """An image without faults, to which a test adds a fault."""
 
     def __init__(self, root: Path, files: Files) -> None:
         self.root = root
@@ -163,7 +163,7 @@ def test_a_fault(case: Case, row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["lists", "setuid", "off-path", "token"])
 def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
-    """It is noted, except for what must not be in any layer."""
+    """The fault is only noted, except for secrets, which must not be in any layer."""
     rule, files, reason = FILE_FAULTS[name]
     dockerfile = (ROOT / f"tests/golden/quickstart-{GOLDEN}.Dockerfile").read_text()
     step = dockerfile[dockerfile.index(" AS image\n") :].partition("RUN ")[2].partition("\nEOF\n")[0]
@@ -178,7 +178,7 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
     noted = results[rule].output
     assert reason in noted
     assert noted.count("(base image)") == 1
-    # What cannot be told apart is judged.
+    # If the history does not list every layer, all layers count as the image's own.
     case.history.pop()
     case.root = case.root.with_name("again")
     assert rule in failed(case.results())

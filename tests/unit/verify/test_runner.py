@@ -22,7 +22,7 @@ from imagebuild.verify.runner import (
 from tests.conftest import ROOT
 from tests.unit.conftest import gone
 
-# What a place has
+# Facts about the host
 
 PROBED = (ROOT / "tests/data/probe.txt").read_text()
 
@@ -65,8 +65,8 @@ def test_srun_is_told_the_ranks() -> None:
 
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-# What ssh does with its arguments: joined by blanks, read by a shell on the other side. It is not ssh: there is no
-# connection, and the other side is this machine.
+# A substitute for ssh without a connection. As ssh does, it joins its arguments with blanks and passes the line to a
+# shell.
 JOINING = '#!/bin/sh\nwhile [ "$1" = -o ]; do shift 2; done\nshift\nexec sh -c "$*"\n'
 
 
@@ -89,7 +89,7 @@ def run(session: ExecSession, script: str, **more: object) -> Execution:
 
 
 def run_patiently(session: ExecSession, script: str, timeout_s: float, status: int | None, output: str) -> Execution:
-    """Give a command more time as long as it ends otherwise: a busy machine may not have begun it."""
+    """Repeat a command with more time until its outcome is as expected, as it may start late on a busy machine."""
     for seconds in (timeout_s, 10, 60):
         done = run(session, script, timeout_s=seconds)
         if (done.status, done.output) == (status, output):
@@ -165,7 +165,7 @@ def test_secrets_are_not_kept(session: ExecSession) -> None:
 def test_the_outer_deadline_holds_where_the_launcher_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: str
 ) -> None:
-    """The first command gets through; later ones hang in the launcher, which leaves a child behind."""
+    """Only the first command is run. For later commands the launcher hangs, and leaves a child process behind."""
     hung = program(
         tmp_path,
         "launch",
@@ -182,7 +182,7 @@ def test_the_outer_deadline_holds_where_the_launcher_hangs(
 def test_what_a_lost_launcher_left_on_the_other_side_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forever: str
 ) -> None:
-    """The launcher starts commands in sessions of their own, as sshd does."""
+    """The launcher starts each command in a new session, as sshd does."""
     launcher = program(tmp_path, "launch", '#!/bin/sh\nsetsid "$@" < /dev/null &\nwait\n')
     session = ExecSession([launcher])
     monkeypatch.setattr("imagebuild.verify.runner.CONNECT_S", -600)
