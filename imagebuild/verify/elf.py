@@ -27,8 +27,8 @@ PART = struct.Struct("<HHIQ12xI8xQ")
 """Start of a part's header: kind, version, size of the header, number of bytes after it, capability, flags."""
 PTX, CODE = 1, 2
 SUFFIXES = ((1 << 20, "a"), (1 << 21, "f"))
-"""Flags of a part with the suffix of its capability: `a` for code that runs only on this architecture, `f` for code
-that runs on its family."""
+"""Pairs of a flag in a part's header and a suffix of the capability: `a` for code that runs only on this capability,
+`f` for code that also runs on later ones of its family."""
 ALIGNMENT = 8
 
 
@@ -141,7 +141,7 @@ class _LoadedFile:
     origin: str
     """Value of `$ORIGIN` for this file."""
     loader_rpath: tuple[str, ...] = ()
-    """Folders in the RPATHs of the files that lead to this one."""
+    """Folders in the RPATH of the files that load this one, directly or indirectly."""
 
     @property
     def rpath(self) -> tuple[str, ...]:
