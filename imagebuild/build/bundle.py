@@ -38,7 +38,7 @@ from imagebuild.core.settings import Settings, ca_bundle, load_settings, pip_env
 from imagebuild.oci.engine import Endpoint
 from imagebuild.oci.layout import Layout
 from imagebuild.oci.registry import copy_image, pull_image
-from imagebuild.render.recipe import pip_platforms
+from imagebuild.project.lockfile import pip_platforms
 
 MANIFEST = "manifest.json"
 IMAGES = "images"

@@ -34,8 +34,8 @@ from imagebuild.project.lockfile import (
     Source,
     Wheel,
     WheelSet,
+    pip_platforms,
 )
-from imagebuild.render.recipe import pip_platforms
 
 GIT_TIMEOUT_S = 60
 PIP_TIMEOUT_S = 300

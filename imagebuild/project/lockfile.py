@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import Arch, Commit, Digest, Form, Model, Name, Platform
+from imagebuild.core.fields import CPUS, Arch, Commit, Digest, Form, Model, Name, Platform
 
 Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
 Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
@@ -21,6 +21,8 @@ UNRESOLVED = "unresolved"
 """Placeholder in a Dockerfile for a pin that the lock does not contain. Every builder refuses it."""
 UNREAD = "the lock has its hash, but no facts about its content"
 """Words for an entry of the lock that has a hash, but not the required facts."""
+GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
+"""Platform tags of the wheels that run with the glibc of the images. `fetch-wheels` accepts the same tags."""
 
 
 class Wheel(Model):
@@ -387,6 +389,11 @@ def hash_of(lock: Lock, url: str) -> str:
 def commit_of(lock: Lock, git: GitRef) -> str:
     """Return the commit of a git source. Return `unresolved` without a pin."""
     return git.commit or lock.git.get(key_of(git)[1], UNRESOLVED)
+
+
+def pip_platforms(arch: Arch) -> tuple[str, ...]:
+    """Return the options with which pip chooses wheels for an image of an architecture."""
+    return ("--only-binary", ":all:", *(word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}")))
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:

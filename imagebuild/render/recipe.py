@@ -8,19 +8,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import CPUS, Arch, Platform, YamlFile
+from imagebuild.core.fields import Arch, Platform, YamlFile
 from imagebuild.project.component import Component, Repository
 from imagebuild.project.lockfile import GitRef, ImageFacts, PackageSource, Source, TreeFacts, Wheel
 from imagebuild.project.matrix import Image, Pin
 from imagebuild.project.plan import Target
-
-GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
-"""Platform tags of the wheels that run with the glibc of the images. `fetch-wheels` accepts the same tags."""
-
-
-def pip_platforms(arch: Arch) -> tuple[str, ...]:
-    """Return the options with which pip chooses wheels for an image of an architecture."""
-    return ("--only-binary", ":all:", *(word for glibc in GLIBC for word in ("--platform", f"{glibc}_{CPUS[arch]}")))
 
 
 class OwnedSource(NamedTuple):

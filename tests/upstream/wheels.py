@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from imagebuild.core.run import run_program
-from imagebuild.render.recipe import pip_platforms
+from imagebuild.project.lockfile import pip_platforms
 
 LOCK = Path(__file__).parents[2] / "imagebuild.lock"
 
