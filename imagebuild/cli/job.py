@@ -165,7 +165,7 @@ def read_offer(
 ) -> Offer:
     """Return the images for a job to choose from: those of the files that are named, or of the project's plan.
 
-    A job that needs no plan reads none, so it runs on a machine that has only the facts of jobs.
+    The plan is computed only if the job needs it: machines that only run benchmarks may lack the code for images.
     """
     from imagebuild.core.files import read_text
     from imagebuild.jobs.offer import Offer, planned_offer, published_offer, read_catalog, read_plan

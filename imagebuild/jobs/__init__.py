@@ -1,1 +1,1 @@
-"""Write benchmark jobs for Kubernetes and Slurm."""
+"""Benchmark jobs for Kubernetes and Slurm."""

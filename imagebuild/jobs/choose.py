@@ -1,4 +1,4 @@
-"""Choose the image of a job among those on offer. Pure."""
+"""The second step of a job: its image, chosen among those on offer. Pure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: 
         raise ConfigError(f"--nccl {request.nccl!r}: must be a version of NCCL such as 2.28.3")
     if size.container == "none":
         if request.image:
-            raise ConfigError("--image: with --container none the nodes' own programs run; leave one of them out")
+            raise ConfigError(
+                "--image: with --container none, the job runs the programs of the nodes; remove one of the two options"
+            )
         image = JobImage("", "other", request.nccl, None)
     else:
         image = _image_to_pull(request, profile, facts, size, offer)
@@ -84,7 +86,7 @@ def _refuse_bad_combinations(request: JobRequest, size: Size, conditions: Mappin
     combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": size.fabric}
     combined |= {f"--feature {name}": feature for name, feature in size.features.items()}
     for option, facts in combined.items():
-        remedy = "leave it out" if isinstance(facts, Feature) else "take another"
+        remedy = "remove it" if isinstance(facts, Feature) else "choose another fabric"
         for rule in (*facts.supports, *facts.excludes):
             is_wrong = matches(rule.when, conditions) == (rule in facts.excludes)
             if is_wrong and rule.when.keys() <= conditions.keys():
@@ -100,22 +102,22 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
         image = newest_image(offer, facts.stacks, profile, plugin, driver)
     if image.arches is not None and profile.node.cpu not in image.arches:
         arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
-        raise ConfigError(f"--image {image.reference}: {arches}; use another image")
+        raise ConfigError(f"--image {image.reference}: {arches}; choose another image")
     if offer.unnamed and any(image.reference == offered.reference for offered in offer.images):
         raise ConfigError(
-            f"{image.reference}: this name has no registry to pull it from; name yours with --registry, with "
-            "`registry` in the cluster's file or with --catalog, or name an image with --image"
+            f"{image.reference}: the name contains no registry, so nodes cannot pull the image; set the registry with "
+            "--registry or with `registry` in the cluster's file, choose with --catalog, or name an image with --image"
         )
     if image.components and "nccl-tests" not in image.components and "programs" not in size.parameters:
-        remedy = "add it to the image, or name the folder of the programs with --param programs=FOLDER"
-        raise ConfigError(f"--image {image.reference}: has no nccl-tests, according to the plan; {remedy}")
+        remedy = "add it to the image, or set the folder of the programs with --param programs=FOLDER"
+        raise ConfigError(f"--image {image.reference}: does not contain nccl-tests, according to the plan; {remedy}")
     return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
-    """Return what is known of an image: everything if the offer has it, by id or tag; else what its name shows.
+    """Return what is known about an image: everything if it is on offer by id or tag, otherwise what its name shows.
 
-    Raises ConfigError for what is no name of an image, or one that nodes would look for in Docker Hub.
+    Raises ConfigError if the reference is not the name of an image, or if nodes would look for it in Docker Hub.
     """
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?", reference):
         raise ConfigError(f"--image {reference!r}: not the name of an image; write REPOSITORY:TAG or REPOSITORY@DIGEST")
@@ -137,7 +139,7 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
 def newest_image(
     offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
 ) -> JobImage:
-    """Return the newest image that fits. Raises ConfigError with what the images lack if there is none."""
+    """Return the newest image that fits. If none fits, raises ConfigError with the requirements that images lack."""
     arch, capability = profile.node.cpu, profile.gpu.compute_capability or ""
     oldest_cuda = OLDEST_CUDA.get(capability)
 
@@ -163,7 +165,9 @@ def newest_image(
     if not fitting:
         noun = "published image" if offer.is_published else "image of the plan"
         if not candidates:
-            raise ConfigError(f"no {noun} has nccl-tests; add it to the components of one, or name one with --image")
+            raise ConfigError(
+                f"no {noun} contains nccl-tests; add it to the components of an image, or name one with --image"
+            )
         lacks = Counter(lack(*candidate) for candidate in candidates)
         counted = ", ".join(f"{requirement} rules out {number}" for requirement, number in lacks.items())
         remedy = plugin_remedy(plugin, stacks) if any(repr(plugin) in requirement for requirement in lacks) else ""
@@ -183,7 +187,7 @@ def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
     """Return the beginning of a remedy: how to get an image with an optional plug-in. Return "" for other plug-ins."""
     for name, file in stacks.items():
         if component := file.model.optional_plugins.get(plugin):
-            return f"build {name} with --with {component}, give --with {component} here, too, or "
+            return f"build {name} with --with {component} and add --with {component} here, or "
     return ""
 
 

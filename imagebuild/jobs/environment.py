@@ -26,25 +26,25 @@ from imagebuild.jobs.settings import Variable
 from imagebuild.jobs.size import Size, conditions_of_size
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
-"""Variables that a higher layer may set to another value. For all others, two values are an error."""
+"""Variables that a higher layer may set to another value. For all other variables, two values are an error."""
 
 SCOPES: Mapping[Container, tuple[Scope, ...]] = {
     "kubernetes": ("rank", "container", "launcher"),
     "pyxis": ("rank", "container", "batch"),
     "none": ("rank", "batch"),
 }
-"""What runs the ranks → the scopes that its jobs have."""
+"""Maps what runs the ranks to the scopes in which its jobs can set variables."""
 
 
 @dataclass(frozen=True)
 class FactSource:
-    """Name a layer of facts and the file that it comes from."""
+    """A layer of facts, and its file."""
 
     name: str
     file: YamlFile[Any]
     layer: FactLayer
     path: tuple[str, ...] = ()
-    """Keys that lead to the layer in its file."""
+    """Keys that lead to the layer in the file."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ def _plugin_variables(facts: JobFacts, size: Size, image: JobImage, stack: Stack
         return []
     if stack.lacks_plugin(plugin, image.components):
         remedy = plugin_remedy(plugin, facts.stacks)
-        advice = f"; {remedy}name another one" if remedy else suggestion(plugin, plugins or {})
+        advice = f"; {remedy}choose another plug-in" if remedy else suggestion(plugin, plugins or {})
         raise ConfigError(f"{image.reference}: the image has no plug-in {plugin!r}{advice}")
-    why = "what NCCL has built in, whatever else is installed" if plugin == "none" else "this plug-in and no other"
+    why = "the transport built into NCCL, even if a plug-in is installed" if plugin == "none" else "only this plug-in"
     place = {"layer": "plug-in", "where": "plug-in"}
     variables = [Variable(name="NCCL_NET_PLUGIN", value=plugin, why=why, **place)]
     if folder := (plugins or {}).get(plugin):
-        why = "where the plug-in is; it must be found first"
+        why = "the folder of the plug-in, before all other folders"
         variables.append(Variable(name="LD_LIBRARY_PATH", value=folder, why=why, prepend=True, **place))
     return variables
 
@@ -133,7 +133,10 @@ def _plugin_variables(facts: JobFacts, size: Size, image: JobImage, stack: Stack
 def layered_variables(
     sources: Iterable[FactSource], conditions: Mapping[str, str], placeholders: Mapping[str, str]
 ) -> list[Variable]:
-    """Return the variables whose condition holds, lowest layer first. Raises ConfigError for an unknown placeholder."""
+    """Return the variables whose condition holds, the lowest layer first.
+
+    Raises ConfigError for an unknown placeholder.
+    """
     variables = []
     for source in sources:
         for i, entry in enumerate(source.layer.env):
@@ -146,12 +149,12 @@ def layered_variables(
 
 
 def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable, ...]:
-    """Return each variable once, as the highest layer sets it. Raises ConfigError where two layers disagree."""
+    """Return each variable once, with the value of the highest layer. Raises ConfigError if two layers disagree."""
     merged: dict[str, Variable] = {}
     for variable in variables:
         name, scope = variable.name, variable.scope
         if scope not in SCOPES[container]:
-            has = f"a job of {container} has the scopes {', '.join(SCOPES[container])}"
+            has = f"a job with {container} has the scopes {', '.join(SCOPES[container])}"
             raise ConfigError(f"{variable.where}: {name}: scope {scope}: {has}; use one of them")
         earlier = merged.get(name)
         if earlier is None or variable.replaces or name in OVERRIDABLE:
@@ -160,7 +163,7 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
             first, second = (f"{v.value!r} in scope {v.scope} from {v.layer} ({v.why})" for v in (earlier, variable))
             advice = "remove one of them"
             if variable.layer == "--param":
-                advice = f"to replace the first, write --param {name}:={variable.value}"
+                advice = f"to replace the first value, write --param {name}:={variable.value}"
             raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
     return tuple(merged.values())
 
@@ -168,11 +171,11 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
 # What NCCL reads
 
 NOT_OF_NCCL = ("NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_IBEXT_", "NCCL_OFI_")
-"""Beginnings of variables that nccl-tests or plug-ins read, and NCCL does not."""
+"""Prefixes of variables that only nccl-tests or plug-ins read."""
 
 
 def lint(variables: Iterable[Variable], known: NcclVariables) -> list[str]:
-    """Return `warning: …` for variables that NCCL does not read."""
+    """Return a warning for each variable that NCCL does not read."""
     messages = []
     for variable in variables:
         name = variable.name

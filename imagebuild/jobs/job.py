@@ -56,7 +56,9 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
     """Return the GB/s that the best size of each collective must reach, by `--param min-bw` or by the profile."""
     value, collectives = size.parameters.get("min-bw"), size.test.collectives
     if value and len(collectives) > 1:
-        raise ConfigError("--param min-bw: collectives of the test reach different rates; test one collective")
+        raise ConfigError(
+            "--param min-bw: the collectives of this test reach different rates; choose a test with one collective"
+        )
     if value:
         return {collectives[0]: (value, "GB/s, by --param min-bw")}
     if not (comparable and size.test.max_bytes.endswith("G")):  # smaller messages show latency
@@ -79,13 +81,13 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
 def _notes(request: JobRequest, size: Size, image: JobImage, environment: Environment) -> list[str]:
     notes = []
     if image.driver and not (request.image or size.parameters.get("driver") or size.cluster.driver):
-        advice = "if the nodes have an older one, name it with --param driver=VERSION"
+        advice = "if the nodes have an older driver, set --param driver=VERSION"
         notes.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
     if image.is_planned:
-        unknown = "is planned; whether it was built and pushed is not known"
-        choice = "--catalog chooses among published images, which `imagebuild catalog` lists"
+        unknown = "comes from a plan, so it may not have been built and pushed"
+        choice = "to choose among published images, use --catalog with a file from `imagebuild catalog`"
         notes.append(f"note: {image.reference} {unknown}; {choice}")
     if image.nccl is None:
         assumed = environment.conditions["nccl"]
-        notes.append(f"note: the version of NCCL is not known, so {assumed} is assumed; name it with --nccl")
+        notes.append(f"note: the NCCL version of the image is not known; the job assumes {assumed}; set it with --nccl")
     return notes

@@ -1,7 +1,7 @@
-"""Fill the templates of manifests, batch scripts and the scripts of containers. Pure.
+"""Manifests, batch scripts and the scripts of containers, made from templates. Pure.
 
-What a template shows is quoted for YAML or for a shell by the environment that fills it, so that no template can forget
-it; only what a filter has made is taken as it is. Comments use the filter `comment`.
+The Jinja environment quotes every value for YAML or for a shell, so a template cannot forget it. Only the output of
+filters is not quoted again. Comments use the filter `comment`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from imagebuild.jobs.offer import enroot_reference
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
 """Texts that need no quotes in YAML, except `NOT_TEXT`."""
 NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""Words that some readers of YAML take for a boolean or for nothing."""
+"""Words that some YAML readers take for a boolean or for null."""
 
 
 def job_text(job: Job) -> str:
-    """Return the job as a batch script of Slurm, or as objects of Kubernetes in YAML. Equal jobs give equal text."""
+    """Return the job as a Slurm batch script, or as Kubernetes objects in YAML. Equal jobs give equal text."""
     if not job.size.scheduler.kubernetes:
         return _fill(quote_shell, f"{job.request.scheduler}.sh.j2", job)
     scripts = {name: _fill(quote_shell, f"{name}.sh.j2", job) for name in ("launcher", "worker")}
@@ -49,7 +49,7 @@ def report_options(job: Job) -> list[str]:
 
 
 def quote_yaml(value: object) -> str:
-    """Return a text, a number, a truth value, a list or a mapping in the order of its keys as YAML, in one line."""
+    """Return a text, number, boolean, list or mapping as YAML in one line. Mappings keep the order of their keys."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Model):
@@ -61,13 +61,13 @@ def quote_yaml(value: object) -> str:
     text = str(value)
     if isinstance(value, int) or (PLAIN.fullmatch(text) and text.lower() not in NOT_TEXT):
         return text
-    # JSON is YAML, but for characters that end a line of YAML or that it must not contain.
+    # JSON is valid YAML, except for characters that end a line in YAML or are not allowed there.
     quoted = json.dumps(text, ensure_ascii=False)
     return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda match: f"\\u{ord(match[0]):04x}", quoted)
 
 
 def yaml_block(text: str, depth: int) -> Markup:
-    """Return a text as YAML, one of several lines as a block that is indented by `depth` spaces."""
+    """Return a text as YAML. A text of several lines becomes a block that is indented by `depth` spaces."""
     lines = text.removesuffix("\n").split("\n")
     if len(lines) == 1 or text[:1].isspace() or not lines[-1] or not "".join(lines).isprintable():
         return Markup(quote_yaml(text))  # noqa: S704 - of YAML, as below
@@ -76,12 +76,12 @@ def yaml_block(text: str, depth: int) -> Markup:
 
 
 def quote_shell(value: object) -> str:
-    """Return a text or number as one word of a shell."""
+    """Return a text or number as one shell word."""
     return shlex.quote(str(value))
 
 
 def expanded(text: str) -> Markup:
-    """Return a text as one word of a shell, which expands `$NAME` and `${NAME}` in it and nothing else."""
+    """Return a text as one shell word, in which the shell expands only `$NAME` and `${NAME}`."""
     escaped = re.sub(r'["\\`]|\$(?!\{?[A-Za-z_]\w*)', r"\\\g<0>", text)
     return Markup(f'"{escaped}"')  # noqa: S704 - of a shell
 
@@ -90,7 +90,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
     size, kube = job.size, job.size.cluster.kubernetes
     of_scheduler = size.scheduler.kubernetes
     data = {
-        # the values of the steps, as they are
+        # the values of the steps
         "request": job.request,
         "profile": job.profile,
         "size": size,
@@ -101,13 +101,13 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
         "comparable": job.comparable,
         "least": job.least,
         "workers": job.workers,
-        # parts of them that many templates show
+        # parts of these values that many templates use
         "name": job.workers.name,
         "test": size.test,
         "cluster": size.cluster,
         "kube": kube,
         "scheduler": of_scheduler,
-        # texts and numbers that follow from them
+        # texts and numbers computed from these values
         "claim": f"{job.workers.name}-channel",
         "claims": any(feature.claims for feature in size.features.values()),
         "command": shlex.join(["imagebuild", *job.request.words]),
@@ -130,7 +130,7 @@ def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
     )  # fmt: skip
     environment.filters |= {
         "block": yaml_block,
-        # of one line, so that nothing of it stands outside of the comment
+        # in one line, so that all of the text is inside the comment
         "comment": lambda text: Markup(" ".join(str(text).splitlines())),  # noqa: S704
         "expanded": expanded,
         "words": lambda words: Markup(shlex.join(words)),  # noqa: S704 - of a shell

@@ -15,7 +15,7 @@ from imagebuild.core.yaml import read_written
 
 
 class _Part(Model):
-    """A part of a JSON file, of which only these keys are needed."""
+    """A part of a JSON file. Other keys in the file are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -95,7 +95,8 @@ class OfferedImage:
     aliases: tuple[str, ...] = ()
     """Other names that users may give for it."""
     unverified: frozenset[Platform] = frozenset()
-    """Platforms on which its checks are not known to have passed. Jobs run it there only if it is named."""
+    """Platforms on which the checks of the image are not known to have passed. There, a job uses the image only if the
+    user names it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Offer:
 
     images: tuple[OfferedImage, ...] = ()
     places: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Maps image and release of a distribution to their place in the plan. The last release is preferred."""
+    """Maps each pair of an image and a distribution release to its place in the plan. The last release is preferred."""
     is_published: bool = False
     """The images come from a catalogue, so they are known to exist."""
     unnamed: bool = False
@@ -143,7 +144,7 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
 
 
 def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
-    """Return the images of a catalogue by digest, the newest first, with the order of releases of the planned ones."""
+    """Return the images of a catalogue by digest, the newest first. Releases have the order of the planned images."""
     platforms: tuple[Platform, ...] = get_args(Platform)
     images = []
     for image in catalog.images:
@@ -187,9 +188,10 @@ def read_catalog(text: str, name: str) -> CatalogFile:
 
 
 def enroot_reference(reference: str) -> str:
-    """Return the address of an image for enroot: `#` follows the registry, and a digest takes the place of the tag.
+    """Return the address of an image for enroot: `#` follows the registry, and a digest replaces the tag.
 
-    enroot 3 and 4.0 do not know `@`, but ask the registry for whatever stands behind the colon.
+    enroot 3 and 4.0 do not support `@`, but they request the text after the colon from the registry, be it a tag or a
+    digest.
     """
     name, at, digest = reference.partition("@")
     if at:

@@ -1,4 +1,4 @@
-"""The last step of a job: its name, and how its workers come onto nodes. Pure."""
+"""The last step of a job: its name, and what its worker pods need. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _name(request: JobRequest, size: Size) -> str:
     usual = f"{request.test}-{size.ranks}-{size.gpu}-{size.fabric.short}-{features}{size.nodes}n"
     name, longest = size.parameters.get("name") or usual, size.scheduler.longest_name
     if len(name) > longest:
-        raise ConfigError(f"--param name: {name!r} is longer than {longest} characters; set another")
+        raise ConfigError(f"--param name: {name!r} is longer than {longest} characters; set a shorter one")
     return name
 
 
@@ -63,12 +63,12 @@ def _slurm_options(size: Size) -> Mapping[str, str]:
 
 
 def _rack_names(profile: Profile, size: Size) -> tuple[str, ...]:
-    """Return the racks that the user names, as nodes have them in the label `rack_key`."""
+    """Return the racks that the user names. They are values of the node label `rack_key`."""
     names = tuple(filter(None, size.parameters.get("racks", "").split(",")))
     if names and not size.mnnvl:
-        raise ConfigError(f"--param racks: NVLink of {profile.name} ends at the node; leave it out")
+        raise ConfigError(f"--param racks: NVLink of {profile.name} ends at the node; remove it")
     if names and len(set(names)) != size.racks:
-        raise ConfigError(f"--param racks={','.join(names)}: the job needs {size.racks}; name each once")
+        raise ConfigError(f"--param racks={','.join(names)}: the job needs {size.racks}; name each rack once")
     return names
 
 
@@ -84,9 +84,11 @@ def _placement(request: JobRequest, size: Size, rack_names: tuple[str, ...]) -> 
         return "together" if size.nodes > 1 else "anywhere"
     if of_scheduler.exclusive_racks and kube.gang not in GANGS_OF_PODS:
         return "exclusive"
-    problem = "all workers of an MPIJob have one template, the same on every rack; use jobset, or"
+    problem = "all workers of an MPIJob have the same template, on every rack; use jobset, or"
     if of_scheduler.exclusive_racks:
-        problem = f"JobSet creates a rack's workers when its first one has a place, for which {kube.gang} waits;"
+        problem = (
+            f"JobSet creates the workers of a rack after its first pod has a place, but {kube.gang} waits for all pods;"
+        )
     several = f"--racks {racks}" if request.racks else f"--nodes {size.nodes} on {racks} racks"
     ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
     raise ConfigError(f"{several}: {problem} {ways}")
@@ -109,7 +111,7 @@ def _pod(
     containers |= {f"`resources` of the sidecar {sidecar.name}": sidecar.resources for sidecar in sidecars}
     for place, has in containers.items():
         if kube.quota and not (has.get("cpu") and has.get("memory")):
-            problem = "has a quota, which needs cpu and memory of all containers"
+            problem = "has a quota, so all containers must request cpu and memory"
             raise ConfigError(f"--cluster {request.cluster}: {problem}; add them to {place}")
     select = {**size.node.select, **fabric.select, **site.select}
     if rack_names:
@@ -121,7 +123,7 @@ def _pod(
     }
     annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
     annotations |= _network_annotations(fabric, site, int(placeholders["cards"]))
-    # The parts were checked when they were read. The pod is not: a node's cpu may be 500m, which no count may.
+    # Not validated again: the parts are valid, and the cpu of a node may be 500m, which the pod of a fabric may not.
     return Pod.model_construct(
         resources={name: amount for name, amount in own.items() if amount} | others,
         annotations=dict(sorted(annotations.items())),

@@ -13,14 +13,14 @@ from imagebuild.jobs.facts import CPUS, GPUS, QUALIFIED, QUANTITY, SLURM_FORMS, 
 
 
 class Variable(Env):
-    """Describe a variable of the job's environment, and the layer that set it."""
+    """A variable of the job's environment, and the layer that set it."""
 
     layer: str
-    """Name of the layer, for messages: `fabric ib`, `--param`."""
+    """Name of the layer for messages, such as `fabric ib` or `--param`."""
     where: str
-    """Place of the entry, for messages: file and line, or the option."""
+    """Place of the entry for messages: file and line, or the option."""
     replaces: bool = False
-    """It was set by `--param NAME:=VALUE`."""
+    """The variable was set by `--param NAME:=VALUE`, so it replaces other values."""
 
 
 @dataclass(frozen=True)
@@ -36,35 +36,35 @@ _SLURM: tuple[Container, ...] = ("pyxis", "none")
 _KUBERNETES: tuple[Container, ...] = ("kubernetes",)
 _COUNT = Form("[1-9][0-9]{0,3}", "a number from 1 to 9999")
 _IMAGES = Form("[/$][A-Za-z0-9_./${}:-]+", "a path that begins with / or with a variable such as $HOME")
-_RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of cards and a number such as rdma/ib:8")
+_RESOURCE = Form(f"(?!{GPUS}:){QUALIFIED}:[1-9][0-9]{{0,3}}", "a resource of NICs and a number such as rdma/ib:8")
 PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
     **{name: (form, _SLURM) for name, form in SLURM_FORMS.items()},
     "cpu": (CPUS, _KUBERNETES),
     "cpus-per-task": (_COUNT, _SLURM),
     "driver": (Form(r"[0-9]+(\.[0-9]+)*", "a version such as 580.65"), ("kubernetes", "pyxis")),
-    "hca": (Form("[A-Za-z0-9_:,=^-]+", "names of cards such as mlx5 or =mlx5_0,mlx5_1"), _ALL),
+    "hca": (Form("[A-Za-z0-9_:,=^-]+", "names of RDMA devices such as mlx5 or =mlx5_0,mlx5_1"), _ALL),
     "images": (_IMAGES, ("pyxis",)),
     "interface": (Form("[A-Za-z0-9_.,=^-]+", "names of network interfaces such as eth0"), _ALL),
     "json": (Form("yes|no", "yes or no"), _ALL),
     "memory": (QUANTITY, _KUBERNETES),
     "min-bw": (Form(r"(?!0+(\.0*)?$)[0-9]{1,6}(\.[0-9]+)?", "a bus bandwidth in GB/s such as 350"), _ALL),
     "minutes": (_COUNT, _ALL),
-    "name": (Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a name of Kubernetes: a-z, 0-9 and -, first a letter"), _ALL),
-    "plugin": (Form("[A-Za-z0-9_.-]+", "the name of a plug-in such as none or spcx"), _ALL),
+    "name": (Form("[a-z]([-a-z0-9]*[a-z0-9])?", "a Kubernetes name: a-z, 0-9 and -, beginning with a letter"), _ALL),
+    "plugin": (Form("[A-Za-z0-9_.-]+", "a plug-in such as none or spcx"), _ALL),
     "programs": (Form("/[A-Za-z0-9_./-]+", "a folder that begins with /"), _ALL),
     "rack-nodes": (_COUNT, _ALL),
-    "racks": (Form(f"{VALUE}(,{VALUE})*", "values of a label, with commas between them"), _KUBERNETES),
+    "racks": (Form(f"{VALUE}(,{VALUE})*", "label values, separated by commas"), _KUBERNETES),
     "resource": (_RESOURCE, _KUBERNETES),
     "suffix": (Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _"), _ALL),
 }
-"""Name → the form of its values, and what runs the ranks of jobs that have it."""
+"""Maps each parameter to the form of its values, and to what must run the ranks of jobs that use it."""
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
 
 
 def parse_settings(settings: Iterable[str], container: Container) -> Settings:
-    """Return the parameters and the variables in the texts of `--param`.
+    """Return the parameters and variables that `--param` sets.
 
-    Raises ConfigError for parameters that are unknown, repeated or of other jobs, and for values that cannot be used.
+    Raises ConfigError for a parameter that is unknown, repeated or for other jobs, and for an invalid value.
     """
     parameters: dict[str, str] = {}
     variables: dict[str, Variable] = {}
@@ -74,14 +74,14 @@ def parse_settings(settings: Iterable[str], container: Container) -> Settings:
         if not equals or not name:
             raise ConfigError(f"--param {setting}: write NAME=VALUE, such as minutes=30 or NCCL_IB_TC=41")
         if name in parameters or name in variables:
-            raise ConfigError(f"--param {name}: given twice; leave one out")
+            raise ConfigError(f"--param {name}: given twice; remove one of the two")
         if match:
             scope = match["scope"] or "rank"
             if scope not in get_args(Scope):
                 near = suggestion(scope, list(get_args(Scope)))
                 raise ConfigError(f"--param {setting}: unknown scope {scope!r}{near}")
             if "$" in value or not VALUE_FORM.fits(value):
-                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and without $")
+                raise ConfigError(f"--param {name}={value!r}: must be {VALUE_FORM.words}, and must not contain $")
             own = {"name": name, "value": value, "scope": scope, "replaces": equals == ":="}
             origin = {"layer": "--param", "where": f"--param {name}", "why": "set on the command line"}
             variables[name] = Variable.model_validate({**own, **origin})
@@ -91,7 +91,7 @@ def parse_settings(settings: Iterable[str], container: Container) -> Settings:
         form, containers = PARAMETERS[name]
         if container not in containers:
             where = " or ".join(containers)
-            raise ConfigError(f"--param {name}: is for {where} only, and this job has {container}; leave it out")
+            raise ConfigError(f"--param {name}: is only for {where}, and this job has {container}; remove it")
         if not form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
         parameters[name] = value

@@ -1,4 +1,4 @@
-"""The first step of a job: what the request decides by itself, above all the numbers of nodes and ranks. Pure."""
+"""The first step of a job: its size, and the facts that the request names. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Size:
     test: JobTest
     """What is measured. `minutes` is the time limit of the whole job."""
     rounds: int
-    """Measurements in sequence that share the time limit. 1 if a single limit is for all of them."""
+    """Number of sequential measurements that share the time limit."""
     ranks: int
     """One rank for each GPU."""
     run_nodes: int
@@ -77,7 +77,7 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     scheduler = find_facts(facts.schedulers, "scheduler", request.scheduler)
     container = request.container or scheduler.containers[0]
     if container not in scheduler.containers:
-        raise ConfigError(f"--container {container}: is for Slurm only; Kubernetes always runs the image")
+        raise ConfigError(f"--container {container}: is only for Slurm; on Kubernetes, the image always runs")
     settings = parse_settings(request.settings, container)
     parameters = settings.parameters
     fabric = find_facts(facts.fabrics, "fabric", request.fabric)
@@ -94,7 +94,7 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     minutes = int(parameters.get("minutes") or minutes)
     if minutes * 2 < rounds:
         least = -(-rounds // 2)
-        raise ConfigError(f"--param minutes={minutes}: too few for {rounds} rounds; take {least} or more")
+        raise ConfigError(f"--param minutes={minutes}: too few for {rounds} rounds; use {least} or more")
     run_nodes = 2 if test.pairs else nodes
 
     implied = ["multirack"] if racks > 1 and "multirack" in facts.features else []
@@ -155,11 +155,11 @@ def conditions_of_size(request: JobRequest, profile: Profile, facts: JobFacts, s
 
 def _short_name(profile: Profile) -> str:
     if profile.gpu.compute_capability is None:
-        raise ConfigError(f"--profile {profile.name}: nccl-tests runs on NVIDIA GPUs only; take another")
+        raise ConfigError(f"--profile {profile.name}: nccl-tests runs only on NVIDIA GPUs; choose another profile")
     names = ", ".join(profile.gpu.names)
     if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
         return match[0].lower()
-    raise ConfigError(f"profile {profile.name}: gpu.names: no model such as H100 in {names}; add one")
+    raise ConfigError(f"profile {profile.name}: gpu.names: {names} contains no model such as H100; add one")
 
 
 def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> 
     """
     nodes, racks, domain = request.nodes, request.racks, profile.hosts_per_domain
     if nodes is not None and racks is not None:
-        raise ConfigError("--nodes and --racks exclude each other; use one of them")
+        raise ConfigError("--nodes and --racks exclude each other; use only one")
     if domain == 1:
         if racks is not None:
             raise ConfigError(f"--racks {racks}: NVLink of {profile.name} ends at the node; use --nodes")
@@ -189,16 +189,16 @@ def _rounds(request: JobRequest, test: JobTest, nodes: int) -> int:
     if not test.pairs:
         return 1
     if nodes == 1:
-        raise ConfigError(f"--test {request.test}: one node has no pairs; take more --nodes")
+        raise ConfigError(f"--test {request.test}: one node has no pairs; use more --nodes")
     return len(test.collectives) * (nodes - 1 + nodes % 2)
 
 
 def _plugin(asked: str | None, default: str, features: Mapping[str, Feature]) -> str:
-    """Return the network plug-in: the one of `--param`, of a feature, or else the default."""
+    """Return the network plug-in of `--param` or of a feature. Default: `default`."""
     plugin = asked or default
     for name, feature in features.items():
         if feature.plugin and asked not in (None, feature.plugin):
             problem = f"--feature {name} needs the plug-in {feature.plugin}"
-            raise ConfigError(f"--param plugin={plugin}: {problem}; leave one of them out")
+            raise ConfigError(f"--param plugin={plugin}: {problem}; remove one of the two")
         plugin = feature.plugin or plugin
     return plugin

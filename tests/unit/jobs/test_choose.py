@@ -53,12 +53,12 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
     assert newest.image.arches == ("amd64", "arm64")
     planned_note, note = newest.messages[::-1]
     assert planned_note == (
-        f"note: {newest.image.reference} is planned; whether it was built and pushed is not known; "
-        "--catalog chooses among published images, which `imagebuild catalog` lists"
+        f"note: {newest.image.reference} comes from a plan, so it may not have been built and pushed; "
+        "to choose among published images, use --catalog with a file from `imagebuild catalog`"
     )
-    with pytest.raises(ConfigError, match="this name has no registry to pull it from"):
+    with pytest.raises(ConfigError, match="the name contains no registry, so nodes cannot pull the image"):
         job_of(IB, replace(planned, unnamed=True))
-    assert note.endswith("driver 580 or later; if the nodes have an older one, name it with --param driver=VERSION")
+    assert note.endswith("driver 580 or later; if the nodes have an older driver, set --param driver=VERSION")
     assert job_of(f"{IB} --param driver=580.65", planned).messages == (planned_note,)
     assert "cuda12.9.1" in job_of(f"{IB} --param driver=570", planned).image.reference
 
@@ -69,8 +69,8 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
     for line, offer, problem in (
         (f"{IB} --param driver=500", planned, r"driver 500 rules out \d+.*; name an image with --image"),
         ("mpijob --profile p5 --fabric efa", planned, r"no image of the plan fits: the plug-in 'ofi' rules out \d+.*; "
-         "build open with --with aws-ofi-nccl, give --with aws-ofi-nccl here, too, or name an"),
-        (IB, Offer(), "^no image of the plan has nccl-tests; add it to the components of one, or name one"),
+         "build open with --with aws-ofi-nccl and add --with aws-ofi-nccl here, or name an"),
+        (IB, Offer(), "^no image of the plan contains nccl-tests; add it to the components of an image, or name one"),
         ("mpijob --profile gb200-nvl72 --fabric ib --racks 1", only_amd64, r"no published image fits: arm64 rules out \d+"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=problem):
@@ -112,7 +112,7 @@ def test_images_of_the_plan_are_known_by_id_and_tag(planned: Offer) -> None:
     assert by_tag.image.nccl == by_id.image.nccl
     assert {"OMPI_ALLOW_RUN_AS_ROOT", "PRTE_MCA_plm_ssh_args"} <= {v.name for v in by_id.environment.scopes["launcher"]}
     (note,) = job_of(IB, planned, "example.com/x:1").messages
-    assert note == "note: the version of NCCL is not known, so 2.30.7 is assumed; name it with --nccl"
+    assert note == "note: the NCCL version of the image is not known; the job assumes 2.30.7; set it with --nccl"
     with pytest.raises(ConfigError, match=f"{target.reference}: the image has no plug-in 'ibext'"):
         job_of(f"{IB} --feature sharp", planned, target.id)
 

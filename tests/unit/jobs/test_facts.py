@@ -49,7 +49,7 @@ def errors(folder: Path) -> str:
 
 
 def test_a_folder_without_facts(tmp_path: Path) -> None:
-    assert f"{tmp_path}/stacks: no *.yaml in this folder; name the folder" in errors(tmp_path)
+    assert f"{tmp_path}/stacks: no *.yaml in this folder; set the folder" in errors(tmp_path)
 
 
 def test_conditions_can_use_exactly_what_jobs_know() -> None:

@@ -232,7 +232,7 @@ JSON = {"HELP": "[-J,--output_file <file>]"}
     [
         (JSON, ""),
         ({}, ""),
-        ({"MNNVL": ""}, "no line with MNNVL 1: NCCL goes on without"),
+        ({"MNNVL": ""}, "no line with MNNVL 1: NCCL continues without"),
         ({"STATUS": "3"}, "ended with status 3"),
         ({"TABLES": " "}, "no result: nothing was measured"),
         ({"TABLES": "1 2"}, "2 results instead of one: the ranks were not joined, as without MPI"),
