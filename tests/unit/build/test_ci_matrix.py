@@ -17,7 +17,7 @@ ALL = [f"tiny-cuda{end}" for end in ("12.9-debian13-runtime", "13.0-debian13-run
 
 
 def jobs(call: Call, *arguments: str, since: str = "before") -> tuple[list[str], str]:
-    """`targets` of the jobs, and what is printed beside them."""
+    """Run `imagebuild ci-matrix`; return `targets` of each job, and the messages on standard error."""
     status, out, complaint = call("ci-matrix", "--changed-since", since, *arguments)
     assert (status, len(out.splitlines())) == (0, 1), complaint  # a line, as GitHub's outputs are
     return [entry["targets"] for entry in json.loads(out)["include"]], complaint

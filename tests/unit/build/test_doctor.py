@@ -26,7 +26,7 @@ INFO = {
 @pytest.fixture(autouse=True)
 def _bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda program, **_: None)
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # syft lies beside it
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))  # doctor looks for syft in this folder
     monkeypatch.setattr(engine, "STATE", tmp_path / "state")
 
 

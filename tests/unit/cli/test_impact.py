@@ -1,4 +1,4 @@
-"""The command `imagebuild ci-matrix --unpublished`; the rest is tested beside what computes it, in build."""
+"""The command `imagebuild ci-matrix --unpublished`. tests/unit/build tests the other cases."""
 
 from __future__ import annotations
 

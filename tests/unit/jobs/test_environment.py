@@ -10,7 +10,7 @@ from tests.unit.jobs.job_fakes import job, rank_exports
 H100 = "mpijob --profile h100 --fabric ib"
 
 
-def test_some_names_can_be_set_anew() -> None:
+def test_some_variables_can_be_overridden() -> None:
     for name in ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA"):
         assert rank_exports(f"{H100} --param {name}=x")[name].startswith("x")
 

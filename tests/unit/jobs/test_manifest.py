@@ -213,7 +213,7 @@ def test_what_a_job_has(row: dict[str, Any], tmp_path: Path) -> None:
 
 
 def write_programs(beside: Path, programs: dict[str, str]) -> Path:
-    """The folder with them. A program is a text, or the name of a file of tests/data/standins with a dot before it."""
+    """Write programs to a new folder; return it. A program is a text, or `.NAME` for a file in tests/data/standins."""
     folder = beside / "bin"
     folder.mkdir()
     for name, script in programs.items():
@@ -500,7 +500,7 @@ FILES = re.findall(
 
 @pytest.mark.parametrize(("name", "content"), FILES)
 def test_clusters_of_the_documentation(name: str, content: str, tmp_path: Path) -> None:
-    """Each is read, and the commands beside it make a job that says what the file does."""
+    """Each cluster file in docs/clusters.md is valid, and the page's commands make jobs with its settings."""
     folder = copy_of_facts(tmp_path)
     (folder / f"clusters/{name}.yaml").write_text(content)
     facts, cluster = load_facts(folder), yaml.safe_load(content)

@@ -1,4 +1,4 @@
-"""A project on top of another one: what comes along, what counts instead, and what it looked like earlier."""
+"""A project that extends another project: inherited parts, overridden parts, and earlier states."""
 
 import json
 from pathlib import Path

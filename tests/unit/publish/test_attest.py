@@ -157,7 +157,7 @@ def test_of_a_verification_of_the_index_the_platform_counts(published: Published
 
 
 def test_what_failed_counts_where_it_is_required(published: Published) -> None:
-    """A failed scan, and one failed verification beside a good one."""
+    """A failed scan, and a failed and a passed verification."""
     published.attach_all()
     for platform, image in published.platforms.items():
         published.attach("scan", scan(image.digest, "failed", platform), platform)

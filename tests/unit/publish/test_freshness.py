@@ -66,7 +66,7 @@ def look(site: Site, keys: Keys, command: Call, tmp_path: Path, monkeypatch: pyt
         yield ask
 
 
-def test_a_package_that_was_mended_since(look: Look, site: Site) -> None:
+def test_a_package_with_a_newer_version(look: Look, site: Site) -> None:
     site.fake.asked.clear()
     status, found, out = look("3.5.7-1~deb13u10", NEW)  # later than u3, though not by its letters
     assert status == 1

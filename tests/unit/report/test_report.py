@@ -152,7 +152,7 @@ def test_without_plotly_nothing_is_written(call: Call, monkeypatch: pytest.Monke
     assert (status, "pip install 'imagebuild[report]'" in err, Path("o.json").exists()) == (2, True, False)
 
 
-def test_reports_are_read_again_alone_and_beside_logs(call: Call) -> None:
+def test_reports_are_read_again_alone_and_with_logs(call: Call) -> None:
     write("logs/a.log", nccl_log(480))
     write("logs/b.log", nccl_log(240))
     first = call("logs", *PROFILE, "--json", "one.json")
@@ -201,7 +201,7 @@ def test_results_of_verify(call: Call) -> None:
     assert (status, "broken.json: " in err) == (5, True)
 
 
-def test_what_verify_measured_and_judged_counts_once_and_is_judged_anew_with_a_profile(call: Call) -> None:
+def test_results_of_verify_count_once_and_are_judged_again_with_a_profile(call: Call) -> None:
     """The evidence folder contains the log with the same results as verify.json."""
     write("v/all_reduce.log", nccl_log(240))
     call("v", *PROFILE, "--json", "one.json")
@@ -227,7 +227,7 @@ def test_what_verify_measured_and_judged_counts_once_and_is_judged_anew_with_a_p
         ("gpu-east", "", 1),
         ("sub/n7.gz", "", 1),
         ("launcher-x7-worker.log", "Server listening on :: port 22.\n", 0),
-        ("job.err", "", 0),  # beside job.log
+        ("job.err", "", 0),  # next to job.log
         ("README.md", "How to read these logs\n", 0),
     ],
 )

@@ -1,4 +1,4 @@
-# Stand-ins for the base images. All are Debian 13, whatever their names say, and /etc/os-release says so.
+# Stand-ins for the base images. All are Debian 13 under other names; /etc/os-release is Debian's.
 FROM debian:13-standin AS ubuntu
 LABEL imagebuild.standin="true" \
       org.opencontainers.image.title="ubuntu" \
@@ -14,7 +14,7 @@ RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends build-essential && \
     rm -rf /var/lib/apt/lists/*
 
-# The bulk, which versions share.
+# The files that all CUDA versions share.
 FROM devel-packages AS tree
 ARG TOOLKIT
 RUN --mount=type=bind,source=toolkit.sh,target=/toolkit.sh --mount=type=bind,from=toolkit,target=/wheels \

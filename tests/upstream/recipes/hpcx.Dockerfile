@@ -1,4 +1,4 @@
-# The parts of HPC-X that are compiled or come from the distribution. The text files are in the folder beside.
+# The parts of HPC-X that are compiled or come from the distribution. tests/upstream/hpcx.py generates the text files.
 FROM debian:13-standin AS tools
 RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
       autoconf automake build-essential bzip2 flex libibverbs-dev libtool patchelf perl pkgconf xz-utils && \
@@ -14,7 +14,7 @@ FROM tools AS stubs
 RUN --mount=type=bind,source=stubs.sh,target=/stubs.sh --mount=type=bind,from=table,target=/table \
     bash /stubs.sh /table/libraries /out
 
-# Takes longer than all else, and is needed only where Open MPI is compiled.
+# This stage takes the longest. It is built only if Open MPI will be compiled.
 FROM tools AS openmpi
 RUN --mount=type=bind,source=openmpi.sh,target=/openmpi.sh bash /openmpi.sh /out/sources
 

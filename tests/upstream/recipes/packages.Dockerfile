@@ -1,4 +1,4 @@
-# Two apt repositories, unsigned: Packages and Release are here, the signatures are made outside.
+# Two unsigned apt repositories with Packages and Release. tests/upstream/packages.py signs them.
 FROM debian:13-standin AS tools
 RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
       apt-utils build-essential && rm -rf /var/lib/apt/lists/*
