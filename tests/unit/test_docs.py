@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from imagebuild.cli.app import COMMANDS, load_command
@@ -39,11 +42,16 @@ class Block:
     number: int
     """The line of the fence."""
 
+    @property
+    def joined(self) -> list[str]:
+        """The lines, those that end with a backslash joined with the next one."""
+        return "\n".join(self.lines).replace("\\\n", " ").split("\n")
+
     def commands(self) -> list[str]:
         """Return the lines that a shell runs; a console has output, too."""
         if self.language == "console":
-            return [line[2:] for line in self.lines if line.startswith("$ ")]
-        return self.lines if self.language == "sh" else []
+            return [line[2:] for line in self.joined if line.startswith("$ ")]
+        return self.joined if self.language == "sh" else []
 
 
 def blocks(document: Path) -> Iterator[Block]:
@@ -168,6 +176,27 @@ def test_blocks_say_what_they_are_and_what_they_need(document: Path) -> None:
             assert not made or {*made[1].split()} <= known, line
 
 
+def calls(block: Block) -> Iterator[list[str]]:
+    """Yield the words of each call of imagebuild in a block, also of those that `each` makes."""
+    for line in block.commands():
+        for part in re.split(r" -- |&& |\|\| |; ", line):
+            if found := re.match(r"(?:\w+=\S+ )*imagebuild (.*)", part.strip()):
+                yield list(
+                    takewhile(lambda word: word not in ("|", "&", ">", "<"), shlex.split(found[1], comments=True))
+                )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_command_line_takes_the_options_of_every_call(document: Path) -> None:
+    """Also of those that need something, and so are not run."""
+    known = dict(leaves())
+    for words in (words for block in blocks(document) for words in calls(block)):
+        name = next(name for name in (" ".join(words[:2]), words[0]) if name in known)
+        command = known[name]
+        _, rest, _ = command.make_parser(click.Context(command)).parse_args(words[len(name.split()) :])
+        assert not rest, words
+
+
 def pattern(line: str) -> str:
     """Return the expression for a line of output: `…` is any lines, or any part of one."""
     return r"(?:.*\n)*" if line == "…" else re.escape(line.rstrip()).replace("…", ".*") + r"\n"
@@ -205,12 +234,13 @@ class Shell:
             done = self.run("\n".join(block.lines))
             assert done.returncode == 0, (block, done.stdout, done.stderr)
         if block.language == "console" and not block.needs:
-            starts = [i for i, line in enumerate(block.lines) if line.startswith("$ ")]
+            lines = block.joined
+            starts = [i for i, line in enumerate(lines) if line.startswith("$ ")]
             for start, end in zip(starts, [*starts[1:], None], strict=True):
-                done = self.run(block.lines[start][2:])
+                done = self.run(lines[start][2:])
                 printed = "".join(f"{line.rstrip()}\n" for line in (done.stdout + done.stderr).splitlines())
-                wanted = "".join(map(pattern, block.lines[start + 1 : end]))
-                assert re.fullmatch(wanted, printed), (block.number, block.lines[start], printed)
+                wanted = "".join(map(pattern, lines[start + 1 : end]))
+                assert re.fullmatch(wanted, printed), (block.number, lines[start], printed)
 
 
 @pytest.mark.programs
