@@ -163,7 +163,7 @@ def read_offer(
     plan: str | None = None,
     catalog: Path | None = None,
 ) -> Offer:
-    """Return the images for a job to choose from: those of the files that are named, or of the project's plan.
+    """Return the images among which a job can choose, from the files of --plan and --catalog, or from the project.
 
     The plan is computed only if the job needs it: machines that only run benchmarks may lack the code for images.
     """
@@ -184,7 +184,7 @@ def read_offer(
 
 
 def is_own_image(reference: str, project: options.ProjectFiles, registry: str | None) -> bool:
-    """Return whether the project may have an image of this name, so that its plan says what the image contains."""
+    """Return whether the plan of the project may contain an image with this name."""
     from imagebuild.core.fields import Model
     from imagebuild.core.yaml import read_yaml
 
@@ -199,5 +199,5 @@ def is_own_image(reference: str, project: options.ProjectFiles, registry: str | 
 
 
 def project_plan(project: options.ProjectFiles, components: tuple[str, ...]) -> str:
-    """Return the plan of the project as JSON, with more components in every image."""
+    """Return the plan of the project as JSON, with additional components in every image."""
     return project.open(options.PlanChanges(with_=components).parse()).plan.model_dump_json()

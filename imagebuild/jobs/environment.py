@@ -33,7 +33,7 @@ SCOPES: Mapping[Container, tuple[Scope, ...]] = {
     "pyxis": ("rank", "container", "batch"),
     "none": ("rank", "batch"),
 }
-"""Maps what runs the ranks to the scopes in which its jobs can set variables."""
+"""Maps each container to the scopes in which its jobs can set variables."""
 
 
 @dataclass(frozen=True)

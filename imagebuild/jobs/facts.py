@@ -21,7 +21,9 @@ Scheduler = Literal["mpijob", "jobset", "slurm"]
 """Programs that start jobs. Each has a file in `jobs/schedulers/` and a template with its name."""
 
 Container = Literal["kubernetes", "pyxis", "none"]
+"""How ranks run: in a container of Kubernetes or of pyxis, or with `none` as plain processes of the node."""
 Scope = Literal["rank", "container", "launcher", "batch"]
+"""Where a variable is set, as in `Env.scope`."""
 
 Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
 # A shell or a file on the way to the rank would interpret quotes and backslashes.
@@ -486,7 +488,7 @@ class SchedulerFacts(FactLayer):
 
     title: str
     containers: Annotated[tuple[Container, ...], Field(min_length=1)]
-    """What can run the ranks. The first one is the default."""
+    """How ranks can run. The first value is the default."""
     longest_name: Annotated[int, Field(gt=0)]
     """Maximum number of characters in the name of a job."""
     kubernetes: KubernetesScheduler | None = None

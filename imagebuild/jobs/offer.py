@@ -113,7 +113,7 @@ class Offer:
 
 
 def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
-    """Return the images of a plan. `registry` replaces the registry and folder in their names. Default: as planned."""
+    """Return the images of a plan. `registry`, if not None, replaces the registry and folder in their names."""
     images = []
     for target in plan.targets:
         planned = target.name.partition(f"/{target.image}:")[0]
@@ -144,7 +144,7 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
 
 
 def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
-    """Return the images of a catalogue by digest, the newest first. Releases have the order of the planned images."""
+    """Return the images of a catalogue by digest, the newest first. `planned` gives the order of the releases."""
     platforms: tuple[Platform, ...] = get_args(Platform)
     images = []
     for image in catalog.images:

@@ -123,7 +123,7 @@ def _pod(
     }
     annotations = {**kube.pod_annotations, **fabric.annotations, **site.annotations}
     annotations |= _network_annotations(fabric, site, int(placeholders["cards"]))
-    # Not validated again: the parts are valid, and the cpu of a node may be 500m, which the pod of a fabric may not.
+    # The pod is not validated again: the cpu of a node may be 500m, which is not valid in the facts of a fabric.
     return Pod.model_construct(
         resources={name: amount for name, amount in own.items() if amount} | others,
         annotations=dict(sorted(annotations.items())),

@@ -57,7 +57,7 @@ PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
     "resource": (_RESOURCE, _KUBERNETES),
     "suffix": (Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _"), _ALL),
 }
-"""Maps each parameter to the form of its values, and to what must run the ranks of jobs that use it."""
+"""Maps each parameter to the form of its values, and to the containers with which a job can use it."""
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
 
 
