@@ -5,7 +5,7 @@ by size, matrices cell by cell. Sizes below 1 MiB (perftest: 64 KiB) are left ou
 are several runs, the median at each size counts. The change at a size or cell is new / old - 1. A result is too slow if
 
 * the median change is more than 5 % below the baseline (`MEDIAN`). It is computed over the sizes of 1 GiB and more, or
-  over all sizes without those.
+  over all sizes if there are no larger ones.
 * or the change at any size or cell is more than 15 % below the baseline (`POINT`).
 
 If the runs of one document differ by more than 20 % (`SPREAD`), a result that is not too slow stays open. The limits

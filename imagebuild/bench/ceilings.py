@@ -137,7 +137,7 @@ def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
 def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Ceiling, ...]:
     """Return the ceiling of each class of algorithms that the hardware can run.
 
-    There are no ceilings for a single rank, which moves nothing, for domains with different numbers of ranks, or for
+    Empty for a single rank, because it moves nothing, and for domains with different numbers of ranks. Also empty for
     several domains if their network is unknown.
     """
     domains = layout.domains
@@ -222,8 +222,8 @@ Each row has the pattern, the path that limits the test, the factor between the 
 the fraction of the ceiling that healthy machines reach. A fraction of 0 stands for no floor, because the output does
 not say whether both GPUs are in one node.
 
-A bidirectional test of nvbandwidth between GPUs reports each direction and the total; before 0.3, only one direction.
-Between a GPU and its host, it reports only the direction in its name.
+A bidirectional test of nvbandwidth reports each direction and the total between GPUs. Before release 0.3, it reports
+only one direction. Between a GPU and its host, it reports only the direction in its name.
 
 Healthy machines reach 83 to 92 % between GPUs, and 61 to 91 % between GPU and host. In bidirectional tests, they reach
 35 % between GPU and host, and 43 % of the total between GPUs with nvbandwidth 0.2. Sources: a public write-up of
@@ -344,4 +344,7 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             mistakes.add(where, f"{name}: the profile has no rate that limits it; add its links, host-link or network")
         elif value >= limit.value:
             most = f"the ceiling, {limit.value:.1f} GB/s ({limit.what})"
-            mistakes.add(where, f"{name}: {value:g} GB/s is not below {most}; correct figure, scale or rates")
+            mistakes.add(
+                where,
+                f"{name}: {value:g} GB/s is not below {most}; correct the rate, the ranks or the hardware",
+            )

@@ -184,7 +184,7 @@ def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
 
 
 def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
-    """Compare the number of GPUs with the wanted number. `scale` is the reason if they are equal."""
+    """Compare the number of GPUs with the wanted number. If both are equal, `scale` is the reason."""
     counts = f"{found} of {wanted} GPUs took part"
     if found != wanted:
         return Claim(state="incomplete", reason=counts, allow="partial" if found < wanted else None)
@@ -291,7 +291,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
     """Return the bandwidth that every healthy run reaches, with any of the classes of algorithms.
 
-    The floor is the `floor_fraction` of the lowest ceiling, or the fraction that the network of the profile has.
+    The floor is the `floor_fraction` of the lowest ceiling, or the fraction in the `network` of the profile.
     """
     own = profile.network.floor if profile.network and layout.domains > 1 else None
     if not known or (own is None and layout.domains > 1 and profile.hosts_per_domain > 1):

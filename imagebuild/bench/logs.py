@@ -48,8 +48,8 @@ class Log:
     warnings: list[LogLine] = field(default_factory=list)
     """The first warnings of NCCL, which are not in `lines`. They may explain why a run failed."""
     settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
-    """Algorithms that NCCL was told to use, or used for 1 GiB or more: number of the line, and the environment
-    variables with the same effect."""
+    """Algorithms that NCCL was told to use, or used for 1 GiB or more. Each item has the number of the line and the
+    environment variables that select the algorithm."""
 
 
 Item = TypeVar("Item")
@@ -57,7 +57,7 @@ Parsed = list[Item | str]
 """The results that a parser found, and the shortened text of lines or JSON that look like results but could not be
 read."""
 ParsedLines = list[tuple[int, Item | str]]
-"""The same for text output, each item with the number of its first line."""
+"""`Parsed` for text output: each item has the number of its first line."""
 
 
 def lines_of(tool: re.Pattern[str], lines: Sequence[LogLine], longest: int) -> Iterator[tuple[int, str]]:
@@ -126,7 +126,7 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
         try:
             yield cast(BinaryIO, gzip.GzipFile(fileobj=content)) if is_compressed else content
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ResultError(f"{path}: its compressed data are cut or damaged: {error}; name a whole file") from None
+            raise ResultError(f"{path}: its compressed data are cut or damaged: {error}; copy the file again") from None
 
 
 @cache

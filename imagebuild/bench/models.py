@@ -82,7 +82,7 @@ class NcclRow(Model):
 
 
 def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
-    """Return the median of busbw / algbw over all halves whose algbw is at least `least` GB/s, or None without any."""
+    """Return the median of busbw / algbw over halves with an algbw of at least `least` GB/s. None without any half."""
     halves = (half for row in rows for half in row.halves)
     ratios = [h.busbw_gb_s / h.algbw_gb_s for h in halves if h.busbw_gb_s and h.algbw_gb_s and h.algbw_gb_s >= least]
     return median(ratios) if ratios else None
@@ -151,7 +151,7 @@ class BandwidthTest(Result):
 
     @property
     def cells(self) -> list[float | None]:
-        """The cells with the test's own measurements, without those of copies within a GPU in a test between GPUs."""
+        """The cells that the test measures. In a test between GPUs, cells of copies within one GPU are left out."""
         matrix, name = self.matrix or (), self.name or ""
         width = len(matrix[0]) if matrix else 0
         if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
@@ -196,7 +196,7 @@ class PerftestTable(Result):
 
     @property
     def best(self) -> TableRow | None:
-        """The row with the highest average bandwidth, among equal rows the largest size. None without rows."""
+        """The row with the highest average bandwidth and, among equal rows, the largest size. None without rows."""
         rows = [row for row in self.rows if row.bw_average is not None]
         return max(rows, key=lambda row: (row.bw_average or 0, row.size_bytes or 0), default=None)
 

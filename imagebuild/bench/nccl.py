@@ -48,7 +48,7 @@ def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
 
 
 def _started(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[Table]:
-    """Yield the tables with output, and those that consist of a command which failed."""
+    """Yield the tables with output, and the tables of commands that failed without output."""
     for table, following in zip_longest(tables, tables[1:]):
         if not table.has_output:
             # With `set -x`, the shell's process prints the command, and another process prints the table.
@@ -191,10 +191,10 @@ reaches it."""
 
 
 def _contradiction(table: Table, collective: str | None) -> Finding | None:
-    """Find a row with figures that are not numbers, or that differ from the relation in most rows.
+    """Find a row with a figure that is not a number, or with figures that contradict each other.
 
-    algbw is size / time, unless the time is CPU time. busbw is algbw times a factor that is the same in all rows. Only
-    rows with enough digits are compared.
+    algbw is size / time, unless the time is CPU time. busbw is algbw times a factor that is the same in all rows. Each
+    row is compared with the median of these ratios, if its figures have enough digits.
     """
     figures: list[tuple[int, float, float, float]] = []
     for size, half in ((row.size_bytes, half) for row in table.rows for half in row.halves if row.size_bytes):
@@ -231,8 +231,8 @@ def _wrong_size(table: Table, collective: str | None) -> Finding | None:
     """Find a requested size without a row, or a row of a size that was not requested.
 
     The program may print the rows of all sizes several times, once for each type and operation. It rounds a size down
-    by less than half, or to 0. If broken rows fill the gap, no size is missing. Sizes of alltoallv, and of output that
-    someone shortened, are not compared.
+    by less than half, or to 0. Broken rows count for the missing sizes if their number fits. Sizes of alltoallv, and of
+    output that someone shortened, are not compared.
     """
     asked = _requested_sizes(table)
     is_filled = table.partial and asked and (len(table.rows) + len(table.partial)) % len(asked) == 0

@@ -1,7 +1,7 @@
 """Read single lines that nccl-tests and rccl-tests print, in every release since 2.10.
 
-Logs often lack the header of a table. A row is therefore read by its shape; the header only settles what the shape
-leaves open.
+Logs often lack the header of a table. A row is therefore read by its shape. The header is used only if the shape is
+ambiguous.
 """
 
 from __future__ import annotations

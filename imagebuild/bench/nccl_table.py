@@ -76,8 +76,8 @@ class Table:
     def compared_rows(self) -> int:
         """The number of rows whose data the program validated.
 
-        A row counts if each of its halves was validated. A half (such as alltoall in place) that the program validated
-        in no row is left out on purpose and does not matter.
+        A row counts if each of its halves was validated. If the program never validates a half (such as alltoall in
+        place), that half is ignored.
         """
         if self.facts.get("validation") == "0":
             return 0
@@ -86,7 +86,7 @@ class Table:
         return sum(bool(asked) and all(row[place] for place in asked if place < len(row)) for row in rows)
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
-        """Return whether the next line belongs to another run, as the program prints the kinds of lines in order."""
+        """Return whether the next line belongs to another run: its kind repeats, or belongs to an earlier stage."""
         is_repeated = kind in self.found - {"command", "row"}
         if kind == "rank":
             is_repeated = int(facts["rank"]) in self.ranks

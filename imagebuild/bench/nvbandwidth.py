@@ -125,8 +125,8 @@ class _NvbandwidthReader:
         """Add a header or a row to the test, or a broken row to the unread lines. Return whether the line is one of
         these.
 
-        Rows come in order. A row that is cut still has the next row number, and a row after a gap has all columns. Any
-        other line belongs to another program.
+        A broken row either is cut but has the expected row number, or has all columns but follows a gap. Any other line
+        belongs to another program.
         """
         words = text.split()
         if test.columns is None and [logs.parse_integer(word) for word in words] == list(range(len(words))):

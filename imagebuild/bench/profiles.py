@@ -120,12 +120,12 @@ class MeasuredSpeed(Measured):
 
 
 class NamedRate(Measured):
-    """The measured bandwidth of named tests: the worst pair in nvbandwidth, one NIC in perftest, or of NVSHMEM."""
+    """The measured bandwidth of tests: the worst pair of nvbandwidth or NVSHMEM, or one NIC of perftest."""
 
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests as printed, such as `RDMA_Write BW`. `*` matches any text."""
     memory: Literal["host", "gpu"] | None = None
-    """Memory of the buffers of perftest. The output does not contain it, so a test is compared with the lower rate."""
+    """Memory of perftest's buffers. The output does not name the memory, so a test is compared with the lower rate."""
 
     def is_for(self, test: str) -> bool:
         return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in self.tests)
@@ -137,7 +137,8 @@ class ProfileFile(Model):
     title: str
     extends: Release | None = None
     """Name of a profile to inherit from. The keys of this file replace inherited keys, but its references are added to
-    the inherited ones. If this file has a `network`, it inherits only references within one link, and no `wires`."""
+    the inherited ones. If this file has a `network`, it does not inherit `wires`, and inherits only references of runs
+    within one link."""
     gpu: Gpu | None = None
     node: Node | None = None
     links: tuple[Link, ...] = ()

@@ -165,8 +165,8 @@ def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure])
     """Give the verdict of each failure to the last result that began before it.
 
     If there are several failures for a result, the first one is the cause. A failure before the first result counts for
-    that result, unless it belongs to something else: a launcher reported it before the program began, or the program
-    succeeded.
+    that result, unless another program caused it: the program of the result began later, and a launcher reported the
+    failure or the result is `ok`.
     """
     begins = [entry.line for entry in entries]
     causes: dict[int, logs.Failure] = {}

@@ -284,7 +284,8 @@ _UCX_HEADER = re.compile(r"\|\s*(?P<label>Stage|Test)\s*\| # iterations \|.*")
 _UCX_QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
 _UCX_FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
 _LEAST_TIME_US = 0.02
-"""A time below this has too few digits (three decimals are printed) to check the rate with it."""
+"""Smallest time that is used to check the rate. Smaller times have too few digits, because three decimals are
+printed."""
 
 
 def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:

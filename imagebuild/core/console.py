@@ -131,7 +131,7 @@ def doing(text: str) -> Iterator[Activity]:
 
 
 class Progress:
-    """The progress of items that several threads process: one line for each finished item, and the running items.
+    """Progress display of items that several threads process: one line for each finished item, then the running items.
 
     A terminal redraws the running items. A log gets the messages of `heartbeat` instead, and so does a terminal with
     `live=False`.

@@ -99,7 +99,7 @@ class Package:
     version: str
     architecture: str = ""
     source: str = ""
-    """Source package, as dpkg writes it: with its version in brackets if it has another version."""
+    """Source package, as dpkg writes it. Its version follows in brackets if it differs from `version`."""
     provides: str = ""
     """Virtual packages that this package provides, as dpkg writes them."""
 
@@ -118,7 +118,7 @@ def installed_packages(status: str) -> tuple[Package, ...]:
 def package_versions(packages: Iterable[Package], architecture: str) -> dict[str, str]:
     """Return the version of each package by name.
 
-    The name of a package of another architecture than the image's is `name:architecture`.
+    A package for an architecture other than the image's has the name `name:architecture`.
     """
     own = {"", "all", architecture}
     return {p.name if p.architecture in own else f"{p.name}:{p.architecture}": p.version for p in packages}
@@ -168,7 +168,7 @@ def parse_oneline(text: str) -> tuple[AptSource, ...]:
 
 
 def _behind_mirror_list(source: AptSource) -> AptSource:
-    """Return a source with the first URL of its list, if it is a `mirror+file:/list` as in cloud images."""
+    """Replace a mirror list (`mirror+file:/list`, as in cloud images) by the first URL in the list."""
     listing = Path(source.uri.removeprefix("mirror+file:").replace("///", "/"))
     if not source.uri.startswith("mirror+file:") or not listing.is_file():
         return source
@@ -190,8 +190,8 @@ def apt_sources() -> tuple[AptSource, ...]:
 def sources_for_release(sources: Iterable[AptSource], codename_from: str, codename_to: str) -> tuple[AptSource, ...]:
     """Return the sources of the distribution's own archive for another release, without backports.
 
-    Third-party archives may also use the name of a release as a suite (`bookworm main`). They are left out: only the
-    distribution's archive is signed with the same key as -updates and -security, or with apt's default key.
+    Third-party archives may also use the name of a release as a suite (`bookworm main`). Such archives are left out.
+    Their key differs from the key of the suites -updates and -security, and from apt's default key.
     """
     translated = {codename_from + part: codename_to + part for part in ("", "-updates", "-security")}
     own = [s for s in sources if s.suite in translated and "main" in s.components]
@@ -203,7 +203,7 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
 def as_oneline(sources: Iterable[AptSource]) -> str:
     """Return the text of a `*.list` file.
 
-    The file cannot contain a key. For a source with a key, apt uses its default keyring.
+    The file can name a keyring, but not contain a key. If `signed_by` is a key, apt uses its default keyring instead.
     """
     lines = []
     for source in sources:
@@ -214,7 +214,7 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
 
 
 def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
-    """Return the apt sources of a Debian release, at the archive that this machine uses. () if it is not Debian."""
+    """Return the apt sources of a Debian release, at this machine's archive. () if the machine does not run Debian."""
     machine = os_release()
     codename = machine.get("VERSION_CODENAME", "")
     if machine.get("ID") != "debian" or not codename:

@@ -30,9 +30,9 @@ CHUNK = 1 << 18
 CONNECTIONS = 32
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 20
 LEAST_ATTEMPTS = 3
-"""Minimum number of attempts, even if they take longer than the patience: one upload may take an hour."""
+"""Minimum number of attempts, even after the time in `Patience`: a single upload may take an hour."""
 BUSY_FACTOR = 5
-"""Multiplies the patience with a server that says when to ask again, because it is busy, not broken."""
+"""Factor for `Patience.seconds` if the server asks for a pause: such a server is busy, not broken."""
 LONGEST_PAUSE_S = 15.0
 """Longest pause between attempts, unless the server asks for a longer one."""
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
@@ -236,7 +236,7 @@ class Downloads:
         """Maps each unresponsive server to the time of the failed request and the reason."""
 
     def download(self, url: str, target: Path | None = None, advance: Advance = lambda _done, _total: None) -> str:
-        """Download a file to `target`, if there is one, and return its sha256.
+        """Download a file to `target`, and return its sha256. Without `target`, the content is not stored.
 
         Raises CommandError if the server does not announce the length of the file.
         """
@@ -271,7 +271,9 @@ class Downloads:
             for chunk in self.client.chunks(answer, url):
                 content += chunk
                 if len(content) > LARGEST_INDEX:
-                    raise CommandError(f"{url}: is larger than {LARGEST_INDEX >> 20} MiB; is it an index of packages?")
+                    raise CommandError(
+                        f"{url}: is larger than {LARGEST_INDEX >> 20} MiB; check the URL of the index or key"
+                    )
             return bytes(content)
 
         return self._ask("GET", url, read)

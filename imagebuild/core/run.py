@@ -53,7 +53,7 @@ RunProgram = Callable[..., str]
 
 
 def program_environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return the environment for a program: ours, with changes by `extra`. A variable that is None there is removed."""
+    """Return the environment for a program: ours, changed by `extra`. A value of None removes the variable."""
     # We parse output, so it must not be translated. sbin is not in the PATH of every user. ssh without a terminal would
     # ask for passwords in a window.
     own = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", "SSH_ASKPASS_REQUIRE": "never"}

@@ -137,8 +137,8 @@ SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the file of CA certificates for downloads.
 
-    It is the first of `given`, the environment variables in CA_VARIABLES and the file of this machine. None if there is
-    none. Raises ConfigError if the file does not contain certificates.
+    The first one that is set is used: `given`, then the environment variables in CA_VARIABLES. Default: the file of
+    this machine, or None if it has no such file. Raises ConfigError if the file does not contain certificates.
     """
     named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
     for name, path in ((name, Path(path)) for name, path in named if path):

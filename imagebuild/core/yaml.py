@@ -69,7 +69,7 @@ def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name:
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{name}: {dotted_key(first['loc'])}: {first['msg']}"
-        raise ResultError(f"{problem}; was it written by another version of imagebuild?") from None
+        raise ResultError(f"{problem}; write it again, or use the version of imagebuild that wrote it") from None
 
 
 def dotted_key(loc: Loc) -> str:
@@ -144,7 +144,7 @@ class _Reader:
 def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iterator[tuple[Loc, str]]:
     """Yield the path and the message of each mistake.
 
-    There is one mistake for each path, and none for a wrong type with more precise mistakes inside it.
+    Each path has one mistake. A wrong type is left out if the value contains more precise mistakes.
     """
     details: dict[Loc, list[Any]] = {}
     for detail in error.errors():

@@ -109,7 +109,7 @@ def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
 
 
 def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> BumpResult:
-    """Find the newest version of each pin that all its sources list and that the plan accepts.
+    """Find a new version of each pin: the newest one that all sources of the pin list and that the plan accepts.
 
     If new versions of two pins do not fit together, the pin that comes first in the matrix gets its new version.
     Without `names`, all pins are checked. Raises ConfigError if a name is not a pin in the project's own matrix.
@@ -129,7 +129,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
                 result.kept.append((name, pin.version, "no server lists its versions"))
             elif pin.when and not names:
                 result.kept.append(
-                    (name, pin.version, f"is for some targets only; to bump it, run `imagebuild bump {name}`")
+                    (name, pin.version, f"applies only to some targets; to bump it, run `imagebuild bump {name}`")
                 )
             else:
                 asked[name, i] = known[name, i]

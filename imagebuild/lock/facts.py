@@ -36,8 +36,9 @@ VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
-"""Matches folders of the machine that built HPC-X. URLs, whose paths look similar, are matched without a group."""
-REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this one"
+"""Matches folders of the machine that built HPC-X. URLs with similar paths are matched without a group, so that they
+are skipped."""
+REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this archive"
 """Remedy for an archive that differs from the component's `unpacked`."""
 LARGEST_TEXT = 1 << 20
 """Maximum size of a text file that is searched, in bytes."""
@@ -86,7 +87,8 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
         raise ResultError(
-            f"the archive lacks {', '.join(missing)}, which the image needs, and has {', '.join(folders)}; {REMEDY}"
+            f"the archive lacks {', '.join(missing)}, which the image needs; "
+            f"its folders are {', '.join(folders)}; {REMEDY}"
         )
     environment = script_environment(run, top, wanted)
 
@@ -186,7 +188,7 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
 
 
 def _plugin_name(folder: Path) -> str:
-    """Return the value of NCCL_NET_PLUGIN for the plug-in in a folder, or the name of the folder if it has none."""
+    """Return the value of NCCL_NET_PLUGIN for the plug-in in a folder. Default: the name of the parent folder."""
     names = sorted(path.stem.removeprefix("libnccl-net-") for path in folder.glob("libnccl-net-*.so"))
     return names[0] if names else folder.parent.name
 

@@ -34,7 +34,7 @@ KEY_REMEDY = "set `key` of the component's `repository` to the URL of its key"
 RETRY = "try again, or use another mirror"
 GPG = ("gpg", "--batch", "--no-options", "--no-autostart", "--trust-model", "always", "--homedir")
 NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
-"""Status words of gpg for an invalid signature, for example of another text or by an expired key."""
+"""Status words of gpg for an invalid signature, such as one for another text or by an expired key."""
 
 
 def signed_release(
@@ -82,7 +82,7 @@ def _signatures(status: str) -> tuple[tuple[str, ...], list[str]]:
         bad = [f"{kind} {lines[kind][0]}" for kind in NOT_GOOD if kind in lines]
         others += bad[:1]
         if not bad and "GOODSIG" in lines and "VALIDSIG" in lines:
-            good.append(lines["VALIDSIG"][-1])  # the primary key, which may have signed by another key
+            good.append(lines["VALIDSIG"][-1])  # the primary key; a subkey may have made the signature
     return tuple(dict.fromkeys(good)), others
 
 

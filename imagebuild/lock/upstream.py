@@ -157,7 +157,7 @@ class Upstream:
     def image(self, reference: str, *, facts: bool = False, digest: str = "") -> LockedImage:
         """Return the digests and facts of an image, by its tag or by the pinned `digest`.
 
-        Without `facts`, images that set only PATH get no facts.
+        Facts that contain only PATH are left out unless `facts` is set.
         """
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where
@@ -179,7 +179,7 @@ class Upstream:
             images = [image_of(place, each) for each in manifests]
         except Absent:
             raise
-        except CommandError as error:  # also if the registry asks for a login, which may exist on another machine
+        except CommandError as error:  # or a refused login: another machine may have the credentials
             raise Unreachable(f"{where}: {error}") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ResultError(

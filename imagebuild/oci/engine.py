@@ -193,10 +193,10 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
 
 
 def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None:
-    """Call `remove`, and repeat it while the engine refuses. The object may not exist.
+    """Call `remove`, and repeat the call while the engine refuses. A missing object is not an error.
 
-    For a moment, an engine refuses to remove a network with a container that is leaving it, or a container that is
-    stopping. Raises CommandError if it still refuses after `within_s` seconds.
+    An engine refuses to remove a container that is still stopping, or the network of such a container. Raises
+    CommandError if the engine still refuses after `within_s` seconds.
     """
     from docker.errors import APIError, DockerException, NotFound
 

@@ -153,7 +153,7 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformImage, ...]:
-    """Return the images in a folder, an archive or a stream that an engine saves: one for each platform.
+    """Return the images in a folder, an archive or a stream of `docker save`: one for each platform.
 
     An archive is unpacked in `folder`. Raises ConfigError if the source is not an image, and ResultError if the image
     cannot be read.

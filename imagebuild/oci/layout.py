@@ -37,7 +37,7 @@ WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 MOST_BYTES = 128 << 20
 """Maximum size of a document that is read, in bytes, as in cosign. A registry could send a document of any size."""
 KEPT_SIZE = 32 << 20
-"""Maximum size of a file in a layer whose content is kept, in bytes."""
+"""Maximum size in bytes of files in layers whose content `verify` keeps."""
 
 # Documents
 
@@ -131,7 +131,7 @@ class Attachment:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def manifest(self, subject: Descriptor) -> Manifest:
-        """Return the manifest of the attachment, which refers to `subject`. Only annotations may contain times."""
+        """Return the manifest of the attachment of `subject`. Times are stored only in annotations."""
         layer = Descriptor(self.media_type, digest_of(self.content), len(self.content), annotations={TITLE: self.name})
         document = {
             "schemaVersion": 2,
@@ -220,7 +220,7 @@ class Blob:
         """Open the file for reading. Raises ResultError if it cannot be read or has another digest."""
         try:
             if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
-                raise ResultError(f"{self.file}: {self.digest}: is damaged: its digest is {digest}")
+                raise ResultError(f"{self.file}: {self.digest}: is damaged; its digest is {digest}")
             with self.file.open("rb") as file:
                 yield file
         except UNREADABLE as error:
@@ -312,7 +312,7 @@ class Layout:
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
-        """Yield digest and size of a manifest or an index, and of its parts unless it is missing here."""
+        """Yield the digest and size of a manifest or an index, and of its parts if the layout contains it."""
         yield digest, size
         if not self._is_whole(digest, size):
             return
@@ -362,7 +362,7 @@ class Layout:
                 temporary.rename(path)
 
     def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
-        """Copy a blob from another place, unless it is here. Return the number of `blobs` and `bytes` copied."""
+        """Copy a blob from another place, unless it exists. Return the number of `blobs` and `bytes` copied."""
         if self.path(blob.digest).is_file():
             return Counter()
         source.fetch(blob, self.path(blob.digest))
@@ -376,7 +376,7 @@ class Layout:
     # Writing
 
     def start(self) -> None:
-        """Create an empty layout, unless it exists. Its index stays empty, because BuildKit gets digests."""
+        """Create an empty layout, unless it exists. Its index stays empty, because BuildKit finds images by digest."""
         if not (self.folder / MARK_FILE).exists():
             self.write_list([])
 
@@ -422,7 +422,7 @@ def _opened(archive: Path | Iterable[bytes]) -> Iterator[Any]:
 
 
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
-    """Unpack an archive with a layout, or a stream that an engine saves. Other files in it are ignored.
+    """Unpack an archive with a layout, or the stream of `docker save`. Other files in the archive are ignored.
 
     Raises ConfigError if it does not contain a layout, and ResultError if it cannot be read or stored.
     """

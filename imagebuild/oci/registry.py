@@ -172,7 +172,8 @@ class Registry:
     def _log_in(self, refusal: requests.Response, scopes: tuple[str, ...]) -> str:
         """Return the `Authorization` header for a refused request. Empty if there is no login for it.
 
-        Raises CommandError if the registry gives no token, or asks for the password over an insecure connection.
+        Raises CommandError if the registry does not issue a token, or asks for the password over an insecure
+        connection.
         """
         own = self.credentials
         pair = f"{own.get('username', '')}:{own.get('password', '')}"
@@ -202,7 +203,9 @@ class Registry:
         token = document.get("token") or document.get("access_token")
         if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
             with_what = "with the credentials of `docker login`" if own else "without login; try `docker login`"
-            raise CommandError(f"{self.host}: gives no token for {' '.join(wanted)} ({answer.status_code}) {with_what}")
+            raise CommandError(
+                f"{self.host}: did not issue a token for {' '.join(wanted)} ({answer.status_code}) {with_what}"
+            )
         return f"Bearer {token}"
 
     def _send(self, method: str, url: str, authorization: str = "", **options: Any) -> requests.Response:
@@ -247,7 +250,7 @@ class Repository:
     def _request(self, method: str, path: str, source: str = "", **options: Any) -> requests.Response:
         """Send a request. `path` is relative to the repository, or a URL.
 
-        The login also allows to read the repository `source`.
+        The login also covers reading the repository `source`.
         """
         actions = {"GET": "pull", "HEAD": "pull", "DELETE": "delete,pull,push"}.get(method, "pull,push")
         scopes = (f"repository:{self.name}:{actions}", *([f"repository:{source}:pull"] if source else []))
@@ -430,7 +433,9 @@ class Repository:
             opened = self._request("POST", uploads)
         self._expect(opened, what, HTTPStatus.ACCEPTED)
         if not (location := opened.headers.get("Location")):
-            raise CommandError(f"{self}: the server does not say where to upload; is it a registry of images?")
+            raise CommandError(
+                f"{self}: the server does not say where to upload; check that this is a container registry"
+            )
         answer = self._request(
             "PUT", urljoin(opened.url, location), source, params={"digest": digest},
             data=content if len(content) else b"", timeout_s=STORE_TIMEOUT_S,

@@ -174,7 +174,7 @@ class Report(Results):
 
     @property
     def state(self) -> State:
-        """The state that the verdict counts as. A limited report counts as `skipped`."""
+        """The state for the verdict: `skipped` for a limited report."""
         states: dict[Overall, State] = {"ok": "passed", "limited": "skipped", "open": "open"}
         return states.get(self.overall, "failed")
 
@@ -320,10 +320,10 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
 
 
 def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
-    """Read files and folders, without files in a folder whose names begin with a dot.
+    """Return the report on files and folders, the log files, and the absolute paths of all files in the report.
 
-    The first value is the report. Results without claims in the files are judged without a profile. The second value
-    are the log files, the third the absolute paths of all files in the report.
+    Results without claims in the files are judged without a profile. In a folder, files whose names begin with a dot
+    are left out.
 
     A report in a folder that also has logs or results of verify is left out, because it may contain the same results.
     Raises ConfigError if a file cannot be opened, ResultError if compressed data or a file that imagebuild wrote cannot
@@ -334,8 +334,8 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
     verified = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
     others = [file for file, content in contents.items() if content is None]
 
-    # Maps each file that verify wrote beside its result to whether it is a log of a benchmark. The result already
-    # contains what is in that log.
+    # Maps each file that verify wrote beside its result to whether the file is a log of a benchmark. Such logs are not
+    # read again, because the result contains their values.
     kept: dict[Path, bool] = {}
     for file, verification in verified.items():
         folder = file.parent.resolve()

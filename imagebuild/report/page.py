@@ -51,7 +51,7 @@ MOST_PROBLEMS = 8
 
 
 def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0) -> str:
-    """Return the page of a report. `logs` are those of the `log_count` logs that the page has room for.
+    """Return the page of a report. `log_count` is the number of all logs; `logs` are the logs that fit into the page.
 
     Raises ConfigError if a chart is needed and plotly is not installed.
     """
@@ -238,7 +238,7 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
         title += f", {plural(nodes, 'node')}" if nodes else ""
         lines = []
         for entry, run in group:
-            # Without the scale, which the title has.
+            # Leave out the numbers of ranks and nodes, because the title contains them.
             name = (run.collective or "unknown collective") + entry.name.removeprefix(run.subject)
             name += "" if run.verdict == "ok" else f", {run.verdict}"
             lines.append((name, run, entry.judgement.speed))

@@ -7,8 +7,8 @@ makes any run slow: only a slow host has no fast run. The centre is the median o
 * A host is slow if its best run is slow and it took part in at least two different groups. In a sweep of single hosts,
   each host is a group.
 * A group without a slow host is reported if at least one of its runs is slow.
-* A sweep is even if no run is slow, and the slowest run is at most EVEN below the fastest. Otherwise it is uneven: if
-  many hosts are slow, the centre is low, too, and does not tell which ones.
+* A sweep is even if no run is slow, and the slowest run is at most EVEN below the fastest. Otherwise it is uneven. If
+  many hosts are slow, the centre is low too, and does not show which hosts are slow.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Sweep(Model):
         return isinstance(result, Run) and sweep_key(result) == tuple(getattr(self, name) for name in KEY_FIELDS)
 
     def reason(self, outlier: GroupSpeed) -> str:
-        """Return how slow an outlier is (by its best run or, if that is fast, its slowest), and how often."""
+        """Return how slow an outlier is, and how often. If its best run is fast, the slowest run counts."""
         slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
         return (
             f"{slow:.4g} GB/s, {1 - slow / self.centre_gb_s:.0%} below the median of {self.scope}, {self.subject}; "

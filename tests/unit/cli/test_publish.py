@@ -117,4 +117,4 @@ def test_the_worst_exit_status_counts(folder: Path, command: Call) -> None:
     assert (status, "run `imagebuild build --push` first" in err) == (3, True)
     (folder / "0/a/result.json").write_text("{}")
     status, _, err = command("each", folder, "--", "x")
-    assert (status, "was it written by another version" in err) == (5, True)
+    assert (status, "use the version of imagebuild that wrote it" in err) == (5, True)

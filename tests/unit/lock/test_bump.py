@@ -100,7 +100,7 @@ def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
         ('"1:8.9p1"', "cannot be compared: Invalid version: '1:8.9p1'"),
         (
             '[{when: {cuda: ">=12"}, version: "3.4"}]',
-            "is for some targets only; to bump it, run `imagebuild bump tool`",
+            "applies only to some targets; to bump it, run `imagebuild bump tool`",
         ),
     ],
 )

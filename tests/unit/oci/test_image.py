@@ -108,7 +108,7 @@ def test_a_layer_with_other_content_is_an_error(tmp_path: Path) -> None:
     image = made.image([gzip.compress(layer(FILES))])
     manifest = json.loads((made.root / "blobs/sha256" / image["digest"][7:]).read_bytes())
     damaged(made, manifest["layers"][0]["digest"], other)
-    with pytest.raises(ResultError, match="is damaged: its digest is sha256:"):
+    with pytest.raises(ResultError, match="is damaged; its digest is sha256:"):
         read(made.root, tmp_path)
     damaged(made, manifest["config"]["digest"], b"{}")
     with pytest.raises(ResultError, match="is damaged"):

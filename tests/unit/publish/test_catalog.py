@@ -103,7 +103,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(published: Published, ou
     for word in (
         "cannot be read: JSONDecodeError",
         "should be an object",
-        "was it written by another version",
+        "use the version of imagebuild that wrote it",
         "is about another image: sha256:999",
         f"{other.digest}: does not exist",
     ):

@@ -133,7 +133,9 @@ def test_the_same_catalogue_gives_the_same_files(tmp_path: Path, few: Catalog) -
     assert page.read_text() == catalog_page(again)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["CNAME", "images.json", "index.html"]
     (tmp_path / "images.json").write_text('{"images": []}')
-    with pytest.raises(ResultError, match=r"images.json: repository: Field required; was it written by"):
+    with pytest.raises(
+        ResultError, match=r"images.json: repository: Field required; write it again, or use the version"
+    ):
         read_catalog(tmp_path / "images.json")
 
 
