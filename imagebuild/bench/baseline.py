@@ -66,7 +66,7 @@ class Series:
 
 
 def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
-    """Return a judgement for each series of both documents. A series that only the baseline has is a failure."""
+    """Return a judgement for each series of both documents. A series that is only in the baseline is a failure."""
     new_series, old_series = _series_of(new), _series_of(old)
     judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):

@@ -230,9 +230,9 @@ def _missing_end(table: Table, run: Run, warned: str) -> Finding | None:
 def _wrong_size(table: Table, collective: str | None) -> Finding | None:
     """Find a requested size without a row, or a row of a size that was not requested.
 
-    The program may print the rows of all sizes several times, once for each type and operation. It rounds a size down
-    by less than half, or to 0. Broken rows count for the missing sizes if their number fits. Sizes of alltoallv, and of
-    output that someone shortened, are not compared.
+    The program may print the rows of all sizes several times, once for each type and operation. The program rounds a
+    size down by less than half, or to 0. Broken rows count for the missing sizes if their number fits. Sizes of
+    alltoallv, and of output that someone shortened, are not compared.
     """
     asked = _requested_sizes(table)
     is_filled = table.partial and asked and (len(table.rows) + len(table.partial)) % len(asked) == 0

@@ -276,7 +276,7 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     return [table.table(source)]
 
 
-# ucx_perftest: the server prints the name of the test, the client prints the figures. With `-f`, it prints only results
+# ucx_perftest: the server prints the name of the test, the client prints the figures (with `-f`, only results)
 
 _UCX_MARK = re.compile(r"[\s>]{0,40}(?:\|[^|]{0,40}\| # iterations|\| Test:  |Final: |\[\d.*UCX  ERROR)")
 _UCX_ERROR = re.compile(r".{0,300}?\b(?:\w{0,20}perf\w{0,20})\.cc?:\d{1,5}\s{1,8}UCX {1,4}ERROR (?P<message>.*)")

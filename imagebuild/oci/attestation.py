@@ -105,7 +105,7 @@ def kind_of(referrer: Descriptor) -> str:
 
 
 def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]:
-    """Return the attachments of a manifest, sorted by their creation date in annotations, the newest first.
+    """Return the attachments of a manifest, sorted by the creation date in their annotations, the newest first.
 
     An unsigned statement is left out if a bundle contains it too. Some registries and tools list no types and
     annotations; these are then read from the manifests of the attachments.

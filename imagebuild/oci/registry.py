@@ -410,7 +410,7 @@ class Repository:
             raise ResultError(f"{path}: cannot be written: {error.strerror}; set TMPDIR to another folder") from None
 
     def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
-        """Copy a blob from another place. Within a registry, it is mounted. Return the same as `put_blob`."""
+        """Copy a blob from another place. A blob in the same registry is mounted. Return the same as `put_blob`."""
         is_near = isinstance(source, Repository) and source.registry.host == self.registry.host
         near = source.name if isinstance(source, Repository) and is_near else ""
         return self.put_blob(source.content(blob), blob.digest, near)

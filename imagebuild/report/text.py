@@ -60,7 +60,7 @@ def print_report(report: Report) -> None:
 
 
 def _note(first: Assertion, subjects: tuple[str, ...]) -> str:
-    """Return a line about assertions with the same reason; with the file if there is only one assertion."""
+    """Return a line about assertions with the same reason. The line names the file if there is only one assertion."""
     word, names = f"[{STATE_COLOURS[first.state]}]{_plain(first.word)}[/]", _plain(", ".join(subjects))
     parts = [word, names, _plain(first.reason)]
     if first.state != "skipped" and len(subjects) == 1:
