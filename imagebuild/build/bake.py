@@ -16,7 +16,7 @@ from imagebuild.project.plan import Target
 if TYPE_CHECKING:
     from imagebuild.oci.engine import Endpoint
     from imagebuild.project.project import Project
-    from imagebuild.render.dockerfile import Dockerfile
+    from imagebuild.render.stages import Dockerfile
 
 FETCHED = "fetched-"
 """Start of the names of bake targets with files that imagebuild fetched instead of BuildKit."""

@@ -24,9 +24,9 @@ from imagebuild.oci import engine
 from imagebuild.project import revision
 from imagebuild.project.lockfile import check_pinned, digest_of
 from imagebuild.project.project import Project
-from imagebuild.render.dockerfile import Dockerfile
 from imagebuild.render.image import adaptations
 from imagebuild.render.renderer import Renderer
+from imagebuild.render.stages import Dockerfile
 
 if TYPE_CHECKING:
     from imagebuild.build.inputs import Provide

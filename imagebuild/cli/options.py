@@ -48,7 +48,7 @@ class FloatRange(click.FloatRange):
 # Commands
 
 
-class Command(click.Command):
+class StrictCommand(click.Command):
     """A command that refuses a repeated option, unless the option takes several values.
 
     In click, the last value of a repeated option wins without a message.
@@ -72,7 +72,7 @@ class Command(click.Command):
 class Group(click.Group):
     """A group whose help lists the commands in the order of their definition."""
 
-    command_class = Command
+    command_class = StrictCommand
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -90,7 +90,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 def command(*lines: str) -> Callable[[Callback], click.Command]:
     """Return a decorator that makes a function the command of its name. Its help ends with `lines` as examples."""
-    return click.command(cls=Command, epilog=examples(*lines))
+    return click.command(cls=StrictCommand, epilog=examples(*lines))
 
 
 def grouped(name: str, kind: type, *options: Decorator) -> Decorator:

@@ -24,7 +24,7 @@ class Variable(Env):
 
 
 @dataclass(frozen=True)
-class Settings:
+class JobSettings:
     """The settings of one command line."""
 
     parameters: Mapping[str, str]
@@ -61,7 +61,7 @@ PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
 
 
-def parse_settings(settings: Iterable[str], container: Container) -> Settings:
+def parse_settings(settings: Iterable[str], container: Container) -> JobSettings:
     """Return the parameters and variables that `--param` sets.
 
     Raises ConfigError for a parameter that is unknown, repeated or for other jobs, and for an invalid value.
@@ -95,4 +95,4 @@ def parse_settings(settings: Iterable[str], container: Container) -> Settings:
         if not form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
         parameters[name] = value
-    return Settings(parameters, tuple(variables.values()))
+    return JobSettings(parameters, tuple(variables.values()))

@@ -22,7 +22,7 @@ from imagebuild.jobs.facts import (
     SchedulerFacts,
     find_facts,
 )
-from imagebuild.jobs.settings import Settings, parse_settings
+from imagebuild.jobs.settings import JobSettings, parse_settings
 
 IMPORT_MINUTES = 15
 """Minutes for pyxis to import an image for the first time, in addition to the minutes of the measurements."""
@@ -36,7 +36,7 @@ class Size:
 
     scheduler: SchedulerFacts
     container: Container
-    settings: Settings
+    settings: JobSettings
     fabric: Fabric
     cluster: Cluster
     site: ClusterFabric

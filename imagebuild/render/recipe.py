@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from imagebuild.core.errors import ConfigError
 from imagebuild.core.fields import Arch, Platform, YamlFile
 from imagebuild.project.component import Component, Repository
-from imagebuild.project.lockfile import GitRef, ImageFacts, PackageSource, Source, TreeFacts, Wheel
+from imagebuild.project.lockfile import ImageFacts, PackageSource, Source, TreeFacts
 from imagebuild.project.matrix import Image, Pin
 from imagebuild.project.plan import Target
 
@@ -25,7 +24,7 @@ class OwnedSource(NamedTuple):
     """The only architecture that needs the source. None: every architecture needs it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PinnedPackages:
     """The packages that a component takes from a signed repository, for one release of the distribution."""
 
@@ -42,68 +41,30 @@ class PinnedPackages:
         """The address of the repository for each architecture."""
         return {arch: repository.url for arch, repository in self.repositories.items()}
 
-
-@dataclass(frozen=True, eq=False)
-class GpuCode:
-    """The compute capabilities that programs are compiled for."""
-
-    toolkit: str
-    """Version of the CUDA toolkit."""
-    generation: str | None
-    """The only wanted compute capability: the value of the axis `gpu`. None: all that the matrix lists."""
-    by_arch: Mapping[str, tuple[str, ...]]
-    """Maps each architecture to the compute capabilities that the toolkit can compile for."""
-    archs: tuple[Arch, ...]
-    """Architectures of the target."""
-    place: str
-    """The `file:line` of the table of compute capabilities."""
-
-    def capabilities(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the compute capabilities for each architecture.
-
-        Raises ConfigError if an architecture of the target has none.
-        """
-        if lacking := [arch for arch in self.archs if not self.by_arch[arch]]:
-            what = f"CUDA {self.toolkit}, {' and '.join(lacking)}"
-            what += f" and gpu {self.generation}" if self.generation else ""
-            remedy = "add an entry, or change the versions of the image"
-            raise ConfigError(f"{self.place}: gpu-architectures: no entry fits {what}; {remedy}")
-        return self.by_arch
+    def source(self, arch: Arch, packages: tuple[str, ...]) -> PackageSource:
+        """Return the repository of an architecture as the source of packages."""
+        found = self.repositories[arch]
+        return PackageSource(found.url, found.suite, found.key, packages)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class BuildStage:
-    """The build stage of a component. Targets that need the same stage share this object."""
+    """The build stage of a component."""
 
     name: str
     component: Component
-    version: str
-    os: str
-    """The release of the distribution that the stage is built on."""
-    base: str
-    """The image of that release, with its digest."""
-    key: Mapping[str, str]
-    """Maps each entry of the component's `key` to its value."""
-    facts: Mapping[str, str]
-    """The values for templates: the component's facts, version, `os` and key."""
-    providers: Mapping[str, str]
-    """Maps each entry of `build-requires` to the component whose stage fulfils it."""
-    git: GitRef | None
-    commit: str | None
-    """Commit of the git source, or `unresolved` without a pin. None if the component has no git source."""
-    archives: Mapping[Arch, Mapping[str, str]]
-    """Maps each architecture to the `url` of the archive and its `sha256`, which is `unresolved` without a pin."""
+    values: Mapping[str, Any]
+    """Variables of the template `build.j2`. The renderer adds `gpu` and `signed`, which may raise errors."""
+    tag: str
+    """Git tag of the version. Empty without a git source, or if the matrix states the commit."""
+    toolkit: str
+    """Version of the CUDA toolkit that compiles the component. Empty if `gpu` is not in the component's key."""
     archive_facts: Mapping[Arch, TreeFacts]
-    """What the lock knows about the content of each archive."""
-    images: Mapping[str, str]
-    """Maps each label of the component's `images` to the image, with its digest."""
-    wheels: tuple[Wheel, ...]
+    """Facts in the lock about the archive of each architecture."""
     packages: PinnedPackages | None
-    """Packages of all variants. None if they come from the distribution's own archive."""
-    gpu: GpuCode | None
-    """None if `gpu` is not in the component's key."""
+    """Packages of all variants. None if the packages come from the distribution's own archive."""
     sources: tuple[OwnedSource, ...]
-    """All sources except repositories of packages."""
+    """All sources except package repositories."""
 
     @cached_property
     def archive_environment(self) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -149,8 +110,6 @@ class Recipe:
 
     target: Target
     image: Image
-    archs: tuple[Arch, ...]
-    """CPU architectures of the target's platforms."""
     base: str
     """The image that the target starts from, with its digest."""
     is_bootstrapped: bool
@@ -161,8 +120,8 @@ class Recipe:
     """The components of the image, requirements first, then the components that only have a build stage."""
     stages: tuple[BuildStage, ...]
     """Build stages that the target needs, each after the stages that it uses."""
-    gpu: GpuCode
-    """The GPUs that programs in the image are compiled for, or must run on."""
+    toolkit: str
+    """Version of the CUDA toolkit that the compute capabilities of the image depend on. `0` without a toolkit."""
     sources: tuple[OwnedSource, ...]
     """All sources except the distribution's own archive, whose signed index verifies its packages."""
     lock_hash: str
@@ -173,15 +132,7 @@ class Recipe:
         """The components of the image, requirements first."""
         return tuple(self.parts[name] for name in self.target.components)
 
-    @property
-    def keyrings(self) -> tuple[Part, ...]:
-        """Components whose package repository the base does not trust yet. Their build stages contain the key."""
-        repositories = ((part, part.component.repository) for part in self.components)
-        return tuple(part for part, repository in repositories if repository and not repository.configured)
-
     def sources_for(self, platforms: Collection[Platform]) -> tuple[OwnedSource, ...]:
         """Return the sources that the target needs for these platforms. Without platforms, return all sources."""
-        if not platforms:
-            return self.sources
-        archs = [arch for arch in self.archs if f"linux/{arch}" in platforms]
-        return tuple(owned for owned in self.sources if archs and (owned.arch is None or owned.arch in archs))
+        wanted = {platform for platform in self.target.platforms if not platforms or platform in platforms}
+        return tuple(owned for owned in self.sources if wanted and (not owned.arch or f"linux/{owned.arch}" in wanted))

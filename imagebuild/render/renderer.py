@@ -8,7 +8,6 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, Mistakes
@@ -18,7 +17,6 @@ from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
-from imagebuild.render.dockerfile import Dockerfile
 from imagebuild.render.image import (
     image_environment,
     image_labels,
@@ -27,25 +25,27 @@ from imagebuild.render.image import (
     package_repository,
 )
 from imagebuild.render.recipe import BuildStage, Recipe
-from imagebuild.render.resolve import SharedParts, resolve_recipe
-from imagebuild.render.stages import check_appended, first_mistake
+from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
+from imagebuild.render.stages import Dockerfile, check_appended, first_mistake
 from imagebuild.render.templates import Templates
 
 
 class Renderer:
-    """The renderer of a project's targets. A stage that several targets share is rendered once."""
+    """The renderer of a project's targets. Recipes are made once, and stages that targets share are rendered once."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self._shared = SharedParts(project)
         self._templates = Templates(project)
-        self._stages: dict[BuildStage, str] = {}
-        """Maps each build stage to its text."""
+        self._recipes: dict[str, Recipe] = {}
+        self._stages: dict[str, str] = {}
+        """Maps the git tag and the values of each build stage to the text of the stage."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Maps component, version and variant to the steps that install the component in the final stage."""
 
     def recipe(self, target: Target) -> Recipe:
-        return resolve_recipe(self.project, target, self._shared)
+        if target.id not in self._recipes:
+            self._recipes[target.id] = resolve_recipe(self.project, target)
+        return self._recipes[target.id]
 
     def check(self, targets: Iterable[Target]) -> None:
         """Render targets to find mistakes in templates. Raises ConfigError with all mistakes."""
@@ -69,7 +69,7 @@ class Renderer:
         installs = [
             self._install(part.name, part.version, variant)
             for part in components
-            if (part.name, "install.j2") in self._shared.templates
+            if self.project.template(f"components/{part.name}/install.j2").exists()
         ]
         if image.append:
             place = ("images", target.image, "append")
@@ -82,9 +82,13 @@ class Renderer:
             description=image.description,
             lock_hash=recipe.lock_hash,
             base=recipe.base,
-            stages=[self._stage(stage).strip() for stage in recipe.stages],
+            stages=[self._stage(target, stage).strip() for stage in recipe.stages],
             packages=package_arguments(recipe),
-            repositories=[package_repository(p.name, p.repository) for p in recipe.keyrings if p.repository],
+            repositories=[
+                package_repository(part.name, part.repository)
+                for part in components
+                if part.repository and (own := part.component.repository) and not own.configured
+            ],
             before_install="".join(part.component.packages.before_install for part in components),
             after_install="".join(part.component.packages.after_install for part in components),
             libraries=library_folders(recipe),
@@ -119,35 +123,20 @@ class Renderer:
             for name, file in self.project.components.items()
         }
 
-    def _stage(self, stage: BuildStage) -> str:
+    def _stage(self, target: Target, stage: BuildStage) -> str:
         """Return the text of a build stage. Raises ConfigError if its template is wrong."""
-        if stage in self._stages:
-            return self._stages[stage]
         name, component = stage.name, stage.component
         own = stage.packages if component.repository else None
-        context: dict[str, Any] = {
-            "name": name,
-            "version": stage.version,
-            "base": stage.base,
-            "os": stage.os,
-            "git": component.git,
-            "commit": stage.commit,
-            "archives": stage.archives,
-            "images": stage.images,
-            "wheels": stage.wheels,
-            "key": {entry.replace("-", "_"): value for entry, value in stage.key.items()},
-            "facts": {fact.replace("-", "_"): value for fact, value in stage.facts.items()},
-            "stage": stage.providers,
-            "signed": package_repository(name, own) if own else None,
-        }
-        if stage.gpu:
-            context["gpu"] = stage.gpu.capabilities()
+        values = {**stage.values, "signed": package_repository(name, own) if own else None}
+        if stage.toolkit:
+            values["gpu"] = gpu_capabilities(self.project, target, stage.toolkit)
+        if (known := repr((stage.tag, values))) in self._stages:
+            return self._stages[known]
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
-        if stage.git and not stage.git.commit:
-            summary += f", tag {stage.git.tag}"
+        summary += f", tag {stage.tag}" if stage.tag else ""
         heading = self._templates.rule(name, summary)
         template = f"components/{name}/build.j2"
-        text = self._templates.render(template, file=partial(self._templates.file, name), **context)
+        text = self._templates.render(template, file=partial(self._templates.file, name), **values)
         path = self.project.template(template)
         line, problem = first_mistake(text)
         if problem:
@@ -156,8 +145,7 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        self._stages[stage] = f"{heading}\n{text}"
-        return self._stages[stage]
+        return self._stages.setdefault(known, f"{heading}\n{text}")
 
     def _install(self, name: str, version: str, variant: str) -> str:
         """Return the steps with which the final stage installs a component."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -18,7 +18,6 @@ from imagebuild.project.lockfile import (
     GitRef,
     LockedArchive,
     PackageSource,
-    Source,
     WheelSet,
     commit_of,
     digest_of,
@@ -29,82 +28,60 @@ from imagebuild.project.lockfile import (
 from imagebuild.project.matrix import FIELD, Image, Pin
 from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
-from imagebuild.render.recipe import BuildStage, GpuCode, OwnedSource, Part, PinnedPackages, Recipe
+from imagebuild.render.recipe import BuildStage, OwnedSource, Part, PinnedPackages, Recipe
 
 VERSION = "{version}"
 """The placeholder for the component's version in a template."""
 
 
-@dataclass(frozen=True, eq=False)
-class SharedParts:
-    """Parts and stages that the recipes of one project share. Each is computed once."""
-
-    project: Project
-    parts: dict[tuple[object, ...], Part] = field(default_factory=dict)
-    stages: dict[tuple[object, ...], BuildStage] = field(default_factory=dict)
-    pins: dict[Source, str] = field(default_factory=dict)
-    """Maps each source to its pin as text."""
-
-    @cached_property
-    def templates(self) -> frozenset[tuple[str, str]]:
-        """Pairs of a component and the file name of one of its templates."""
-        folders = {name: self.project.folder(name) for name in self.project.components}
-        return frozenset((name, path.name) for name, folder in folders.items() for path in folder.glob("*.j2"))
-
-    @cached_property
-    def with_stage(self) -> frozenset[str]:
-        """Components that have a build stage."""
-        return frozenset(name for name, file in self.templates if file == "build.j2")
-
-    @cached_property
-    def roles(self) -> frozenset[str]:
-        """All names in the `build-requires` of the components."""
-        return frozenset(role for file in self.project.components.values() for role in file.model.build_requires)
-
-    @cached_property
-    def conditions(self) -> Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Maps each component to two lists: the axes that its stage depends on, and the axes of its environment."""
-        result = {}
-        for name, file in self.project.components.items():
-            users = [self.project.components[user].model for user in {name, file.model.packages_from or name}]
-            used = {entry for user in users for entry in user.key}
-            used.update(entry for user in users for row in user.facts for entry in row.when)
-            result[name] = (tuple(sorted(used)), tuple(sorted({entry for row in file.model.env for entry in row.when})))
-        return result
-
-
-def resolve_recipe(project: Project, target: Target, shared: SharedParts | None = None) -> Recipe:
-    """Return the recipe of a target. Pass the same `shared` for all targets of a project to save time.
-
-    Raises ConfigError if files contradict each other.
-    """
-    shared = shared or SharedParts(project)
-    image = project.matrix.model.images[target.image]
-    chosen = _Chosen(project, target, image, shared)
+def resolve_recipe(project: Project, target: Target) -> Recipe:
+    """Return the recipe of a target. Raises ConfigError if files contradict each other."""
+    matrix, lock = project.matrix.model, project.lock
+    image = matrix.images[target.image]
+    chosen = _Chosen(project, target, image)
     order = _stage_order(chosen)
-    names = dict.fromkeys((*target.components, *order))
-    parts = {name: _part(chosen, name, with_stage=name in order) for name in names}
+    parts = {name: _part(chosen, name, with_stage=name in order) for name in (*target.components, *order)}
     stages = tuple(stage for name in order if (stage := parts[name].stage))
     reference = _base_reference(chosen)
-    locked = project.lock.images.get(reference)
-    facts = any(part.component.env_of_base for part in parts.values() if part.name in target.components)
+    locked = lock.images.get(reference)
+    facts = any(chosen.component(name).env_of_base for name in target.components)
     base = OwnedSource(target.image if image.base else target.axes["os"], BaseImage(reference, facts))
     sources = (base, *chain.from_iterable(part.sources for part in parts.values()))
+    versions = (f"{name} {part.version}" for name, part in parts.items())
+    pins = (pinned_text(lock, source) for source in dict.fromkeys(owned.source for owned in sources))
     return Recipe(
         target=target,
         image=image,
-        archs=chosen.archs,
-        base=digest_of(project.lock, reference),
-        is_bootstrapped=any(
-            entry.release and entry.image == reference for entry in project.matrix.model.bases.values()
-        ),
+        base=digest_of(lock, reference),
+        is_bootstrapped=any(entry.release and entry.image == reference for entry in matrix.bases.values()),
         base_facts=(locked and locked.facts) or {},
         parts=parts,
         stages=stages,
-        gpu=next((s.gpu for s in stages if s.gpu), None) or _gpu_code(chosen, target.axes.get("cuda", "0")),
+        toolkit=next((stage.toolkit for stage in stages if stage.toolkit), target.axes.get("cuda", "0")),
         sources=sources,
-        lock_hash=_lock_hash(shared, parts, sources),
+        lock_hash=hashlib.sha256("\n".join((*versions, *pins)).encode()).hexdigest()[:12],
     )
+
+
+def gpu_capabilities(project: Project, target: Target, toolkit: str) -> dict[str, tuple[str, ...]]:
+    """Map each architecture to the wanted compute capabilities that a CUDA toolkit can compile for.
+
+    Raises ConfigError if an architecture of the target has none.
+    """
+    generation = target.axes.get("gpu")
+    wanted = {n: gpu for n, gpu in project.matrix.model.gpu_architectures.items() if generation in (None, n)}
+    supported = {n: gpu for n, gpu in wanted.items() if satisfies(toolkit, gpu.cuda)}
+    result = {str(arch): tuple(n for n, gpu in supported.items() if arch in gpu.arch) for arch in ARCHS}
+    if lacking := [arch for arch in archs_of(target) if not result[arch]]:
+        what = f"CUDA {toolkit}, {' and '.join(lacking)}" + (f" and gpu {generation}" if generation else "")
+        where, remedy = project.matrix.at("gpu-architectures"), "add an entry, or change the versions of the image"
+        raise ConfigError(f"{where}: gpu-architectures: no entry fits {what}; {remedy}")
+    return result
+
+
+def archs_of(target: Target) -> tuple[Arch, ...]:
+    """Return the CPU architectures of a target's platforms."""
+    return tuple(arch for arch in ARCHS if f"linux/{arch}" in target.platforms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,28 +91,22 @@ class _Chosen:
     project: Project
     target: Target
     image: Image
-    shared: SharedParts
 
     @cached_property
     def axes(self) -> Mapping[str, str]:
         return axis_facts(self.target.axes)
 
-    @cached_property
-    def archs(self) -> tuple[Arch, ...]:
-        return tuple(arch for arch in ARCHS if f"linux/{arch}" in self.target.platforms)
-
-    @cached_property
-    def providers(self) -> Mapping[str, str]:
-        """Maps each name in a `build-requires` to the component whose stage fulfils the requirement."""
-        present, preferred = self.target.components, self.image.build_with
-        return {role: self.project.provider(role, present, preferred) or role for role in self.shared.roles}
-
     def component(self, name: str) -> Component:
         return self.project.components[name].model
 
+    def has_stage(self, name: str) -> bool:
+        return (self.project.folder(name) / "build.j2").exists()
+
     def build_providers(self, name: str) -> dict[str, str]:
         """Map each requirement of a component's stage to the component whose stage fulfils it."""
-        return {wanted: self.providers[wanted] for wanted in self.component(name).build_requires}
+        present, preferred = self.target.components, self.image.build_with
+        wanted = self.component(name).build_requires
+        return {role: self.project.provider(role, present, preferred) or role for role in wanted}
 
     def pin(self, name: str) -> Pin | None:
         return self.project.pin(name, self.axes)
@@ -157,18 +128,9 @@ class _Chosen:
         return (oldest or own) if self.component(name).portable else own
 
 
-def _lock_hash(shared: SharedParts, parts: Mapping[str, Part], sources: tuple[OwnedSource, ...]) -> str:
-    lines = [f"{name} {part.version}" for name, part in parts.items()]
-    for source in dict.fromkeys(owned.source for owned in sources):
-        if source not in shared.pins:
-            shared.pins[source] = pinned_text(shared.project.lock, source)
-        lines.append(shared.pins[source])
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
-
-
 def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
     """Return the components whose build stage the target needs, each after the components that it builds with."""
-    project, with_stage = chosen.project, chosen.shared.with_stage
+    project = chosen.project
     order: list[str] = []
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -176,10 +138,10 @@ def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
             where = project.components[name].at("build-requires")
             circle = " → ".join((*path, name))
             raise ConfigError(f"{where}: build-requires: circular dependency: {circle}; remove one entry")
-        if name in order or name not in with_stage:
+        if name in order or not chosen.has_stage(name):
             return
         for i, provider in enumerate(chosen.build_providers(name).values()):
-            if provider not in with_stage:
+            if not chosen.has_stage(provider):
                 where = project.components[name].at("build-requires", i)
                 template = project.folder(provider) / "build.j2"
                 raise ConfigError(f"{where}: build-requires: {provider} has no build stage; write {template}")
@@ -202,50 +164,25 @@ def _base_reference(chosen: _Chosen) -> str:
 
 def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
     """Return all that a component contributes to the target."""
-    component, target, shared = chosen.component(name), chosen.target, chosen.shared
-    in_image, devel = name in target.components, target.axes["variant"] == "devel"
-    stage_key = _stage_key(chosen, name)
-    pin = chosen.pin(name)
-    of_env = (chosen.axes.get(entry) for entry in shared.conditions[name][1])
-    part_key = (stage_key, id(pin), in_image, with_stage, devel, *of_env)
-    if part_key in shared.parts:
-        return shared.parts[part_key]
-    stage = None
-    if with_stage and not (stage := shared.stages.get(stage_key)):
-        stage = shared.stages[stage_key] = _stage(chosen, name)
-    packages = _packages(chosen, name, every=devel) if in_image else ()
-    repository = _pinned_packages(chosen, name, packages, stage=False) if in_image else None
-    shared.parts[part_key] = part = Part(
+    in_image, devel = name in chosen.target.components, chosen.target.axes["variant"] == "devel"
+    stage = _stage(chosen, name) if with_stage else None
+    repository = _pinned_packages(chosen, name, every=devel, stage=False) if in_image else None
+    signed = [packages for packages in (repository, stage and stage.packages) if packages]
+    return Part(
         name=name,
         file=chosen.project.components[name],
         version=chosen.version(name),
-        pin=pin,
+        pin=chosen.pin(name),
         stage=stage,
-        packages=packages,
+        packages=_packages(chosen, name, every=devel) if in_image else (),
         repository=repository,
         versioned=tuple(_versioned(chosen, name, repository, every=bool(stage) or devel)) if repository else (),
         env=_env(chosen, name) if in_image else {},
-        labels=_labels(chosen, name, stage) if in_image and component.labels else {},
+        labels=_labels(chosen, name, stage) if in_image and chosen.component(name).labels else {},
         sources=(
             *(stage.sources if stage else ()),
-            *_package_sources(name, chosen.archs, repository, stage.packages if stage else None),
+            *(OwnedSource(name, p.source(arch, p.packages), arch) for arch in archs_of(chosen.target) for p in signed),
         ),
-    )
-    return part
-
-
-def _stage_key(chosen: _Chosen, name: str) -> tuple[object, ...]:
-    """Return a value that is equal for all targets in which a component has the same stage.
-
-    It contains the values of the key and of the conditions of facts, for the component and for the component that it
-    takes packages from.
-    """
-    target, owner, pin = chosen.target, chosen.component(name).packages_from or name, chosen.pin(name)
-    return (
-        *(name, target.image, target.platforms, chosen.version(name), pin and pin.commit),
-        *(target.axes["os"], chosen.version(owner)),
-        *(chosen.providers[role] for user in (name, owner) for role in chosen.component(user).build_requires),
-        *(target.components.get(entry, chosen.axes.get(entry)) for entry in chosen.shared.conditions[name][0]),
     )
 
 
@@ -254,8 +191,8 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
     lock, component = chosen.project.lock, chosen.component(name)
     version, release = chosen.version(name), chosen.os(name)
     base = chosen.project.matrix.model.bases[release].image
-    values = _values(chosen, name, stage=True)
-    images = {label: _fill(chosen, name, text, values, "images") for label, text in component.images.items()}
+    facts = _values(chosen, name, stage=True)
+    images = {label: _fill(chosen, name, text, facts, "images") for label, text in component.images.items()}
     archives = _archives(chosen, name, component.archive) if component.archive else {}
     entries = {arch: lock.archives.get(url) for arch, url in archives.items()}
     git, wheels = _git(chosen, name), _wheels(chosen, name)
@@ -266,27 +203,31 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
     return BuildStage(
         name=name,
         component=component,
-        version=version,
-        os=release,
-        base=digest_of(lock, base),
-        key=_key(chosen, name),
-        facts=values,
-        providers=chosen.build_providers(name),
-        git=git,
-        commit=commit_of(lock, git) if git else None,
-        archives={arch: {"url": url, "sha256": hash_of(lock, url)} for arch, url in archives.items()},
+        values={
+            "name": name,
+            "version": version,
+            "base": digest_of(lock, base),
+            "os": release,
+            "git": component.git,
+            "commit": commit_of(lock, git) if git else None,
+            "archives": {arch: {"url": url, "sha256": hash_of(lock, url)} for arch, url in archives.items()},
+            "images": {label: digest_of(lock, reference) for label, reference in images.items()},
+            "wheels": wheels_of(lock, wheels) if wheels else (),
+            "key": {entry.replace("-", "_"): value for entry, value in _key(chosen, name).items()},
+            "facts": {fact.replace("-", "_"): value for fact, value in facts.items()},
+            "stage": chosen.build_providers(name),
+        },
+        tag=git.tag if git and not git.commit else "",
+        toolkit=facts.get("toolkit", version) if "gpu" in component.key else "",
         archive_facts={a: e.facts for a, e in entries.items() if isinstance(e, LockedArchive) and e.facts},
-        images={label: digest_of(lock, reference) for label, reference in images.items()},
-        wheels=wheels_of(lock, wheels) if wheels else (),
-        packages=_pinned_packages(chosen, name, None, stage=True),
-        gpu=_gpu_code(chosen, values.get("toolkit", version)) if "gpu" in component.key else None,
+        packages=_pinned_packages(chosen, name, every=True, stage=True),
         sources=tuple(owned),
     )
 
 
 def _archives(chosen: _Chosen, name: str, template: str) -> dict[Arch, str]:
     """Return the address of a component's archive for each architecture."""
-    values = {arch: _values(chosen, name, arch, stage=True) for arch in chosen.archs}
+    values = {arch: _values(chosen, name, arch, stage=True) for arch in archs_of(chosen.target)}
     return {arch: _fill(chosen, name, template, known, "archive") for arch, known in values.items()}
 
 
@@ -317,21 +258,19 @@ def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
     return tuple(_fill(chosen, name, text, values, "packages") for text in wanted)
 
 
-def _pinned_packages(
-    chosen: _Chosen, name: str, packages: tuple[str, ...] | None, *, stage: bool
-) -> PinnedPackages | None:
+def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) -> PinnedPackages | None:
     """Return packages with their repository. Return None if they come from the distribution's own archive.
 
-    `packages`: None means the packages of all variants. `stage`: use the release that the stage is built on instead of
-    the image's release.
+    `every`: include the packages of all variants. `stage`: use the release that the stage is built on instead of the
+    image's release.
     """
     owner = chosen.component(name).packages_from or name
     repository = chosen.component(owner).repository
     if repository is None:
         return None
-    packages = _packages(chosen, name, every=True) if packages is None else packages
+    packages = _packages(chosen, name, every=every)
     by_arch: dict[Arch, Repository] = {}
-    for arch in chosen.archs:
+    for arch in archs_of(chosen.target):
         values = _values(chosen, owner, arch, stage=stage)
         url, key = (_fill(chosen, owner, text, values, "repository") for text in (repository.url, repository.key))
         by_arch[arch] = repository.model_copy(update={"url": url, "key": key})
@@ -345,14 +284,6 @@ def _pinned_packages(
     )
 
 
-def _package_sources(name: str, archs: tuple[Arch, ...], *wanted: PinnedPackages | None) -> Iterator[OwnedSource]:
-    """Yield the package repositories of a component, for the image and for the build stage."""
-    for arch in archs:
-        for pinned in filter(None, wanted):
-            found = pinned.repositories[arch]
-            yield OwnedSource(name, PackageSource(found.url, found.suite, found.key, pinned.packages), arch)
-
-
 def _versioned(
     chosen: _Chosen, name: str, repository: PinnedPackages, *, every: bool
 ) -> Iterator[tuple[PackageSource, str]]:
@@ -360,11 +291,11 @@ def _versioned(
     packages = chosen.component(name).packages
     used = (*packages.runtime, *(packages.devel if every else ()))
     texts = [text for text in used if VERSION in text and "=" in text]
-    for arch, found in repository.repositories.items():
+    for arch in repository.repositories:
         for text in texts:
             values = {**_values(chosen, name, arch), "version": VERSION}
             package, _, template = _fill(chosen, name, text, values, "packages").partition("=")
-            yield PackageSource(found.url, found.suite, found.key, (package,)), template
+            yield repository.source(arch, (package,)), template
 
 
 def _env(chosen: _Chosen, name: str) -> dict[str, str]:
@@ -380,15 +311,6 @@ def _labels(chosen: _Chosen, name: str, stage: BuildStage | None) -> dict[str, s
     plugin = next((facts.plugins[0][1] for facts in archives if facts.plugins), "")
     values = {**_values(chosen, name), "plugin": plugin}
     return {label: _fill(chosen, name, text, values, "labels") for label, text in chosen.component(name).labels.items()}
-
-
-def _gpu_code(chosen: _Chosen, toolkit: str) -> GpuCode:
-    """Return the wanted compute capabilities that a CUDA toolkit can compile for."""
-    matrix, generation = chosen.project.matrix, chosen.target.axes.get("gpu")
-    wanted = {n: gpu for n, gpu in matrix.model.gpu_architectures.items() if generation in (None, n)}
-    supported = {n: gpu for n, gpu in wanted.items() if satisfies(toolkit, gpu.cuda)}
-    by_arch = {str(arch): tuple(n for n, gpu in supported.items() if arch in gpu.arch) for arch in ARCHS}
-    return GpuCode(toolkit, generation, by_arch, chosen.archs, matrix.at("gpu-architectures"))
 
 
 # Templates of component.yaml

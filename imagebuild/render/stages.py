@@ -1,4 +1,4 @@
-"""The keys of a Dockerfile's stages and steps. BuildKit executes steps with equal keys only once. Pure."""
+"""A Dockerfile, and the keys of its stages and steps. BuildKit executes steps with equal keys only once. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from string import Template
+from typing import get_args
 
 from imagebuild.core.errors import ConfigError, suggestion
+from imagebuild.core.fields import Platform
 
 STEPS = ("RUN", "COPY", "ADD", "WORKDIR")
 """Instructions that BuildKit executes as steps."""
@@ -20,6 +22,19 @@ BLOCK = re.compile(r"\n(?=FROM\s)", re.IGNORECASE)
 FROM = re.compile(r"FROM\s+(?:--platform=(\S+)\s+)?(\S+)(?:\s+AS\s+(\S+))?", re.IGNORECASE)
 SOURCE = re.compile(r"--(?:from=|mount=\S*?\bfrom=)([^\s,]+)")
 HEREDOC = re.compile(r"""(?:^|(?<=\s))\d*<<(-?)(["']?)([^\s<"']+)\2(?=\s|$)""")
+
+
+@dataclass(frozen=True)
+class Dockerfile:
+    """The rendered Dockerfile of a target."""
+
+    text: str
+
+    @cached_property
+    def stages(self) -> Mapping[str, str]:
+        """Maps each stage, in order of appearance, to its key: a digest of all that it depends on, on any platform."""
+        first, *others = (stages_of(self.text, platform) for platform in get_args(Platform))
+        return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in first.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from imagebuild.project.matrix import CheckWaiver
 from imagebuild.project.plan import Plan, Target, axes_of, components_of
 from imagebuild.project.project import Project
 from imagebuild.render.image import FOLDER_LISTS, SYSTEM_PATH, image_labels
-from imagebuild.render.resolve import resolve_recipe
+from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
 from imagebuild.verify import layers
 from imagebuild.verify.checks import IMAGE
 from imagebuild.verify.elf import DRIVER, MACHINES, Closure, Loader
@@ -320,7 +320,8 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
     target = inspection.target
     if not inspection.project.matrix.model.gpu_architectures:
         raise NotApplicable("the matrix lists no GPU architectures")
-    wanted = resolve_recipe(inspection.project, target).gpu.capabilities().get(inspection.image.architecture, ())
+    toolkit = resolve_recipe(inspection.project, target).toolkit
+    wanted = gpu_capabilities(inspection.project, target, toolkit).get(inspection.image.architecture, ())
     own = [pattern.strip("/") for _, component in inspection.components() for pattern in component.gpu_code]
     seen: set[str] = set()
     for path, elf in inspection.objects.items():
