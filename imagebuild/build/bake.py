@@ -1,4 +1,4 @@
-"""The values that describe a build, and the file for `docker buildx bake` that is made from them. Pure."""
+"""The values that describe a build, and the file for `docker buildx bake` that is made from them. Does no I/O."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from imagebuild.render.stages import Dockerfile
 
 FETCHED = "fetched-"
-"""Start of the names of bake targets with files that imagebuild fetched instead of BuildKit."""
+"""Prefix of the names of bake targets whose files were fetched by imagebuild, not by BuildKit."""
 FILES = "files"
-"""Name of the folder with these files, next to the Dockerfile of such a bake target."""
+"""Name of the folder with the fetched files, next to the Dockerfile of their bake target."""
 FINAL_STAGE = "image"
-"""Name of the last stage of every Dockerfile, in which packages of the distribution are installed."""
+"""Name of the last stage of every Dockerfile. The stage installs packages of the distribution."""
 
 
 def layer_attributes(compression: str, day: date | None) -> str:
-    """Return BuildKit's attributes for exporting a layout: the compression, and the latest time that a file may have.
+    """Return BuildKit's attributes for exporting a layout: the compression, and the maximum timestamp of files.
 
-    That time is the beginning of `day` in UTC; without `day`, it is the fixed time EPOCH.
+    The maximum is the beginning of `day` in UTC. If `day` is None, the maximum is EPOCH.
     """
     epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else EPOCH
     # Only the exporter gets the epoch: a build argument would be part of every step's cache key.
@@ -37,7 +37,7 @@ def layer_attributes(compression: str, day: date | None) -> str:
 
 
 def new_layout(layout: Path) -> Path:
-    """Return the folder to which BuildKit writes a layout, which then replaces the layout of an earlier build."""
+    """Return the temporary folder of a new layout. The complete layout replaces the layout of an earlier build."""
     return layout.with_name(f"{layout.name}.new")
 
 
@@ -62,7 +62,7 @@ class BuildRequest:
     """File with additional CA certificates."""
     no_cache: bool = False
     rebuilt: date | None = None
-    """Day of a rebuild, which installs packages again even if that step is in the builder's cache."""
+    """Day of a rebuild. A rebuild installs packages again, even if that step is in the builder's cache."""
     stage: str | None = None
     """Name of the only stage to build; its result stays in the builder's cache."""
     cache: str | None = None
@@ -72,7 +72,7 @@ class BuildRequest:
     """Folder for Dockerfiles, the bake file and results."""
     verbose: bool = False
     again: tuple[str, ...] = ()
-    """Options that a message proposes for repeating this build for one stage."""
+    """Options of this build. An error message proposes them in the command that repeats a failed stage."""
     bundle: Path | None = None
     """Folder of a bundle, which contains all inputs of a build without a network."""
     record: bool = False
@@ -101,7 +101,7 @@ class BuildInputs:
     """Maps images in `FROM` and names of stages to their replacements in all targets: a folder, `oci-layout://…` or
     `docker-image://…`."""
     stages: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
-    """Maps each target, and each of its stages that only downloads, to a folder with the downloaded files.
+    """Maps each target to its stages that only download, and each stage to the folder with its files.
     `inputs.fetch_all` makes these folders. `images` takes precedence."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
     """Maps the id of each build secret to the file that contains it."""
@@ -109,7 +109,7 @@ class BuildInputs:
 
 @dataclass(frozen=True)
 class BuildRun:
-    """A running build: its request, the Dockerfiles that were rendered for it, and the engine and inputs it uses."""
+    """A running build: its request, rendered Dockerfiles, engine and inputs."""
 
     request: BuildRequest
     project: Project
@@ -199,7 +199,7 @@ def check_platforms(targets: Sequence[Target], wanted: Sequence[str]) -> None:
 def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:
     """Map replaced images and stages to the digest of the replacement, or to `folder` if it has no digest.
 
-    Replacements by the content that the lock names, from mirrors or a bundle, are not in `replaced`.
+    `replaced` does not contain downloads from mirrors or a bundle, as the lock already names their content.
     """
     return {
         name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"

@@ -28,7 +28,8 @@ Log = Callable[[str], None]
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
-# apt in the image makes these folders. Those that mmdebstrap makes belong to the user that the host's apt runs as.
+# Leave out these folders: if mmdebstrap makes them, the user of the host's apt owns them. apt in the image makes them
+# again.
 TAR_OPTIONS = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/archives/partial"
 ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": TAR_OPTIONS, "LC_ALL": "C.UTF-8"}
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -71,11 +72,11 @@ def rootfs_command(
         f"--mode={mode}",
         "--variant=minbase",
         f"--architectures={arch}",
-        # The container runtime makes device nodes. The check of emulation would need the package arch-test.
+        # Skip device nodes, which the container runtime makes, and the check of emulation, which needs arch-test.
         "--skip=output/dev,check/qemu",
         *(("--include=ca-certificates",) if https else ()),
         *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
-        # A key that is not Debian's is copied to the path that its sources name.
+        # Copy keys other than Debian's to the path that the apt sources name.
         *(f'--setup-hook=install -D -m 644 {shlex.quote(key)} "$1"{shlex.quote(key)}' for key in keys),
         *(f"--customize-hook={command}" for command in CUSTOMIZE_COMMANDS),
         release,
@@ -91,11 +92,11 @@ def signed_source(source: AptSource) -> AptSource:
     """
     if "@" in urlsplit(source.uri).netloc:
         raise ConfigError(
-            "the address of an apt source of this machine contains a password, which would be in the image; "
+            "an apt source of this machine contains a password, which everyone could read in the image; "
             "use an archive that needs no password"
         )
     key = source.signed_by or KEYRING
-    own = "\n" not in key and not Path(key).name.startswith("debian-archive-")  # not the text of a key
+    own = "\n" not in key and not Path(key).name.startswith("debian-archive-")  # a path, not the key itself
     return replace(source, signed_by=key if own else KEYRING)
 
 

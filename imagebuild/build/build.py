@@ -46,7 +46,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # keep the command short
     platforms = (word for platform in request.platforms for word in ("--platform", platform))
     check_pinned(project.lock, needed, project.changes.lock_command(*names, *platforms))
-    # Dockerfiles are for all platforms of a target. The lock may lack entries for platforms that are not built.
+    # Render Dockerfiles for all platforms of a target, even if the lock lacks entries for platforms that are not built.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     for line in dict.fromkeys(line for recipe in recipes for line in adaptations(recipe)):
         out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -90,11 +90,11 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
 
 def check_request(request: BuildRequest, stages: Collection[str], locked: date | None) -> None:
-    """Raise ConfigError for an unknown stage, or for a day of a rebuild before the lock's date or in the future."""
+    """Raise ConfigError if the stage is unknown, or if the rebuild's day is before the lock's date or in the future."""
     day, today = request.rebuilt, datetime.now(UTC).date()
     if day and not (locked or day) <= day <= today:
         possible = f"from the lock's date, {locked}, to today, {today}" if locked else f"until today, {today}"
-        raise ConfigError(f"--rebuild {day}: name a day {possible}")
+        raise ConfigError(f"--rebuild {day}: choose a day {possible}")
     if request.stage and request.stage not in stages:
         names = ", ".join(sorted(stages))
         raise ConfigError(f"--stage {request.stage}: no selected target has this stage; choose from {names}")
@@ -157,7 +157,7 @@ def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[st
         return {}
     if not request.builder and not engine.has_containerd_store(run.engine):
         progress.note(
-            "pulling base images as with --base registry: the engine's classic image store cannot use bootstrapped ones"
+            "the engine's classic image store cannot use bootstrapped base images; pulling them as with --base registry"
         )
         return {}
     from imagebuild.build import base

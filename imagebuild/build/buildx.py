@@ -42,9 +42,9 @@ STEP_NAME = re.compile(
     re.DOTALL,
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
-"""Name of the progress bar of a layer that is pulled from a registry. Steps that run have output, but no bars."""
+"""Matches names of progress bars for layers that are pulled from a registry. Steps that run have no progress bars."""
 ERROR_LINES = 25
-"""Number of lines at the end of each step's output that are kept, and shown if the step fails."""
+"""Number of last lines of each step's output to keep. They are shown if the step fails."""
 # Errors in the export, after which all steps are in the cache: containerd's garbage collector deleted a snapshot before
 # it was exported (https://github.com/containerd/containerd/issues/10835), or the export of many large images at once
 # exceeded containerd's time limit.
@@ -103,7 +103,7 @@ class Vertex:
 
 
 class EventStream:
-    """The parser of buildx's events. New versions of buildx write one line of JSON for each, old ones indented JSON."""
+    """The parser of buildx's events. New buildx versions write an event as one line, old versions as indented JSON."""
 
     def __init__(self) -> None:
         self.vertices: dict[str, Vertex] = {}
@@ -123,7 +123,7 @@ class EventStream:
         text, self._begun = self._begun, ""
         try:
             event = json.loads(text)
-        except ValueError:  # the last line of a buildx that was killed
+        except ValueError:  # incomplete, because buildx was killed
             self.messages.append(text)
             return
         for status in event.get("statuses") or ():
@@ -142,8 +142,8 @@ class EventStream:
     def steps(self, components: Container[str]) -> tuple[Step, ...]:
         """Return each step that ran or was cached once, in the order in which the steps started.
 
-        A cancelled step counts as cached. In a successful build, BuildKit cancels a step only before it runs, if an
-        identical step of another target provides the result.
+        A cancelled step counts as cached. In a successful build, BuildKit cancels only steps that have not run,
+        because an identical step of another target provides the result.
         """
         from imagebuild.project.records import Step  # noqa: PLC0415 - no build needs it before its end
 
@@ -163,7 +163,7 @@ class EventStream:
         )
 
     def failed(self) -> list[Vertex]:
-        """Return the vertices that failed, without those that were cancelled because another one failed."""
+        """Return the vertices that failed, without those that were cancelled because another vertex failed."""
         return [v for v in self.vertices.values() if v.error and not v.cancelled]
 
     def failure_messages(self) -> list[str]:
@@ -178,7 +178,7 @@ class EventStream:
         vertex.inputs = tuple(report.get("inputs") or vertex.inputs)
         # A step that two targets share is reported twice. It was cached only if neither report says that it ran.
         ran_before = vertex.completed is not None and not vertex.cached and not vertex.error
-        # BuildKit writes a missing time as one in the year 1.
+        # BuildKit writes a missing time as a time in the year 1.
         times = (report.get(name) or "0001" for name in ("started", "completed"))
         started, completed = (None if t.startswith("0001") else datetime.fromisoformat(t).timestamp() for t in times)
         if started and vertex.started is None:
@@ -230,9 +230,9 @@ class BuildProgress(Progress):
 def replaced_sources(project: Project, stages: Container[str], given: Sequence[str]) -> dict[str, str]:
     """Return a mapping of stages to the local folders that replace them.
 
-    `stages` are all stages of the build. `given` are texts such as `ucx=/src/ucx`, in which the name is that of a
-    component, of its pin, or of a requirement that it provides: `nccl` can mean `nccl-git`. Raises ConfigError if a
-    folder is empty or missing, or if a name does not stand for exactly one source in git.
+    `stages` are all stages of the build. `given` are texts such as `ucx=/src/ucx`. The name is a component, its pin, or
+    a requirement that the component provides: `nccl` can mean `nccl-git`. Raises ConfigError if a folder is empty or
+    missing, or if a name does not stand for exactly one source in git.
     """
     models = {name: component.model for name, component in project.components.items()}
     names = {name: {name, model.pin, *model.provides} for name, model in models.items() if model.git}
@@ -314,7 +314,7 @@ def execute_bake(
 
 
 def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildProgress, stream: EventStream) -> int:
-    """Run `docker buildx bake` and return its exit status. After an interrupt, wait until it has ended."""
+    """Run `docker buildx bake` and return its exit status. After an interrupt, wait until buildx has ended."""
     command = ["docker", "buildx", "bake", "--file", str(file)]
     command += ["--progress", "rawjson", "--metadata-file", str(metadata_file)]
     if run.request.builder:
@@ -324,7 +324,7 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         "SOURCE_DATE_EPOCH": None,
         **run.engine.environment,
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # so that the index contains only images, no attestations
-        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # do not ask for access to folders, as the user named them
+        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # do not ask for access to folders that the user named
     }
 
     def update(line: str) -> None:

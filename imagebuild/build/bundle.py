@@ -54,13 +54,13 @@ class BundleManifest(Model):
 
     format: Literal[3] = 3
     created: str
-    """Time in UTC at which the bundle was complete. Its packages and security updates are those of that time."""
+    """Time in UTC at which the bundle was complete. Packages and security updates are from this time."""
     targets: tuple[str, ...]
     stages: dict[str, tuple[Platform, ...]]
     """Maps the key of each build stage to the platforms for which the bundle has the stage's inputs."""
     images: dict[str, Digest] = Field(default_factory=dict)
-    """Maps the name of each image in FROM to the digest of the image in the bundle, which may be a bootstrapped base
-    that replaces the named image."""
+    """Maps the name of each image in FROM to the digest of its replacement in the bundle. The replacement is the same
+    image or a bootstrapped base."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     }
     if chosen:
         progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-        # The other bake targets stay in the file: the caches refer to those with the downloads.
+        # Keep the other bake targets in the file, as the caches refer to the bake targets of downloads.
         content["target"] |= chosen
         content["group"]["default"]["targets"] = sorted(chosen)
         buildx.execute_bake(run, content, progress, "bake-caches.json")

@@ -27,14 +27,14 @@ def job_matrix(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the `matrix` of a workflow with at most `max_jobs` jobs.
 
-    A job is for one platform. If it builds several targets, they are neighbours in `builds`. Raises ConfigError if
-    there are more platforms than jobs, or if a platform has no runner.
+    A job is for one platform. If a job builds several targets, these targets are neighbours in `builds`. Raises
+    ConfigError if there are more platforms than jobs, or if a platform has no runner.
     """
     parts: dict[Platform, list[str]] = {}
     for target, platform in builds:
         parts.setdefault(platform, []).append(target)
     if len(parts) > max_jobs:
-        raise ConfigError(f"--max-jobs {max_jobs}: a job is for one platform, and there are {len(parts)} platforms")
+        raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(parts)}")
     if missing := parts.keys() - runners.keys():
         raise ConfigError(f"github-runners: no runner for {min(missing)}; add its label in the matrix")
     size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= max_jobs)
@@ -58,11 +58,12 @@ def job_matrix(
 def print_matrix(state: ProjectState, folder: Path, since: str | None, max_jobs: int) -> None:
     """Print the job matrix of a state of the project in `folder`, as one line of JSON.
 
-    With `since`, only the targets that changed since that state. Raises ConfigError for an unknown revision, or if no
-    target is for one of the platforms.
+    With `since`, include only the targets that changed since that state. Raises ConfigError for an unknown revision,
+    or if no target is for one of the platforms.
     """
     if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
-        raise ConfigError(f"--platform {' '.join(state.platforms)}: no selected target is for it; remove the option")
+        wanted = " ".join(state.platforms)
+        raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
     targets = state.targets
     if since is not None:
         targets = changed_since(since, folder, state)

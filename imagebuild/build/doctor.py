@@ -31,11 +31,11 @@ class DoctorFinding:
 
     name: str
     ok: bool | None
-    """None: the thing is optional and missing."""
+    """Whether this machine meets the requirement. None: it is optional, and the machine does not meet it."""
     detail: str
-    """What was found."""
+    """The state of the machine, such as a version or a path."""
     fix: str = ""
-    """The command or advice that fixes it; empty if nothing is to be done."""
+    """The command or advice that fixes it; empty if no action is needed."""
 
 
 def _found(name: str, ok: bool | None, detail: str, fix: str) -> DoctorFinding:
@@ -79,8 +79,8 @@ def _examine_engine(environ: Mapping[str, str], run: RunProgram) -> Iterator[Doc
     yield _found(
         "image store",
         containerd,
-        f"containerd ({driver})" if containerd else f"{driver}: it stores only one platform of an image",
-        'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart that engine',
+        f"containerd ({driver})" if containerd else f"{driver}: stores only one platform of an image",
+        'set "features": {"containerd-snapshotter": true} in /etc/docker/daemon.json and restart the engine',
     )
     line = re.search(r"^Platforms:\s*(.+)$", builder, re.MULTILINE)
     known = {word.strip().rstrip("*") for word in line[1].split(",")} if line else set()

@@ -46,7 +46,7 @@ class Impact(Model):
 def compare_states(before: ProjectState | None, after: ProjectState, names: tuple[str, str]) -> Impact:
     """Return the steps that a build of `after` runs if the cache has every step of `before`.
 
-    None as `before` stands for an empty cache. `names` are the names of both states in the result.
+    If `before` is None, the cache is empty. `names` are the names of both states in the result.
     """
     built = before.builds() if before else ()
     known = {key for _, _, stages in built for stage in stages.values() for _, key in stage.steps}
@@ -110,5 +110,6 @@ def print_impact(impact: Impact, *, markdown: bool = False) -> None:
         out.print()
     change = f"from {impact.before} to {impact.after}"
     change = f"**{change}**" if markdown else change
-    summary = f"{impact.run} of {impact.run_of} RUN steps are executed; one that targets or platforms share counts once"
+    shared = "a step that targets or platforms share counts once"
+    summary = f"{impact.run} of {impact.run_of} RUN steps are executed; {shared}"
     out.print(f"{change}: {summary}", markup=False)

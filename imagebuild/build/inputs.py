@@ -1,8 +1,8 @@
 """The downloads that Dockerfiles need, and their replacement by files from mirrors.
 
-Stages that only download are replaced by files that imagebuild fetched, images by named contexts. Steps that install
-packages get secrets, which lead apt and pip to mirrors. BuildKit compares inputs by content, so builds with and without
-mirrors share their cache.
+Files that imagebuild fetched replace stages that only download. Named contexts replace images. Steps that install
+packages get secrets, which configure apt and pip to use mirrors. BuildKit compares inputs by content, so builds with
+and without mirrors share their cache.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Download:
 
     url: str
     sha256: str = ""
-    """Hash of an archive. Empty for a commit, and for the key of a package repository: builds check its fingerprint."""
+    """Hash of an archive. Empty for a commit, and for a package repository's key, whose fingerprint builds check."""
     commit: str = ""
 
 
@@ -133,7 +133,7 @@ def copy_commit(clone: Path, commit: str, folder: Path) -> None:
     """
     git, check = Git(), "fsck --full --no-dangling --no-progress"
     try:
-        # Not copied, as git would run commands in them, and the clone may come from someone else.
+        # Do not copy these: git would run commands in them, and the clone may come from someone else.
         own = shutil.ignore_patterns("config", "hooks", "info")
         shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
         git(folder, *check.split())
@@ -208,9 +208,9 @@ def fetch_all(
 ) -> dict[str, dict[str, Path]]:
     """Fetch the downloads of targets. Return a mapping of targets to mappings of stages to folders.
 
-    `wanted` decides by its address whether a download is fetched; default: all are. A folder contains the files, and a
-    Dockerfile that makes the same layer from them as ADD. Downloads with a hash or commit are fetched once, and kept in
-    the cache. Raises ResultError if a file does not have the hash in the lock, and the errors of the store.
+    `wanted` returns whether to fetch the download with this address. Default: fetch all. Each folder contains the files
+    of a download, and a Dockerfile that makes the same layer as ADD. Downloads with a hash or commit are fetched once,
+    and kept in the cache. Raises ResultError if a file does not have the hash in the lock, and the errors of the store.
     """
     kept = sources_folder()
 
@@ -229,15 +229,15 @@ def fetch_all(
             if download.commit:
                 copy_commit(store.clone(download), download.commit, files)
             else:
-                # As ADD does, use the last part of the address's path as the name, and this mode.
+                # ADD uses the same name, which is the last part of the address's path, and the same mode.
                 copy = Path(shutil.copyfile(store.get(url), files / urlsplit(url).path.rpartition("/")[2]))
                 copy.chmod(0o600)
                 if (actual := file_sha256(copy)) != pin:
-                    raise ResultError(f"{url}: its sha256 is {actual}, but imagebuild.lock has {pin}")
+                    raise ResultError(f"{url}: the sha256 is {actual}, but imagebuild.lock contains {pin}")
             try:
                 made.rename(folder)
             except OSError:
-                if not folder.is_dir():  # otherwise, another build made the folder at the same time
+                if not folder.is_dir():  # if it exists, another build made it at the same time
                     raise
         return folder
 
@@ -250,8 +250,8 @@ def fetch_all(
 Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[str, str]]
 """The inputs of a build from mirrors or a bundle: contexts by image, folders by target and stage, texts by secret."""
 Provide = Callable[[BuildRun, Callable[[str], None]], AbstractContextManager[Provided]]
-"""Provides these inputs for a build, whose `inputs` already contain the bootstrapped bases. The second argument prints
-a note about the progress."""
+"""Function that provides these inputs for a build. The build's `inputs` already contain the bootstrapped bases. The
+second argument is a function that prints a note about the progress."""
 
 
 @contextmanager
@@ -288,7 +288,7 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
 
     `downloads` maps the start of addresses to their replacement. `netrc` is the text of a netrc file with passwords.
     """
-    # Images may use http or https for an archive. A mirror for one scheme is also used for the other, if that has none.
+    # Images may use http or https for an archive. If only one scheme has a mirror, use this mirror for both.
     other = {"http": "https", "https": "http"}
     both = {f"{other[urlsplit(old).scheme]}:{old.partition(':')[2]}": new for old, new in downloads.items()}
     longest_first = sorted((both | dict(downloads)).items(), key=lambda pair: len(pair[0]), reverse=True)

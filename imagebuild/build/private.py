@@ -52,7 +52,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _add_next_release(release: str, codename: str) -> None:
-    """Add a release to apt's sources, with so low a priority that apt takes only explicitly named packages from it.
+    """Add a release to apt's sources, with a low priority: apt takes only explicitly named packages from it.
 
     `codename` is the machine's own release. Raises CommandError if apt has no source for that release.
     """
@@ -87,7 +87,7 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
     later = NEXT_RELEASE.get(here.get("VERSION_CODENAME", "")) if FROM_NEXT.intersection(packages) else None
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     wanted = [f"{package}/{later}" if later and package in FROM_NEXT else package for package in packages]
-    # Only one process at a time: apt does not wait for another apt, and the first process to end removes the policy.
+    # Let only one process run apt. apt does not wait for another apt, and each process removes the policy at its end.
     with alone(POLICY.parent):
         # The policy prevents the start of the packages' docker service, which would be a second engine. An existing
         # policy, as in container images, is kept.
@@ -110,19 +110,19 @@ def missing_packages(run: RunProgram = run_program) -> list[str]:
     from imagebuild.core import debian
 
     packages = [package for program, package in PROGRAMS.items() if not which(program)]
-    if "docker-cli" in packages and debian.os_release().get("ID") == "ubuntu":  # in which docker.io contains the client
+    if "docker-cli" in packages and debian.os_release().get("ID") == "ubuntu":  # docker.io contains the client
         packages.remove("docker-cli")
     return packages if buildx_version(run) else [*packages, "docker-buildx"]
 
 
 BRIDGE_ADDRESS = "02:42:ac:1e:00:01"
-"""MAC address of the bridge. Without a fixed address, a bridge has that of its lowest port. The address would change
-when that port's container ends, and other containers would use the old address for half a minute."""
+"""MAC address of the bridge. Without a fixed address, a bridge uses the address of its lowest port. This address would
+change when the port's container ends, and other containers would use the old address for half a minute."""
 BLOCKS = (IPv4Network("172.30.0.0/16"), IPv4Network("10.213.0.0/16"), IPv4Network("192.168.192.0/18"))
 
 
 def choose_pool(taken: Iterable[IPv4Network]) -> IPv4Network:
-    """Return addresses for the private engine's networks that do not overlap with a route of this machine.
+    """Return an address range for the private engine's networks that does not overlap with a route of this machine.
 
     Raises CommandError if all candidates overlap.
     """
@@ -155,7 +155,7 @@ def network_routes(run: RunProgram) -> list[tuple[IPv4Network, str]]:
 
 
 def mtu(routes: Iterable[tuple[IPv4Network, str]]) -> int:
-    """Return the smallest MTU of the default routes, at most 1500. Tunnels and clouds may have less."""
+    """Return the smallest MTU of the default routes, at most 1500. Tunnels and clouds may use a smaller MTU."""
     devices = [device for network, device in routes if network.prefixlen == 0 and device]
     return min([1500, *(int((NET / device / "mtu").read_text()) for device in devices)])
 
@@ -206,7 +206,7 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
     described = [BINFMT_D / f"{name}.conf" for name in names]
     if not registered() and not any(path.exists() for path in described):
         install(["qemu-user-static"], run)
-    if registered():  # by the package, which registers the emulator if systemd runs
+    if registered():  # the package registers the emulator if systemd runs
         return
     with os_errors_as_command_errors():
         text = next((path for path in described if path.exists()), described[0]).read_text()
@@ -217,8 +217,8 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Starts a program in its own mount and PID namespaces. If `unshare` ends, all processes in them end."""
-# The tmpfs hides a system-wide containerd, which belongs to another engine. The shell is the first process of the
-# namespace, which must reap orphaned processes.
+# The tmpfs hides a system-wide containerd, which belongs to another engine. The shell is process 1 of the
+# namespace, and reaps orphaned processes.
 DAEMON = """cd /
 mkdir -p /run/containerd && mount -t tmpfs imagebuild /run/containerd && dockerd --config-file "$0"
 exit
@@ -299,7 +299,7 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         command = (*NAMESPACES, "--propagation", "slave", "sh", "-c", DAEMON, str(paths.config))
         with paths.log.open("wb") as log:
             process = start_program(command, output=log.fileno())
-        # Reap the process when it ends, which may be long before this one ends.
+        # Reap the engine's process when it ends. This program may run much longer.
         threading.Thread(target=process.wait, daemon=True).start()
         deadline = time.monotonic() + START_S
         while flaw := engine_flaw(Endpoint(paths.host, "private"), run):

@@ -233,7 +233,7 @@ def use_bundle(directory: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
-    out.print(f"{link}: links to {folder} now", markup=False)
+    out.print(f"{link}: now links to {folder}", markup=False)
 
 
 @click.group(cls=options.Group)

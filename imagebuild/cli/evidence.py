@@ -56,7 +56,11 @@ def sbom(project: options.ProjectFiles, image: str, output: str | None, platform
     help="SARIF file of grype, Trivy or another scanner, or the output of debsecan.",
 )
 @click.option(
-    "--policy", metavar="FILE", type=options.PATH, default=POLICY, help="Rules for findings that fail or are ignored."
+    "--policy",
+    metavar="FILE",
+    type=options.PATH,
+    default=POLICY,
+    help="Rules for findings: which fail the image, and which are ignored.",
 )
 @options.platform
 @options.json_file
@@ -144,7 +148,7 @@ def freshness(
     workspace = project.open(options.PlanChanges().parse(registry))
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
     if not keyring.is_file():
-        raise ConfigError(f"--keyring {keyring}: no such file; name the file of keys")
+        raise ConfigError(f"--keyring {keyring}: no such file; name the file with the keys")
     signed, web = SignedSuite(archive, suite, keyring.read_bytes()), network_upstream(ca).web
     bases = workspace.project.matrix.model.bases
     releases = {name for name, base in bases.items() if base.release and base.release == suite.partition("-")[0]}

@@ -25,7 +25,7 @@ COUNT = options.IntRange(min=1, max=9999)
     "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --registry ghcr.io/acme | kubectl create -f -",
     "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --catalog site/images.json -o job.sh",
 )
-@click.argument("scheduler", type=click.Choice(get_args(Scheduler)), help="What runs the job.")
+@click.argument("scheduler", type=click.Choice(get_args(Scheduler)), help="Scheduler that runs the job.")
 @click.option(
     "--profile",
     metavar="NAME",
@@ -56,9 +56,7 @@ COUNT = options.IntRange(min=1, max=9999)
     help="Features, files in jobs/features/. Can be repeated.",
     shell_complete=options.names_of("jobs/features"),
 )
-@click.option(
-    "--with", "components", metavar="COMPONENT", multiple=True, help="A component that was added to the image."
-)
+@click.option("--with", "components", metavar="COMPONENT", multiple=True, help="Component that was added to the image.")
 @click.option(
     "--container",
     type=click.Choice(["pyxis", "none"]),
@@ -75,7 +73,7 @@ COUNT = options.IntRange(min=1, max=9999)
     "--test",
     metavar="NAME",
     default="all-reduce",
-    help="What to measure, a file in jobs/tests/.",
+    help="Benchmark to run, a file in jobs/tests/.",
     shell_complete=options.names_of("jobs/tests"),
 )
 @click.option(

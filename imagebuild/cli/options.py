@@ -89,7 +89,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def command(*lines: str) -> Callable[[Callback], click.Command]:
-    """Return a decorator that makes a function the command of its name. Its help ends with `lines` as examples."""
+    """Return a decorator that makes a command with the name of its function. The help ends with `lines` as examples."""
     return click.command(cls=StrictCommand, epilog=examples(*lines))
 
 
@@ -351,7 +351,7 @@ class ImageChanges(PlanChanges):
         if self.base_image is None:
             return
         if pinned and "@sha256:" not in self.base_image:
-            problem = "nothing would verify it; add its digest, IMAGE:TAG@sha256:…"
+            problem = "without a digest, the image is not verified; write IMAGE:TAG@sha256:…"
             raise ConfigError(f"--base-image {self.base_image}: {problem}")
         for target in targets:
             if problem := base_mismatch(self.base_image, target.axes["os"]):

@@ -114,7 +114,7 @@ def plan(
             unpinned = [(image, source) for image, source in sources if lacks(workspace.project.lock, source)]
             if number := len({key_of(source) for _, source in unpinned}):
                 names = sorted({image for image, _ in unpinned})
-                err.print(f"sources without a pin: {number}; `{changes.lock_command(*names)}` adds them", markup=False)
+                err.print(f"sources without a pin: {number}; `{changes.lock_command(*names)}` pins them", markup=False)
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:

@@ -30,7 +30,7 @@ COUNT = options.IntRange(min=1, max=1_000_000)
     nargs=-1,
     required=True,
     type=options.PATH,
-    help="Benchmark logs or JSON, results of verify, or reports; gzipped or in folders, too. `-` is standard input.",
+    help="Benchmark logs or JSON, results of verify, or reports, also gzipped or in folders. `-` is standard input.",
 )
 @options.profile
 @options.profiles

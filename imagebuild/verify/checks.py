@@ -28,9 +28,9 @@ from imagebuild.verify.files import FileEntry, Tree
 from imagebuild.verify.runner import Command, Execution, Session
 
 IMAGE = "image"
-"""The first part of the names of checks that only read the image's files; other checks have a component's name here."""
+"""First part of the names of checks that only read the image's files. Names of other checks begin with a component."""
 SAME_FILES = "same-files"
-"""Name of the check whether the expected image runs in the place that an `exec:` prefix leads to."""
+"""Name of the check that tests whether the expected image runs behind an `exec:` prefix."""
 SKIPPED_STATUS = 77
 """Exit status with which a check says that it cannot run here. The last line of its output is the reason."""
 OUTPUT_LIMIT = 20_000
@@ -42,7 +42,7 @@ UNCOMPARED = "any version accepted: the image's labels do not name the version o
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """A check, with the script and the component's version if it was chosen for an image."""
+    """A check. A check that was chosen for an image also has a script and the component's version."""
 
     component: str
     name: str
@@ -53,7 +53,7 @@ class ImageCheck:
     version: str | None = None
     """Version of the component; None if the image's labels do not name the version."""
     unfit: str = ""
-    """Why the check is not for images with these axis values; empty if the check is for them."""
+    """Reason why the check is not for images with these axis values; empty if there is none."""
 
     def __str__(self) -> str:
         return f"{self.component}/{self.name}"
@@ -95,7 +95,7 @@ def select_checks(
         selected.append(replace(entry, script=script, version=owned.get(entry.component), unfit=unfit))
     if not selected:
         raise NothingSelected(
-            f"--only {' '.join(patterns)}: only components that this image lacks have these checks; "
+            f"--only {' '.join(patterns)}: these checks belong to components that this image lacks; "
             "run `imagebuild verify --list` to see the checks of all components"
         )
     return selected
@@ -174,7 +174,7 @@ def run_check(
 
 
 COMPARED = 96
-"""Maximum number of files of the package database that are compared. The other files are spread over the layers."""
+"""Maximum number of compared files of the package database. About as many other files are taken from all layers."""
 COMPARE_S = 300
 """Time limit of the comparison in seconds. The files may be on a network file system."""
 
@@ -199,7 +199,7 @@ def recognisable_files(tree: Tree) -> dict[str, str]:
 
 
 def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
-    """Check by the hashes of files that the session runs in the image with this tree and digest."""
+    """Compare hashes of files to check that the session runs in the image with this tree and digest."""
     result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="passed")
     expected = recognisable_files(tree)
     if not expected:
@@ -211,7 +211,7 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
     differing = [path for path in expected if path not in same]
     outcome, reason = "passed", ""
     if execution.status not in (0, 1):
-        outcome, reason = "skipped", "sha256sum cannot be run there"
+        outcome, reason = "skipped", "sha256sum cannot be run in the image"
     elif differing:
         differ = f"{len(differing)} of {len(expected)} files differ, such as {differing[0]}"
         outcome, reason = "failed", f"{differ}: the image that runs there is not {digest}; start that image"
@@ -272,7 +272,7 @@ def judged_speed(
         return speed.model_copy(update={"reason": "its nodes are containers on one host, so its speed is not judged"})
     settings = {**environment, **check.environment}
     judged = judge.judge_results(result.results, profile, Expected(nodes=nodes, algorithms=forced_classes(settings)))
-    # The runner chooses the GPUs. It is not a failure if they are fewer than those of the profile's node.
+    # The runner chooses the GPUs. It is not a failure if they are fewer than the profile's node has.
     allowed = ("partial",)
     worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
     failures = [f"{s}: {c.state}: {c.reason}" for s, c in worst if c.standing(allowed) == "failed"]

@@ -36,7 +36,7 @@ def execute(
     container: Container, argv: Sequence[str], timeout_s: float, log: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Finished:  # fmt: skip
-    """Run a program in a container as root, and return how it ended.
+    """Run a program in a container as root, and return how the program ended.
 
     A program that exceeds the time limit is left running. Raises CommandError if the engine fails or the log cannot be
     written.
@@ -149,8 +149,9 @@ def pulled(client: DockerClient, reference: str) -> Iterator[None]:
 def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
     """Load an image from files into the engine's store. Yield its unique name there.
 
-    The image is removed at the end of the context. If it is for several platforms, the engine's platform is loaded, or
-    the first one. Raises ResultError if the image cannot be read, CommandError if the engine fails.
+    The image is removed at the end of the context. Only the engine's platform is loaded. If the image lacks this
+    platform, its first platform is loaded. Raises ResultError if the image cannot be read, CommandError if the engine
+    fails.
     """
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
@@ -170,7 +171,7 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
         file.seek(0)
         try:
             with engine.sdk_errors_explained(f"docker load {found.name}"):
-                # `client.images.load` would then look for the image by a name without its registry.
+                # `client.images.load` would look for the loaded image by a name without its registry.
                 for line in cast(Any, client.api).load_image(file):
                     if "error" in line:
                         raise CommandError(f"docker load {found.name}: {line['error']}")
@@ -236,7 +237,7 @@ class DockerSession(Session):
         self._clusters: dict[int, tuple[ExitStack, Sequence[Container]]] = {}
         why = {"slurm": "the docker runner does not use Slurm", "nodes": "the image lacks ssh, ssh-keygen or sshd"}
         if "device_requests" not in options:
-            why["gpu"] = "the engine gives the container no GPU"
+            why["gpu"] = "the engine does not give the container a GPU"
         nodes = MAX_NODES if {"ssh", "ssh-keygen", "sshd"} <= set(probe["tool"]) else 1
         super().__init__(probe, runner.surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
 

@@ -1,4 +1,4 @@
-"""Read ELF files and the GPU code in them, and find the libraries that glibc's loader would load. Pure."""
+"""Read ELF files and the GPU code in them, and find the libraries that glibc's loader would load. Does no I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PART = struct.Struct("<HHIQ12xI8xQ")
 PTX, CODE = 1, 2
 SUFFIXES = ((1 << 20, "a"), (1 << 21, "f"))
 """Pairs of a flag in a part's header and a suffix of the capability: `a` for code that runs only on this capability,
-`f` for code that also runs on later ones of its family."""
+`f` for code that also runs on later capabilities of the same family."""
 ALIGNMENT = 8
 
 

@@ -26,7 +26,7 @@ from imagebuild.verify.files import FileEntry, FileKind, Layer
 
 OVERLAP = 16 << 10
 """Number of bytes at the end of each piece of a file that are searched again with the next piece, so that no secret or
-certificate is missed. All are shorter."""
+certificate is missed. Secrets and certificates are shorter than this."""
 FEWEST_DIFFERENT = 8
 """Minimum number of different characters in a real token. Tokens in examples usually repeat one letter."""
 PATTERNS = yaml.safe_load(Path(__file__).with_name("patterns.yaml").read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ HASHED_SIZE = 4 << 20
 IN_MEMORY = 32 << 20
 """Maximum size in bytes of an ELF file that is parsed in memory. A larger file is parsed from a temporary file."""
 WORTH_A_PROCESS = 16 << 20
-"""Total size of the layers in bytes below which one process reads them faster than several, which must be started."""
+"""Minimum total size of the layers in bytes for reading them with several processes. Below, one process is faster."""
 KINDS: Mapping[bytes, FileKind] = {
     tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "hardlink",
     tarfile.CHRTYPE: "device", tarfile.BLKTYPE: "device",

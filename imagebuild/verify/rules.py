@@ -46,7 +46,7 @@ class Inspection:
     project: Project
     plan: Plan
     seconds: float = 0.0
-    """How long it took to read the image."""
+    """Duration of reading the image, in seconds."""
 
     @cached_property
     def tree(self) -> Tree:
@@ -114,7 +114,7 @@ class Inspection:
 
     @property
     def target(self) -> Target:
-        """The target that the labels name. Raises NotApplicable if they name no target, or one that the plan lacks."""
+        """The target that the labels name. Raises NotApplicable if no label names a target, or if the plan lacks it."""
         name = self.image.labels.get("imagebuild.target")
         for target in self.plan.targets:
             if target.id == name:
@@ -142,8 +142,8 @@ def architecture(inspection: Inspection) -> Iterator[Finding]:
 def closure(inspection: Inspection) -> Iterator[Finding]:
     """The loader finds every library that programs and libraries need, except those of the NVIDIA driver.
 
-    A missing library is only a note if the program that loads the file can have loaded that library before. This does
-    not hold for programs, and for libraries in a folder that the loader searches.
+    A missing library is only a note if a program can load the library before it loads the file. This is possible if the
+    image contains the library, no program is linked to the file, and the loader does not search the file's folder.
     """
     tree, folders = inspection.tree, set(inspection.loader.folders(inspection.machine))
     provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
@@ -224,7 +224,7 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
     image = inspection.image
     for name, value in image.env.items():
         if value and re.search(PATTERNS["secret-variable"], name):
-            yield Finding(f"environment {name}", "has a value, and its name is that of a secret")
+            yield Finding(f"environment {name}", "has a value, and the name is typical of a secret")
     settings = {f"environment {name}": value for name, value in image.env.items()}
     settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
     # The history contains all commands with their build arguments.
@@ -333,11 +333,11 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
         if patterns:
             exact = f"code for {', '.join(wanted)}" + (f"; PTX for {wanted[-1]}" if len(wanted) > 1 else "")
             if code != exact:
-                yield Finding(f"/{path}", f"has {code}; by the matrix, it should have {exact}")
+                yield Finding(f"/{path}", f"contains {code}; the matrix requires {exact}")
         elif lacking := [capability for capability in wanted if not runs(elf, capability)]:
-            yield Finding(f"/{path}", f"does not run on {', '.join(lacking)}: it has {code}")
+            yield Finding(f"/{path}", f"does not run on {', '.join(lacking)}: contains only {code}")
         else:
-            yield Finding(f"/{path}", f"has {code}", note=True)
+            yield Finding(f"/{path}", f"contains {code}", note=True)
     for pattern in own:
         if pattern not in seen:
             yield Finding(f"/{pattern}", "no file with GPU code matches this pattern")
@@ -381,7 +381,7 @@ def plan(inspection: Inspection) -> Iterator[Finding]:
     for label in sorted({*planned, *ours} - {BASE, BASE_DIGEST}):
         if present.get(label) != planned.get(label):
             is_now, should_be = present.get(label, "absent"), planned.get(label, "absent")
-            yield Finding(label, f"is {is_now!r}, but {should_be!r} by the plan")
+            yield Finding(label, f"is {is_now!r}, but {should_be!r} in the plan")
     if not present.get(BASE):
         yield Finding(BASE, "the label is missing")
     if (digest := present.get(BASE_DIGEST)) and not re.fullmatch(DIGEST, digest):
@@ -397,7 +397,7 @@ def licenses(inspection: Inspection) -> Iterator[Finding]:
 
 
 def environment(inspection: Inspection) -> Iterator[Finding]:
-    """Folders that environment variables name exist."""
+    """Folders in environment variables exist."""
     for name, value in inspection.image.env.items():
         is_folder = re.search(r"_(DIR|HOME|ROOT|PREFIX)$", name) and value.startswith("/")
         folders = value.split(":") if name in FOLDER_LISTS else [value] if is_folder else []
@@ -471,15 +471,15 @@ def size(inspection: Inspection) -> Iterator[Finding]:
 
 
 ImageRule = Callable[[Inspection], Iterator[Finding]]
-"""A statement about images, and the function that tests it. The first line of the function's docstring is the
-statement, which users see, and its name is the name of the check. The function yields the findings that contradict the
-statement, and raises NotApplicable if it cannot judge the image."""
+"""A function that tests a statement about images. The function's name is the name of the check. The first line of the
+docstring is the statement, which users see. The function yields the findings that contradict the statement. It raises
+NotApplicable if it cannot judge the image."""
 RULES: tuple[ImageRule, ...] = (
     plan, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
     not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
 )  # fmt: skip
 INCLUDING_BASE = (no_keys, no_tokens)
-"""Rules for which files of the base image count as faults, too."""
+"""Rules that also report findings in the base image as faults."""
 
 
 def rule_name(rule: ImageRule) -> str:
@@ -537,7 +537,7 @@ def judge_images(inspections: Sequence[Inspection]) -> Iterator[CheckResult]:
 
 
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
-    """Return the result of a rule. `waivers` are those for this rule, each with the component or image that has it."""
+    """Return the result of a rule. `waivers` are the rule's, each with the component or image that declares it."""
     began = time.monotonic()
     result = CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped")
     try:

@@ -58,7 +58,7 @@ class Execution:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the command, without secrets."""
     problem: str = ""
-    """Why the command could not be started, such as a user that the image lacks; empty if it was started."""
+    """Reason why the command could not be started, such as a missing user; empty if the command was started."""
 
     @property
     def timed_out(self) -> bool:
@@ -108,8 +108,8 @@ def run_probe(start: Start, name: str) -> Probe:
 def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Surroundings:
     """Return the surroundings of checks: GPUs, RDMA, nodes and Slurm, with reasons for those that are absent.
 
-    The runner provides `nodes` and `slurm`. Its reasons in `why`, for `gpu`, `nodes` or `slurm`, are used if these are
-    absent.
+    The runner provides `nodes` and `slurm`. `why` contains the runner's reasons for the absence of `gpu`, `nodes` or
+    `slurm`.
     """
     first = {name: values[0] for name, values in probe.items() if values}
     # Output of a launcher may have split a line of the probe.
@@ -177,7 +177,7 @@ class Session(ABC):
         """
 
     def execution(self, command: Command, start: Start, argv: Iterable[str], nodes: Sequence[str]) -> Execution:
-        """Run a command's script by `start`, with the command's time limit.
+        """Run a command's script with the function `start` and the command's time limit.
 
         `argv` is the beginning of the command line that the outcome shows: the words before `bash`.
         """
@@ -241,7 +241,7 @@ def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
 
 
 def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
-    """Add the options to the prefix's srun that start this number of ranks, which find each other by PMIx."""
+    """Return the prefix with additional options for srun, to start this number of ranks with PMIx."""
     after = [PurePath(word).name for word in prefix].index("srun") + 1
     options = ["--mpi=pmix", f"--ntasks={ranks}", *([f"--nodes={nodes}"] if nodes > 1 else [])]
     return [*prefix[:after], *options, *prefix[after:]]
@@ -279,8 +279,8 @@ class ExecSession(Session):
                 status = done.status
                 return done
             finally:
-                # If the launcher ends, the command may go on running on the remote host. srun is different: it ends
-                # the command, and another srun could start elsewhere.
+                # Stop the command on the remote host, where it may continue after the launcher ends. srun stops its
+                # command itself, and a second srun could run on another host.
                 if status is None and not self.starts_ranks:
                     self._start(["bash", "-c", shell_script("stop"), "stop", token[:16], token[16:]], STOP_S, None)
 

@@ -60,7 +60,7 @@ def room_explained(name: str) -> Iterator[None]:
 
 
 def path_of_image(name: str) -> Path | None:
-    """Return the path of a layout or an archive if the name is `oci:PATH` or the path of one; otherwise None."""
+    """Return the path of a layout or an archive if the name is this path or `oci:PATH`; otherwise None."""
     if name.startswith("oci:"):
         return Path(name.removeprefix("oci:"))
     path = Path(name)
@@ -203,12 +203,12 @@ class ImageFinder:
         return self.find_in_registry(bare, folder, name)
 
     def find_in_registry(self, reference: str, folder: Path, name: str = "") -> FoundImage:
-        """Return an image in a registry. Messages call it `name`; default: the reference. Raises as `find` does."""
+        """Return an image in a registry. `name` is for messages; default: the reference. Raises as `find` does."""
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
 
     def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:
-        """Yield the images of a target's last build: the one in its layout, and the one in the registry if pushed.
+        """Yield the images of a target's last build: from its layout, and from the registry if the build pushed.
 
         Raises as `find` does.
         """

@@ -134,7 +134,7 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     if request.runner != "docker":
         raise ConfigError(f"--runner {request.runner}: unknown runner; use docker or exec:PREFIX")
     if request.hosts:
-        raise ConfigError("--hosts: the docker runner starts nodes itself; leave it out, or use --runner exec:PREFIX")
+        raise ConfigError("--hosts: the docker runner starts nodes itself; remove --hosts, or use --runner exec:PREFIX")
     if not request.image:
         raise ConfigError("IMAGE: the name is missing; name a tag, a digest, a target's id or an OCI layout")
     if subject.path_of_image(request.image):
@@ -153,7 +153,7 @@ def components_to_check(
     """Map the components whose checks run to the versions that the image has.
 
     If the image has no labels of components, these are all components of the project, without versions, and the
-    request must choose checks. Raises ConfigError if it does not, or if the project lacks a component of the image.
+    request must choose checks. Raises ConfigError if it chooses none, or if the project lacks a component of the image.
     """
     if unknown := ", ".join(name for name in image.components if name not in project.components):
         raise ConfigError(

@@ -472,8 +472,8 @@ cp -aL "/usr/lib/$(gcc -print-multiarch)/openmpi/." $mpi
 EOF
 
 # ---- nccl-tests ------------------------------------------------------------------------------------
-# NCCL tests: Test correctness and bandwidth of NCCL's collectives, on one node, or on several with
-# mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
+# NCCL tests: Measures bandwidth of NCCL's collectives and checks their data, on one node, or on
+# several with mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
 FROM scratch AS nccl-tests-source
 ADD https://github.com/NVIDIA/nccl-tests.git#cccccccccccccccccccccccccccccccccccccccc /
 

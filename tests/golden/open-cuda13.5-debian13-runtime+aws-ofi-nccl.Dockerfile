@@ -101,7 +101,7 @@ EOF
 
 # ---- compiler --------------------------------------------------------------------------------------
 # Compilers: gcc and the autotools, which run on the build machine's architecture and compile for
-# the image's. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
+# the image's architecture. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
 FROM fetch AS compiler
 ARG TARGETARCH
 # Compilers are called by the name with their target's architecture, also if that is the build machine's architecture.
@@ -779,8 +779,8 @@ rm -rf /build
 EOF
 
 # ---- nccl-tests ------------------------------------------------------------------------------------
-# NCCL tests: Test correctness and bandwidth of NCCL's collectives, on one node, or on several with
-# mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
+# NCCL tests: Measures bandwidth of NCCL's collectives and checks their data, on one node, or on
+# several with mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
 FROM scratch AS nccl-tests-source
 ADD https://github.com/NVIDIA/nccl-tests.git#a0b82b2260cf5152b9f8c061bbf7eaf0ba096432 /
 

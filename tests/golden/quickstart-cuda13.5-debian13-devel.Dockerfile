@@ -1,5 +1,5 @@
 # quickstart-cuda13.5-debian13-devel
-# Everything that the distribution's archive and the Python package index offer; built in minutes
+# Software from the distribution's archive and the Python package index; built in minutes
 #
 #   cuda               13.5
 #   pmix               5.0.7-1
@@ -97,7 +97,7 @@ EOF
 
 # ---- compiler --------------------------------------------------------------------------------------
 # Compilers: gcc and the autotools, which run on the build machine's architecture and compile for
-# the image's. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
+# the image's architecture. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
 FROM fetch AS compiler
 ARG TARGETARCH
 # Compilers are called by the name with their target's architecture, also if that is the build machine's architecture.
@@ -373,7 +373,7 @@ ENV PATH="/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:
     NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 
 LABEL org.opencontainers.image.title="quickstart" \
-      org.opencontainers.image.description="Everything that the distribution's archive and the Python package index offer; built in minutes" \
+      org.opencontainers.image.description="Software from the distribution's archive and the Python package index; built in minutes" \
       org.opencontainers.image.version="cuda13.5-debian13-devel" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
       org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA)" \

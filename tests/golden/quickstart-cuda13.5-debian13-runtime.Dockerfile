@@ -1,5 +1,5 @@
 # quickstart-cuda13.5-debian13-runtime
-# Everything that the distribution's archive and the Python package index offer; built in minutes
+# Software from the distribution's archive and the Python package index; built in minutes
 #
 #   cuda               13.5
 #   pmix               5.0.7-1
@@ -279,7 +279,7 @@ ENV PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 
 LABEL org.opencontainers.image.title="quickstart" \
-      org.opencontainers.image.description="Everything that the distribution's archive and the Python package index offer; built in minutes" \
+      org.opencontainers.image.description="Software from the distribution's archive and the Python package index; built in minutes" \
       org.opencontainers.image.version="cuda13.5-debian13-runtime" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
       org.opencontainers.image.licenses="(Apache-2.0 AND BSD-3-Clause) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR BSD-2-Clause) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA)" \

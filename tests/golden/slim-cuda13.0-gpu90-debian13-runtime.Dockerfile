@@ -1,5 +1,5 @@
 # slim-cuda13.0-gpu90-debian13-runtime
-# What open has, with NCCL and the benchmarks compiled for one GPU generation only
+# The software of the image open, with NCCL and the benchmarks compiled for only one GPU generation
 #
 #   cuda               13.0
 #   gdrcopy            2.6
@@ -100,7 +100,7 @@ EOF
 
 # ---- compiler --------------------------------------------------------------------------------------
 # Compilers: gcc and the autotools, which run on the build machine's architecture and compile for
-# the image's. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
+# the image's architecture. GPL-3.0-or-later WITH GCC-exception-3.1, https://gcc.gnu.org
 FROM fetch AS compiler
 ARG TARGETARCH
 # Compilers are called by the name with their target's architecture, also if that is the build machine's architecture.
@@ -642,8 +642,8 @@ rm -rf /build
 EOF
 
 # ---- nccl-tests ------------------------------------------------------------------------------------
-# NCCL tests: Test correctness and bandwidth of NCCL's collectives, on one node, or on several with
-# mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
+# NCCL tests: Measures bandwidth of NCCL's collectives and checks their data, on one node, or on
+# several with mpirun or srun. BSD-3-Clause, https://github.com/NVIDIA/nccl-tests, tag v2.19.6
 FROM scratch AS nccl-tests-source
 ADD https://github.com/NVIDIA/nccl-tests.git#a0b82b2260cf5152b9f8c061bbf7eaf0ba096432 /
 
@@ -833,7 +833,7 @@ ENV PATH="/opt/nccl-tests/build:/opt/ompi/bin:/opt/ucc/bin:/opt/ucx/bin:/opt/rdm
     NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 
 LABEL org.opencontainers.image.title="slim" \
-      org.opencontainers.image.description="What open has, with NCCL and the benchmarks compiled for one GPU generation only" \
+      org.opencontainers.image.description="The software of the image open, with NCCL and the benchmarks compiled for only one GPU generation" \
       org.opencontainers.image.version="cuda13.0-gpu90-debian13-runtime" \
       org.opencontainers.image.base.name="debian:13.7-slim" \
       org.opencontainers.image.licenses="((GPL-2.0-only OR BSD-2-Clause) AND GPL-2.0-or-later) AND (Apache-2.0 AND BSD-3-Clause) AND (Apache-2.0) AND (BSD-2-Clause AND BSD-3-Clause AND MIT) AND (BSD-3-Clause) AND (BSD-3-Clause-Open-MPI) AND (GPL-2.0-only OR Linux-OpenIB) AND (LicenseRef-NVIDIA-CUDA-EULA) AND (MIT)" \

@@ -143,7 +143,7 @@ def test_every_source_names_a_key_that_the_image_has_and_no_password() -> None:
         "-----BEGIN PGP PUBLIC KEY BLOCK-----\n abc": KEYRING, SITE_KEY: SITE_KEY,
     }.items():  # fmt: skip
         assert signed_source(replace(SOURCE, signed_by=key)) == replace(SOURCE, signed_by=signed_by)
-    with pytest.raises(ConfigError, match="contains a password, which would be in the image") as error:
+    with pytest.raises(ConfigError, match="contains a password, which everyone could read in the image") as error:
         signed_source(replace(SOURCE, uri="http://user:geheim@archive.example/debian"))
     assert "geheim" not in str(error.value)
 

@@ -85,5 +85,5 @@ def test_jobs_hold_every_build_once(most: int) -> None:
     assert len(jobs) <= most
     assert sorted((target, job["platform"]) for job in jobs for target in job["targets"].split()) == builds
     assert len({job["id"] for job in jobs}) == len(jobs)
-    with pytest.raises(ConfigError, match="there are 2"):
+    with pytest.raises(ConfigError, match="use at least 2"):
         job_matrix(builds, 1, RUNNERS)

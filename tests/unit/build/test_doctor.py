@@ -59,7 +59,7 @@ def test_a_bare_machine_gets_a_fix_for_every_line() -> None:
     ("changed", "name", "ok", "detail"),
     [
         ({"docker buildx version": "github.com/docker/buildx 0.12.1"}, "buildx", False, "0.12.1 (0.13 or newer"),
-        ({"info": {**INFO, "DriverStatus": []}}, "image store", False, "overlayfs: it stores only one platform"),
+        ({"info": {**INFO, "DriverStatus": []}}, "image store", False, "overlayfs: stores only one platform"),
         ({"info": {**INFO, "Architecture": "aarch64"}}, "platforms", True, "linux/amd64 (emulated), linux/arm64"),
         ({"builder": "Platforms: linux/amd64, linux/386\n"}, "platforms", None, "linux/amd64"),
         ({"builder": "Status: inactive\n"}, "platforms", False, "the current builder lists no platform"),

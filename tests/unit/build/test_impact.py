@@ -76,7 +76,7 @@ def test_a_folder_with_a_copy(call: Call, tiny: Files) -> None:
         "target                          stages executed",
         "tiny-cuda13.0-debian13-runtime  library, image",
         "",
-        "from before to the working tree: 1 of 3 RUN steps are executed; one that targets or platforms share counts once",
+        "from before to the working tree: 1 of 3 RUN steps are executed; a step that targets or platforms share counts once",
     ]
     markdown = call(*arguments, "--markdown")[1].splitlines()
     assert markdown[-1].startswith("**from before to the working tree**: 1 of 3")

@@ -134,7 +134,7 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
              f"/{LIB}/libcuda.so.1: is a stub that the loader finds"),
     "driver": ("no-stubs", {f"{LIB}/libnvidia-ml.so.1": elf()}, "is a copy that the loader finds"),
     "stub-runpath": ("no-stubs", {"opt/x": elf(runpath="/usr/local/cuda/lib64/stubs")}, "its run path names a folder of"),
-    "gpu": ("gpu-code", {"opt/lib.so": elf(fatbin=GPU)}, "/opt/lib.so: does not run on 90: it has code for 80"),
+    "gpu": ("gpu-code", {"opt/lib.so": elf(fatbin=GPU)}, "/opt/lib.so: does not run on 90: contains only code for 80"),
     "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: containers start this program, but it is not executable"),
 }  # fmt: skip
 
@@ -271,7 +271,7 @@ WAIVER = "waivers: [{{rule: setuid, subject: /opt/*, reason: it is meant so, whe
     ("declared", "files", "rule", "outcome", "output"),
     [
         ("gpu-code: ['/opt/*_perf']\n", {"opt/x_perf": X_PERF}, "gpu-code", "failed",
-         "/opt/x_perf: has code for 80, 90; PTX for 90; by the matrix, it should have code for 90"),
+         "/opt/x_perf: contains code for 80, 90; PTX for 90; the matrix requires code for 90"),
         ("gpu-code: ['/opt/*_perf']\n", {}, "gpu-code", "failed", "/opt/*_perf: no file with GPU code matches this pattern"),
         (WAIVER.format("runtime"), TOOL, "setuid", "passed",
          "/opt/tool: is setuid or setgid (mode 4755) (waived: tool: it is meant so)"),
