@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import full_reference
-from imagebuild.jobs.facts import Scheduler
+from imagebuild.jobs.request import JobRequest, Scheduler, SlurmContainer
 
 if TYPE_CHECKING:
-    from imagebuild.jobs.facts import JobRequest
     from imagebuild.jobs.offer import Offer
 
 COUNT = options.IntRange(min=1, max=9999)
@@ -59,7 +57,7 @@ COUNT = options.IntRange(min=1, max=9999)
 @click.option("--with", "components", metavar="COMPONENT", multiple=True, help="Component that was added to the image.")
 @click.option(
     "--container",
-    type=click.Choice(["pyxis", "none"]),
+    type=click.Choice(get_args(SlurmContainer)),
     help="With slurm: run the job in a pyxis container, or without a container.",
 )
 @click.option("--image", metavar="IMAGE", help="Image to run. Default: the newest image that fits.")
@@ -103,7 +101,7 @@ def job(
     racks: int | None,
     features: tuple[str, ...],
     components: tuple[str, ...],
-    container: Literal["pyxis", "none"] | None,
+    container: SlurmContainer | None,
     image: str | None,
     registry: str | None,
     plan: str | None,
@@ -119,8 +117,9 @@ def job(
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err
-    from imagebuild.jobs.facts import REGISTRY, JobRequest, default_fabric, find_facts, load_facts
+    from imagebuild.jobs.facts import REGISTRY, default_fabric, find_facts
     from imagebuild.jobs.job import resolve_job
+    from imagebuild.jobs.load import load_facts
     from imagebuild.jobs.manifest import job_text
 
     folders = options.data_folders(profiles, "profiles", project.root)
@@ -183,7 +182,7 @@ def read_offer(
 
 def is_own_image(reference: str, project: options.ProjectFiles, registry: str | None) -> bool:
     """Return whether the plan of the project may contain an image with this name."""
-    from imagebuild.core.fields import Model
+    from imagebuild.core.fields import Model, full_reference
     from imagebuild.core.yaml import read_yaml
 
     class NamedProject(Model, extra="ignore"):

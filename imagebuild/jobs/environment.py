@@ -10,18 +10,18 @@ from typing import Any, get_args
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import YamlFile, matches
-from imagebuild.jobs.choose import JobImage, conditions_of_image, plugin_remedy
 from imagebuild.jobs.facts import (
     Container,
     Expect,
     FactLayer,
     JobFacts,
-    JobRequest,
     NcclVariables,
     Scope,
     Stack,
     fill_placeholders,
 )
+from imagebuild.jobs.image import JobImage, conditions_of_image, plugin_remedy
+from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.settings import Variable
 from imagebuild.jobs.size import Size, conditions_of_size
 

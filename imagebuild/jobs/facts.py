@@ -1,24 +1,18 @@
-"""The input of a job: the facts in the folder `jobs/`, and the request."""
+"""The types of the facts about jobs, which are the files in the folder `jobs/`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from imagebuild.bench.models import Collective
 from imagebuild.bench.profiles import Profile
-from imagebuild.core.errors import ConfigError, Mistakes, suggestion
-from imagebuild.core.fields import Condition, Form, Loc, Model, Variable, YamlFile
-from imagebuild.core.yaml import dotted_key, load_yaml
-
-Scheduler = Literal["mpijob", "jobset", "slurm"]
-"""Programs that start jobs. Each has a file in `jobs/schedulers/` and a template with its name."""
+from imagebuild.core.errors import ConfigError, suggestion
+from imagebuild.core.fields import Condition, Form, Model, Variable, YamlFile
 
 Container = Literal["kubernetes", "pyxis", "none"]
 """How ranks run: in a container of Kubernetes or of pyxis, or with `none` as plain processes of the node."""
@@ -517,47 +511,6 @@ class JobFacts:
 
 
 M = TypeVar("M", bound=Model)
-KINDS: Mapping[str, type[Model]] = {
-    "stacks": Stack, "fabrics": Fabric, "features": Feature, "clusters": Cluster, "tests": JobTest,
-    "schedulers": SchedulerFacts,
-}  # fmt: skip
-"""Maps each folder to the type of its files."""
-
-
-def load_facts(*folders: Path) -> JobFacts:
-    """Read the facts of all folders. A file replaces files with the same name in earlier folders.
-
-    Raises ConfigError with all mistakes, each with its file and line.
-    """
-    mistakes = Mistakes()
-    paths = {path.relative_to(folder).as_posix(): path for folder in folders for path in sorted(folder.rglob("*.*"))}
-
-    def load(name: str, model: type[M]) -> YamlFile[M] | None:
-        return load_yaml(paths.get(name, folders[-1] / name), model, mistakes)
-
-    kinds: dict[str, Mapping[str, YamlFile[Any]]] = {}
-    for kind, model in KINDS.items():
-        files = {PurePath(name).stem: load(name, model) for name in paths if PurePath(name).match(f"{kind}/*.yaml")}
-        if not files:
-            where = str(folders[-1] / kind)
-            mistakes.add(where, "no *.yaml in this folder; set the folder of the facts with --facts")
-        kinds[kind] = {name: file for name, file in files.items() if file}
-    node, nccl_variables = load("node.yaml", NodeFacts), load("nccl-params.json", NcclVariables)
-    fabrics = kinds["fabrics"]
-    for cluster in kinds["clusters"].values():
-        for name in set(cluster.model.fabrics) - set(fabrics):
-            mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
-        _check_volumes(cluster, fabrics, mistakes)
-    # A condition on an unknown name would never hold, without any message.
-    known = {*CONDITIONS, *COLLECTIVES, *kinds["features"]}
-    for file in chain(filter(None, [node]), *(files.values() for files in kinds.values())):
-        for loc in file.lines:
-            if loc[-2:-1] == ("when",) and loc[-1] not in known:
-                mistakes.add(file.at(*loc), f"{dotted_key(loc)}: unknown fact{suggestion(str(loc[-1]), known)}")
-    mistakes.stop_if_any()
-    assert node
-    assert nccl_variables
-    return JobFacts(**kinds, node=node, nccl_variables=nccl_variables.model)
 
 
 def find_facts(files: Mapping[str, YamlFile[M]], noun: str, name: str) -> M:
@@ -579,48 +532,8 @@ def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) ->
     return re.sub(r"(?<!\$){([a-z][a-z0-9-]*)}", value, text)
 
 
-def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fabric]], mistakes: Mistakes) -> None:
-    """Add a mistake for each volume of a cluster that has the name or path of another volume in the same pod."""
-    for name, fabric in fabrics.items():
-        pod, site = fabric.model.pod, cluster.model.fabrics.get(name, ClusterFabric()).pod
-        taken = {"dshm", "/dev/shm", *(volume.name for sidecar in pod.sidecars for volume in sidecar.volumes)}  # noqa: S108
-        taken |= {text for volume in pod.volumes for text in (volume.name, volume.mount)}
-        own: dict[Loc, Volume] = {
-            ("kubernetes", "volumes", i): v for i, v in enumerate(cluster.model.kubernetes.volumes)
-        }
-        own |= {("fabrics", name, "pod", "volumes", i): v for i, v in enumerate(site.volumes)}
-        for key, volume in own.items():
-            if taken & {volume.name, volume.mount}:
-                mistakes.add(cluster.at(*key), f"{dotted_key(key)}: another volume of the pod has this name or path")
-            taken |= {volume.name, volume.mount}
-
-
 def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) -> str:
     """Return the fabric of a job without --fabric: the one for its profile, or else the one for its NICs."""
     wanted = (profile.name, profile.network.kind if profile.network else "none")
     fits = (name for want in wanted for name, fabric in fabrics.items() if want in fabric.model.default_for)
     return next(fits, "ethernet")
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """The arguments of `imagebuild job`."""
-
-    words: tuple[str, ...]
-    """All arguments, as they were typed."""
-    scheduler: Scheduler
-    profile: str
-    fabric: str
-    cluster: str = "generic"
-    nodes: int | None = None
-    racks: int | None = None
-    features: tuple[str, ...] = ()
-    components: tuple[str, ...] = ()
-    container: Literal["pyxis", "none"] | None = None
-    image: str | None = None
-    nccl: str | None = None
-    test: str = "all-reduce"
-    settings: tuple[str, ...] = ()
-    """Values of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
-    collect: bool = False
-    profiles: str | None = None

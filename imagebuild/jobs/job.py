@@ -1,4 +1,4 @@
-"""A job as one value, decided in four steps: size, image, environment, and pod. Pure."""
+"""A job as one value, decided in four steps: size, image, environment, and workers. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from imagebuild.bench.ceilings import NotComparable, class_ceilings, rank_layout
 from imagebuild.bench.judge import floor_of
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.choose import JobImage, resolve_image
 from imagebuild.jobs.environment import Environment, lint, resolve_environment
-from imagebuild.jobs.facts import JobFacts, JobRequest
+from imagebuild.jobs.facts import JobFacts
+from imagebuild.jobs.image import JobImage, resolve_image
 from imagebuild.jobs.offer import Offer
-from imagebuild.jobs.pod import Workers, resolve_workers
+from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size, resolve_size
+from imagebuild.jobs.workers import Workers, resolve_workers
 
 
 @dataclass(frozen=True)

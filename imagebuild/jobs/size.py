@@ -16,12 +16,12 @@ from imagebuild.jobs.facts import (
     Fabric,
     Feature,
     JobFacts,
-    JobRequest,
     JobTest,
     Nodes,
     SchedulerFacts,
     find_facts,
 )
+from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.settings import JobSettings, parse_settings
 
 IMPORT_MINUTES = 15

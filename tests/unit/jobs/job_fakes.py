@@ -15,10 +15,12 @@ import yaml
 
 from imagebuild.bench.profiles import Profile, load_profiles
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.facts import JobFacts, JobRequest, default_fabric, load_facts
+from imagebuild.jobs.facts import JobFacts, default_fabric
 from imagebuild.jobs.job import Job, resolve_job
+from imagebuild.jobs.load import load_facts
 from imagebuild.jobs.manifest import job_text
 from imagebuild.jobs.offer import Offer
+from imagebuild.jobs.request import JobRequest
 from tests.conftest import ROOT, data
 
 REFERENCE: dict[str, str] = data("jobs-reference")

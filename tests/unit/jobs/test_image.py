@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.choose import OLDEST_CUDA
+from imagebuild.jobs.image import OLDEST_CUDA
 from imagebuild.jobs.job import Job, resolve_job
 from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer
 from imagebuild.project.plan import Plan

@@ -9,7 +9,8 @@ from typing import Literal
 
 from imagebuild.bench.profiles import Profile
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.facts import GANGS_OF_PODS, JobRequest, Pod, SlurmOptions, fill_placeholders
+from imagebuild.jobs.facts import GANGS_OF_PODS, Pod, SlurmOptions, fill_placeholders
+from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size
 
 Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]

@@ -22,8 +22,9 @@ from imagebuild.core.fields import (
     natural_order,
     satisfies,
 )
-from imagebuild.jobs.facts import Fabric, Feature, JobFacts, JobRequest, Stack
+from imagebuild.jobs.facts import Fabric, Feature, JobFacts, Stack
 from imagebuild.jobs.offer import Offer, OfferedImage
+from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size, conditions_of_size
 
 DRIVERS = {"12": "525", "13": "580"}

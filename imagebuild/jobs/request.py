@@ -1,0 +1,35 @@
+"""The request for a job: the arguments of `imagebuild job`. The help of the command needs no other module of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Scheduler = Literal["mpijob", "jobset", "slurm"]
+"""Programs that start jobs. Each has a file in `jobs/schedulers/` and a template with its name."""
+SlurmContainer = Literal["pyxis", "none"]
+"""The values of `--container`: the ways in which ranks can run on Slurm."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """The arguments of `imagebuild job`."""
+
+    words: tuple[str, ...]
+    """All arguments, as they were typed."""
+    scheduler: Scheduler
+    profile: str
+    fabric: str
+    cluster: str = "generic"
+    nodes: int | None = None
+    racks: int | None = None
+    features: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
+    container: SlurmContainer | None = None
+    image: str | None = None
+    nccl: str | None = None
+    test: str = "all-reduce"
+    settings: tuple[str, ...] = ()
+    """Values of `--param`: `NAME=VALUE`, `scope:NAME=VALUE` or `NAME:=VALUE`."""
+    collect: bool = False
+    profiles: str | None = None
