@@ -15,8 +15,8 @@ class Changes:
     """Changes that the command line makes to a project."""
 
     values: Mapping[str, str] = field(default_factory=dict)
-    """Values of `--set`. Maps an axis to its values, separated by commas, or a pin to its version. A version of a
-    commit without a tag is `version@commit`."""
+    """Values of `--set`: maps an axis to its values, separated by commas, or a pin (an entry of `versions`) to its
+    version. Write `version@commit` for a commit without a tag."""
     with_: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     repository: str | None = None

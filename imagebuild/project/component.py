@@ -57,14 +57,14 @@ class Check(Model):
     run: str | None = None
     """Shell commands that bash runs in the image. The check passes if their exit status is 0."""
     script: ScriptName | None = None
-    """Instead of `run`: the name of the file `checks/<script>.sh`, or `<component>/<script>` for a file of another
+    """Name of a script to run instead of `run`: `checks/<script>.sh`, or `<component>/<script>` for a script of another
     component. Default without `run`: `checks/<name>.sh`."""
     expect: str | None = None
     """Regular expression that must match in the output. `{version}` is the component's version."""
     needs: tuple[NeedText, ...] = ()
     """What the machine must have. Otherwise the check is skipped."""
     environment: dict[Variable, str] = Field(default_factory=dict)
-    """Environment variables for the commands. Checks that share a script differ by them."""
+    """Environment variables for the commands, for example so that several checks can share a script."""
     ranks: Annotated[int, Field(gt=0)] = 1
     """Number of ranks that srun starts. More than one requires the need `slurm`."""
     results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "nvshmem", "dcgmi"] | None = None
@@ -75,8 +75,8 @@ class Check(Model):
     """User that runs the commands."""
     timeout_s: Annotated[int, Field(gt=0)] = 60
     attempts: Annotated[int, Field(gt=0, le=5)] = 1
-    """Maximum number of times that the check is started if it does not end in time, for programs that sometimes hang.
-    The result records the number of attempts."""
+    """Maximum number of attempts. A check that exceeds its time limit is started again, because some programs hang at
+    times. The result records the number of attempts."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Check:
@@ -91,7 +91,7 @@ class Check(Model):
 
 
 class Support(Model):
-    """A condition on axes and on the component's `version`, with the reason for it."""
+    """A condition on axes and on the component's `version`, and the reason for the condition."""
 
     when: Condition
     reason: str
@@ -111,7 +111,7 @@ class EnvironmentRow(ConditionalRow):
 
 
 class Repository(Model):
-    """A signed package repository other than the distribution's own. Its texts are templates as in `archive`."""
+    """A signed package repository other than the distribution's own. `url` and `key` are templates as in `archive`."""
 
     name: Name
     url: Url
@@ -141,7 +141,8 @@ class Packages(Model):
     before_install: str = ""
     """Shell lines that run before the installation, in the same step."""
     after_install: str = ""
-    """Shell lines that run after the installation, in the same step. Files that they remove are not in any layer."""
+    """Shell lines that run after the installation, in the same step. No layer contains the files that these lines
+    remove."""
 
 
 class Component(Model):
@@ -169,22 +170,22 @@ class Component(Model):
     variants: tuple[Variant, ...] = ("runtime", "devel")
     """Variants of an image that contain the component. Other variants are built without it."""
     supports: tuple[Support, ...] = ()
-    """Conditions that a target must fulfil. A target that does not fulfil one of them is excluded."""
+    """Conditions that a target must fulfil. A target that violates a condition is excluded."""
     excludes: tuple[Support, ...] = ()
-    """Conditions that exclude a target. A target that fulfils one of them is excluded."""
+    """Conditions that exclude a target. One fulfilled condition is enough."""
     key: tuple[Name, ...] = ()
     """Names that `build.j2` may use in addition to the component's own version: axes, `<axis>-major`, `gpu`, other
-    components. Targets that agree in them share the build stage."""
+    components. Targets with the same values share the build stage."""
     compiles: bool = False
     """Whether the build stage compiles for a long time. `imagebuild build --cache` stores the result of such a
     stage."""
     portable: bool = False
-    """Whether the result also runs on later releases. The component is then built on the `build-on` release of the
-    image or the base."""
+    """Whether the result also runs on later releases of the distribution. If so, the component is built on the
+    `build-on` release of the image or the base."""
     build_only: bool = False
-    """Whether the build stage is only a tool for other build stages. An image cannot list the component."""
+    """Whether the component is only a tool for other build stages. An image cannot list such a component."""
     stage_only: bool = False
-    """Whether the build stage only serves other stages. Its files are not copied into the image."""
+    """Whether only other stages use the files of the build stage. The files are not copied into the image."""
     git: GitUrl | None = None
     """Address of the git repository."""
     tag: str = "{version}"
@@ -193,13 +194,14 @@ class Component(Model):
     """Template of the address of an archive. It may contain `{version}`, axes, `{<axis>-major}`, `{arch}`, `{cpu}` and
     facts."""
     unpacked: Unpacked | None = None
-    """How `imagebuild lock` reads the unpacked archive, whose script sets the image's environment."""
+    """How `imagebuild lock` unpacks and reads the archive. A script in the archive sets the image's environment."""
     images: dict[Name, str] = Field(default_factory=dict)
-    """Images that the build stage starts from or copies from, by a name for `build.j2`. Templates as in `archive`."""
+    """Maps names for `build.j2` to the images that the build stage starts from or copies from. The images are templates
+    as in `archive`."""
     wheels: tuple[str, ...] = ()
     """Requirements for pip, as templates with `{version}` and facts. The lock contains the hashes of the wheels."""
     wheels_from: Name | None = None
-    """Component whose `wheels` this component uses, in its own version, instead of its own `wheels`."""
+    """Component whose `wheels` this component uses instead of its own. The version is that of this component."""
     facts: tuple[ConditionalRow, ...] = ()
     """Rows of values for templates. Each value is from the first row that contains it and whose condition holds."""
     repository: Repository | None = None
@@ -215,7 +217,7 @@ class Component(Model):
     """Environment variables that the image takes from its base, so that login shells also have them."""
     labels: dict[Name, str] = Field(default_factory=dict)
     """Additional labels of the image, named `imagebuild.<name>`. The values are templates as in `archive`. `{plugin}`
-    is the network plug-in in the unpacked archive that NCCL finds first."""
+    is the first network plug-in that NCCL finds in the unpacked archive."""
     checks: tuple[Check, ...] = ()
     gpu_code: tuple[str, ...] = ()
     """Shell patterns of files in the image that must contain code for exactly the GPUs that the matrix lists."""

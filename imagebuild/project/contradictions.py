@@ -12,11 +12,12 @@ from imagebuild.project.matrix import FIELD
 from imagebuild.project.project import Project
 
 Reference = tuple[YamlFile[Any], Loc, str, str, Collection[str]]
-"""A name that a file uses: the file, the place in it, the words for an unknown name, the name, and all known names."""
+"""A name that a file uses: the file, the place in the file, the problem if the name is unknown, the name, and all known
+names."""
 
 
 def check_names(project: Project, mistakes: Mistakes) -> None:
-    """Collect names in a file or an option that another file must define, but does not define."""
+    """Collect names that a file or an option uses, but that no file defines."""
     matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
     in_images: set[str] = set()
     for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
@@ -50,7 +51,7 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
         for axis in axes.keys() - image.axes:
             problem = f"the axis {axis!r} is missing; add `{axis}: [{axes[axis]}]`"
             mistakes.add(at("images", name, "axes"), f"images.{name}.axes: {problem}")
-        # The base of --base-image is compared only with the selected targets.
+        # `--base-image` is checked later, and only for the selected targets.
         for release in image.axes.get("os", ()) if not changes.base_image else ():
             if image.base and (problem := base_mismatch(image.base, release)):
                 mistakes.add(at("images", name, "base"), f"images.{name}.base: {image.base}: {problem}")
@@ -66,10 +67,11 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
 
 
 def base_mismatch(image: str, release: str) -> str:
-    """Return the reason why an image cannot be the base of a release, judged by its name. Empty if it can."""
+    """Return why an image, judged by its name, cannot be the base of a release. Empty if the image can be the base."""
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
-    return "" if fits else f"is not a base image of {release}, which packages and pins are for; use one of that release"
+    problem = f"is not a base image of {release}, but packages and pins are for {release}; use an image of {release}"
+    return "" if fits else problem
 
 
 def _references(project: Project) -> Iterator[Reference]:
@@ -87,7 +89,7 @@ def _references(project: Project) -> Iterator[Reference]:
             if wanted in roles:
                 offers = {c for c, document in components.items() if wanted in (c, *document.model.provides)}
                 where = (*place, "build-with", wanted)
-                yield file, where, "not a component that provides it:", component, offers
+                yield file, where, f"not a component that provides {wanted}:", component, offers
         if image.build_on:
             yield file, (*place, "build-on"), "no base", image.build_on, matrix.bases
         for axis in FIELD.findall(image.base or ""):
@@ -112,13 +114,16 @@ MORE_NAMES: Mapping[str, Sequence[str]] = {
     "excludes": ("version",),
     "env": ("version",),
 }
-"""Maps the key of a list of rows to the names that their conditions may use in addition to axes. The conditions of
-`facts` may use all of these names, and the names in `build-requires`. A condition on any other name would never
-hold."""
+"""Maps the key of a list of rows, such as `rules`, to the names that conditions in the rows may use in addition to
+axes. Conditions in `facts` may use all of these names, and the names in `build-requires`. A condition on any other name
+never holds."""
 
 
 def _references_of_conditions(project: Project) -> Iterator[Reference]:
-    """Yield the axes and values in the conditions of the project's own files. An extended project may have others."""
+    """Yield the axes and values that conditions in the project's own files use.
+
+    Files of an extended project may use others.
+    """
     matrix, components = project.matrix.model, project.components
     values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
     for image in matrix.images.values():
@@ -126,7 +131,7 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
             values.setdefault(axis, set()).update(listed)
     axes: dict[str, Collection[str]] = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
     axes |= values
-    # The values of a version are not known yet.
+    # An empty list accepts every value: all versions are possible.
     others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
     for role in {wanted for document in components.values() for wanted in document.model.build_requires}:
         others[role] = {*values.get(role, ()), *components}
@@ -149,13 +154,13 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
 
 
 def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition]]:
-    """Yield the conditions in the value of a file, each with its place."""
+    """Yield each condition in the content of a file, with its place."""
     if not isinstance(value, dict | tuple):
         return
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if (
             key == "when" and place and isinstance(place[-1], int)
-        ):  # only rows have conditions, but a name may also be `when`
+        ):  # only rows have conditions; `when` may also be a name
             yield (*place, key), inner
         else:
             yield from _conditions(inner, (*place, key))

@@ -36,7 +36,7 @@ OF_STAGE = (
 def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     """Read the matrix, components and lock of a folder. A missing lock is empty.
 
-    `extending` are the folders that lead to this folder by `extends`. Raises ConfigError with all mistakes in the
+    `extending` lists the folders of the projects that extend this project. Raises ConfigError with all mistakes in the
     files.
     """
     mistakes = Mistakes()
@@ -159,7 +159,7 @@ def script_of(project: Project, component: str, check: Check) -> str:
 
 
 def hash_of_check(check: Check, script: str) -> str:
-    """Return the hash of all that decides whether a check passes."""
+    """Return the hash of everything that determines the result of a check."""
     document = check.model_dump(mode="json", exclude={"description"}) | {"script": script}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

@@ -19,8 +19,8 @@ Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")
 Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
 UNRESOLVED = "unresolved"
 """Placeholder in a Dockerfile for a pin that the lock does not contain. Every builder refuses it."""
-UNREAD = "the lock has its hash, but no facts about its content"
-"""Words for an entry of the lock that has a hash, but not the required facts."""
+UNREAD = "the lock contains the hash, but no facts about the content"
+"""Problem of a source if the lock contains its hash, but not the required facts."""
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
 """Platform tags of the wheels that run with the glibc of the images. `fetch-wheels` accepts the same tags."""
 
@@ -39,25 +39,26 @@ class TreeFacts(Model):
     environment: dict[str, str]
     """Environment variables that the archive's own script sets if the archive is unpacked at `prefix`."""
     absent: tuple[str, ...] = ()
-    """Paths below `prefix` that the environment contains, but the archive does not."""
+    """Paths below `prefix` in the environment that do not exist in the archive."""
     folders: tuple[str, ...] = ()
     """Folders at the top of the archive."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Maps each part of the archive to its version, from the file VERSION and the pkg-config files."""
     sources: tuple[str, ...] = ()
-    """Source archives in the archive."""
+    """Archives of source code in the archive."""
     licenses: tuple[str, ...] = ()
-    """Files with licences."""
+    """Files with licence texts."""
     plugins: tuple[tuple[str, str], ...] = ()
     """Folder and file name of each NCCL network plug-in, in the order of the folders in LD_LIBRARY_PATH."""
     unprovided: tuple[str, ...] = ()
     """Libraries that files of the archive need, but the archive does not contain."""
     built_in: tuple[str, ...] = ()
-    """Folders of the machine where the archive was built that its text files still contain."""
+    """Folders of the build machine that text files in the archive still name."""
 
 
 REPLACED_HAS = ("bin", "include", "lib", "lib/pkgconfig")
-"""Subfolders of a folder that replaces one of the archive. Other subfolders are left out of the environment."""
+"""Subfolders that exist if another component replaces a folder of the archive. Other subfolders of the replaced folder
+are left out of the environment."""
 
 
 class Unpacked(Model):
@@ -70,8 +71,8 @@ class Unpacked(Model):
     needs: tuple[str, ...] = ()
     """Shell patterns of files and folders that an image needs from the archive."""
     replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
-    """Maps a folder of the image that another component fills to the folders of the archive that it replaces. These may
-    be shell patterns."""
+    """Maps each folder that another component fills to the folders of the archive that it replaces: names or shell
+    patterns."""
     removed: tuple[str, ...] = ()
     """Shell patterns of folders of the archive that the image does not contain."""
     left_out: tuple[str, ...] = ()
@@ -79,14 +80,14 @@ class Unpacked(Model):
     devel: tuple[str, ...] = ()
     """Environment variables that only the `devel` variant gets."""
     order: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Maps a variable with a list of folders to shell patterns of folders below `prefix`, in the order for images. A
-    folder without wildcards is added if the script leaves it out."""
+    """Maps each variable with a list of folders to the order of its folders in images: shell patterns relative to
+    `prefix`. A folder without wildcards is added if the script leaves it out."""
 
     def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
         """Return the environment that an image takes from the archive, and a line for each difference from the script.
 
-        `facts` are of each architecture of the image. Raises ConfigError if the archives of two architectures set a
-        variable differently.
+        `facts` describes the archive of each architecture of the image. Raises ConfigError if the archives of two
+        architectures set a variable differently.
         """
         taken: dict[str, dict[str, str]] = {}
         notes: list[str] = []
@@ -95,7 +96,7 @@ class Unpacked(Model):
             taken[arch] = {}
             notes += [f"text files contain {folder}, which is {self.prefix} in images" for folder in tree.built_in]
             if plugins := [f"{name} in {folder}" for folder, name in tree.plugins]:
-                notes.append(f"NCCL network plug-ins, of which NCCL loads the first: {', '.join(plugins)}")
+                notes.append(f"NCCL network plug-ins (NCCL loads the first one): {', '.join(plugins)}")
             left_out = [n for n in tree.environment if any(fnmatchcase(n, pattern) for pattern in self.left_out)]
             notes += [f"{', '.join(left_out)}: left out of images"] if left_out else []
             for name, value in {**dict.fromkeys(self.order, ""), **tree.environment}.items():
@@ -143,7 +144,7 @@ class Unpacked(Model):
 def common_environment(
     by_arch: Mapping[str, Mapping[str, str]], notes: Iterable[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment that all architectures share, and the notes with a line for each folder that is left out.
+    """Return the environment that all architectures share, and `notes` with a line for each folder that is left out.
 
     A list of folders keeps the folders that all architectures have. Raises ConfigError if another variable has
     different values.
@@ -154,8 +155,8 @@ def common_environment(
         if all(values.values()) and len(set(values.values())) > 1 and not name.endswith("PATH"):
             raise ConfigError(
                 f"{name}: expected one value for all architectures, but it is "
-                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; give the "
-                "component a value in `env`, or the image only one of the `platforms`"
+                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; set "
+                f"{name} in the component's `env`, or remove one of the image's `platforms`"
             )
         first, *others = (value.split(":") for value in values.values())
         everywhere = [part for part in first if all(part in other for other in others)]
@@ -200,8 +201,8 @@ class LockedRepository(Model):
     fingerprint: Fingerprint
     """Fingerprint of the key that signed the repository."""
     packages: dict[str, str] = Field(default_factory=dict)
-    """Maps each used package to its exact version. For a package that a component requests as `name=version`, the whole
-    text is the key, as another target may request another version."""
+    """Maps each used package to its exact version. If a component requests `name=version`, this whole text is the key,
+    because another target may request another version."""
     candidates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Maps each package to all its versions in the repository, oldest first."""
 
@@ -221,7 +222,7 @@ class Lock(Model):
     """Maps each component and version, separated by a blank, to the wheels."""
     date: Day | None = None
     """Latest modification time of files in images: the day when the lock was first written, or the value of `lock
-    --date`. Nothing else changes it, as the layers of all images change with it."""
+    --date`. No other change of the lock changes the date, because the layers of all images depend on it."""
 
     def entry(self, key: Key) -> Entry | None:
         """Return the entry with a key. Return None if there is none."""
@@ -325,7 +326,7 @@ def source_title(source: Source) -> str:
 
 
 def lacks(lock: Lock, source: Source) -> str:
-    """Return what the lock lacks for a source, as a phrase. Return an empty text if the source is pinned.
+    """Return what the lock lacks for a source, as a phrase. Empty if the source is pinned.
 
     Raises ConfigError if a requirement of a wheel cannot be read.
     """
@@ -352,7 +353,7 @@ def lacks(lock: Lock, source: Source) -> str:
             if wanted.keys() != versions.keys() or not all(
                 specifier.contains(versions[name], prereleases=True) for name, specifier in wanted.items()
             ):
-                return f"other wheels than {', '.join(requirements)}"
+                return f"the pinned wheels do not fulfil {', '.join(requirements)}"
     return ""
 
 
@@ -397,7 +398,7 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
-    """Return wheels with their hashes. Return none without a pin, which pip refuses."""
+    """Return wheels with their hashes. Empty without a pin; pip refuses an empty list."""
     return lock.wheels.get(key_of(wheels)[1], ())
 
 

@@ -49,13 +49,13 @@ class Requirement(Model):
     when: Condition = Field(default_factory=dict)
     """Condition on the targets that the requirement is for. It may name axes, `image` and `arch`."""
     checks: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Checks as `component/check` or shell patterns. A component alone stands for all its checks."""
+    """Checks as `component/check` or shell patterns. The name of a component stands for all checks of the component."""
 
 
 class Publish(Model):
     """The conditions for giving an image a tag.
 
-    Always, no check may have failed on any platform, and every check that needs no special hardware must have passed.
+    Two conditions always apply: no check failed on any platform, and every check that needs no special hardware passed.
     """
 
     staging: str = "{repository}/{image}-staging"
@@ -75,7 +75,7 @@ def _pins(value: Any) -> Any:
 
 
 class Pin(Model):
-    """The version of a component. If there are several, the first one whose condition holds applies."""
+    """A version of a component. The first version whose condition holds applies."""
 
     when: Condition = Field(default_factory=dict)
     version: VersionText
@@ -99,7 +99,8 @@ class Base(Model):
     """Code name of the release in the Debian archive. Builds can bootstrap the base from that archive instead of the
     official image."""
     build_on: Release | None = None
-    """Older release on which portable components are compiled, so that they run on both. Default: this release."""
+    """Older release on which portable components are compiled, so that they run on both releases. Default: this
+    release."""
 
 
 class GpuArchitecture(Model):
@@ -174,10 +175,10 @@ class Image(Model):
     The values of `variant` are `runtime` and `devel`."""
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1), AfterValidator(distinct)]
     components: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(distinct)]
-    """Components of the image. The components that these require are added."""
+    """Components of the image. Components that they require are added automatically."""
     build_with: dict[Name, Name] = Field(default_factory=dict)
-    """Maps a requirement of build stages to the component whose stage fulfils it, for example if the image does not
-    contain such a component."""
+    """Maps a name in `build-requires` to the component whose build stage fulfils the requirement, for example if the
+    image does not contain such a component."""
     build_on: Release | None = None
     """Release on which portable components are compiled for all releases. Default: the `build-on` of each base."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]

@@ -30,7 +30,7 @@ REVISION_DIGITS = 7
 def combination_id(image: str, axes: Mapping[str, str]) -> str:
     """Return the id of a combination: `<image>-cuda<V>-<os>-<variant>`.
 
-    Only values of `cuda` and `gpu` follow their axis.
+    Only values of `cuda` and `gpu` are prefixed with the name of their axis.
     """
     values = [f"{axis}{value}" if axis in ("cuda", "gpu") else value for axis, value in axes.items()]
     return "-".join([image, *values])
@@ -48,7 +48,7 @@ class Target(Model):
     name: str
     """Name of the image in the engine's image store: the repository, with the id as the tag."""
     tags: tuple[str, ...]
-    """Tags that publishing gives and never moves. Publishing also fills in `{revision}`."""
+    """Tags that publishing gives and never moves. Publishing also replaces `{revision}`."""
     aliases: tuple[str, ...] = ()
     """Tags that publishing moves to this target."""
     stages: dict[str, str] = Field(default_factory=dict)
@@ -105,7 +105,7 @@ def make_plan(project: Project) -> Plan:
     if not matrix.images:
         mistakes.add(
             project.matrix.at("images"),
-            "images: there is no image; add one, for example as `imagebuild init` writes it",
+            "images: the matrix has no image; add one, such as the image that `imagebuild init` writes",
         )
     mistakes.stop_if_any()
     targets: list[Target] = []
@@ -126,7 +126,8 @@ def make_plan(project: Project) -> Plan:
             lacking = [project.components[c].model.pin or c for c, version in present.items() if version is None]
             problem = f"no version applies to {combination_id(name, axes)}"
             if not changes.values.keys().isdisjoint(axes):
-                # --set is for the selected image. Other images need not have versions for the value.
+                # A value of --set may fit only some images. Combinations without a version for it are excluded, not
+                # refused.
                 against += [(f"versions.{pin}", problem) for pin in lacking]
             if against:
                 rule, reason = against[0]
@@ -172,7 +173,7 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
                 offers = [c for c, d in project.components.items() if wanted in d.model.provides]
                 mistakes.add(where, f"{what}: {name} needs {wanted!r}; add one of: {', '.join(offers)}")
             elif provider in own and provider in changes.without:
-                mistakes.add(f"--without {provider}", f"{name} in {image} requires it; add --without {name}")
+                mistakes.add(f"--without {provider}", f"{name} in {image} requires {provider}; add --without {name}")
         graph[name] = tuple(provider for provider in providers.values() if provider)
         todo += graph[name]
     for wanted in sorted({role for name in graph for role in project.components[name].model.provides}):
@@ -236,7 +237,7 @@ def _objections(
 def make_target(
     project: Project, image: str, axes: dict[str, str], components: dict[str, str], mistakes: Mistakes
 ) -> Target:
-    """Return the target of these axes and components, with all its possible aliases."""
+    """Return the target with these axes and components. Other targets may have the same aliases."""
     matrix = project.matrix.model
     entry, identity = matrix.images[image], combination_id(image, axes)
     values = {**axes, "image": image, "repository": matrix.repository}
@@ -275,7 +276,7 @@ def make_target(
 
 
 def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
-    """Return the targets. An alias that several targets have stays only with the last one."""
+    """Return the targets. If several targets have the same alias, only the last one keeps it."""
     owner = {alias: target.id for target in targets for alias in target.aliases}
     kept = {t.id: tuple(dict.fromkeys(a for a in t.aliases if owner[a] == t.id)) for t in targets}
     return tuple(target.model_copy(update={"aliases": kept[target.id]}) for target in targets)
@@ -319,7 +320,7 @@ def _check_use(
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
-    """Collect tags that two targets have, and aliases that would move a tag."""
+    """Collect tags that two targets have, and aliases that are also tags."""
     owners: dict[str, str] = {}
     for target in targets:
         for i, tag in enumerate(target.tags):

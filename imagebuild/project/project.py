@@ -28,7 +28,8 @@ class Project:
     own_lock: Lock
     """The content of the project's own lock file."""
     changes: Changes = field(default_factory=Changes)
-    """Changes by the command line. `matrix` already contains its pins, repository, base and appended instructions."""
+    """Changes by the command line. `matrix` already contains the changed pins, repository, base and appended
+    instructions."""
 
     @property
     def root(self) -> Path:
@@ -67,7 +68,7 @@ class Project:
         return replace(self, matrix=replace(self.matrix, model=model), lock=lock, changes=changes)
 
     def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:
-        """Return the pins among the values of `--set`. The other values are of axes."""
+        """Return the pins among the values of `--set`. The other values belong to axes."""
         mistakes, versions = Mistakes(), self.matrix.model.versions
         pins: dict[str, tuple[Pin, ...]] = {}
         axes = {axis for image in self.matrix.model.images.values() for axis in image.axes}

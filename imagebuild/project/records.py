@@ -50,11 +50,11 @@ class BuildResult(Model):
     run: str = ""
     """Address of the CI run that built the image."""
     workflow: str = ""
-    """Address of the workflow of that run, with its revision. The workflow vouches for the build."""
+    """Address of the workflow of that run, with its revision. The provenance names it as the builder."""
     replaced: dict[str, str] = Field(default_factory=dict)
     """Maps each replaced image or stage of the Dockerfile to its replacement: the digest of an image, or `folder`."""
     rebuilt: date | None = None
-    """Day of `build --rebuild`. Packages are newer than in the first build of the commit."""
+    """Day of `build --rebuild`, which installs newer packages than the first build of the commit."""
 
 
 Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
@@ -95,7 +95,7 @@ class ScanResult(Model):
 
 
 State = Literal["published", "unchanged", "possible", "refused", "failed"]
-"""`possible`: `--dry-run` found that it would be published. `failed`: a registry failed, or another publisher
+"""`possible`: `--dry-run` found that the target can be published. `failed`: a registry failed, or another publisher
 interfered."""
 
 
@@ -117,7 +117,7 @@ class Published(Model):
     moved: dict[str, str] = Field(default_factory=dict)
     """Maps each moved alias to the digest that it named before."""
     attached: dict[str, int] = Field(default_factory=dict)
-    """Maps each kind of attachment to the number of new ones."""
+    """Maps each kind of attachment to the number of new attachments."""
     signed: int = 0
     """Number of images and indexes that were signed."""
 
@@ -209,7 +209,8 @@ class PublishedImage(Model):
     versions: dict[str, str]
     """Maps each component to its version."""
     stack: dict[str, str] = Field(default_factory=dict)
-    """Additional values to choose an image by: `nccl` has its version, `mpi` is `HPC-X 2.51` or `Open MPI 5.0.10`."""
+    """Additional values to choose an image by: `nccl`, such as `2.32.3`, and `mpi`, such as `HPC-X 2.51` or `Open MPI
+    5.0.10`."""
     repository: str
     digest: Digest
     tags: tuple[Tag, ...]
@@ -247,7 +248,7 @@ class Catalog(Model):
     imagebuild: str
     """Version of imagebuild that wrote the file."""
     images: tuple[PublishedImage, ...]
-    """Images in the order of the matrix, the newest first for each."""
+    """Images in the order of the matrix. If an image was published several times, the newest comes first."""
     problems: tuple[str, ...] = ()
     """Problems with images in the registry that could not be read."""
     updates_read: str = ""

@@ -15,7 +15,7 @@ from imagebuild.project.load import MATRIX
 
 @contextmanager
 def files_at_revision(reference: str, folder: Path, run: RunProgram = run_program) -> Iterator[Path]:
-    """Yield the folder of the project in another state: a folder with a copy of it, or a git revision.
+    """Yield a folder with another state of the project: a copy in a folder, or a git revision.
 
     For a revision, the whole tree with its submodules is checked out until the `with` block ends. Mistakes in its files
     are shown as `REF:file:line`. Raises ConfigError if `reference` is neither a folder nor a revision.
@@ -36,12 +36,13 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
     try:
         commit = run("git", "-C", str(top), *revision).strip()
     except CommandError:
-        raise ConfigError(f"{reference}: is neither a folder with {MATRIX} nor a revision of {top}") from None
+        problem = f"is neither a folder with {MATRIX} nor a revision of {top}; name one of them"
+        raise ConfigError(f"{reference}: {problem}") from None
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         _checkout(top, commit, Path(name), run)
         there = Path(name) / place.relative_to(top)
         if not (there / MATRIX).is_file():
-            raise ConfigError(f"{reference}: has no {place.relative_to(top) / MATRIX}")
+            raise ConfigError(f"{reference}: has no {place.relative_to(top) / MATRIX}; name a revision that has it")
         try:
             yield there
         except ConfigError as error:
@@ -49,9 +50,9 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
 
 
 def _checkout(repository: Path, commit: str, folder: Path, run: RunProgram) -> None:
-    """Write the files of a commit, and of its submodules that the repository contains, to a folder.
+    """Write the files of a commit, and of those submodules that the repository contains, to a folder.
 
-    git writes the files, as the tar module of Python 3.11.2 cannot unpack safely. A separate index leaves the
+    git writes the files, because the tar module of Python 3.11.2 cannot unpack safely. A separate index leaves the
     repository's own index unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,9 @@ class AttestFinding(Model):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the image must not be trusted. Damage always counts; the other outcomes count for required kinds."""
+        """Whether the image must not be trusted. Damaged attachments always count. Other outcomes count only for
+        required kinds.
+        """
         return self.outcome == "broken" or (self.required and self.outcome != "passed")
 
 
@@ -92,7 +94,8 @@ def verify_attachments(
 
     Without `trust`, signatures are not checked, so only damaged attachments and attachments of other images are found.
     A tag is resolved once; after that, only its digest is used. Raises ConfigError if the image does not exist or
-    `required` is not valid, CommandError if the registry fails, and ResultError if the name is not that of an image.
+    `required` is not valid, CommandError if the registry fails, and ResultError if the name is not the name of an
+    image.
     """
     known = (*PREDICATES, SIGNATURE)
     if unknown := [kind for kind in required if kind not in known]:
@@ -153,7 +156,7 @@ def _judge_attached(
         verdicts = [judge_predicate(value, member, platform, index) for platform, member in members.items()]
         outcome, detail = next((verdict for verdict in verdicts if verdict[0] != "broken"), verdicts[0])
         if isinstance(value, ScanResult) and outcome != "broken" and value.started < newest[_scanned(value)]:
-            outcome, detail = "skipped", f"{detail}; a newer scan counts"
+            outcome, detail = "skipped", f"{detail}; only the newest scan counts"
         yield attestation.kind, outcome, detail, attestation.digest
 
 
@@ -174,7 +177,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
         case SpdxDocument():
             summary = f"{len(value.contents)} packages and components"
         case Provenance():
-            summary = f"{value.sources}, {len(value.replaced)} of them replaced others"
+            summary = f"{value.sources}, {len(value.replaced)} of them instead of sources in the lock"
             if value.folders:
                 failure = f"built from local folders, whose content is unknown: {', '.join(value.folders)}"
         case VerifyResult():
@@ -198,10 +201,10 @@ def add_attachment(
     reference: ImageReference, registry: Registry, kind: str, content: bytes, *, file: Path,
     platform: str | None = None, signer: Signer | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Attach the content of a file to the images that it is about. If `reference` names an index, also to the index.
+    """Attach a file to the images that the file is about, and to the index if `reference` names one.
 
-    Return the digests of the new attachments. A signer signs them. Raises ConfigError if the image is not named by
-    digest or the content is about another image. Raises ResultError if the content is of another kind.
+    Return the digests of the new attachments. With a signer, they are signed. Raises ConfigError if the image is not
+    named by digest or the content is about another image. Raises ResultError if the content is of another kind.
     """
     place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
     index = str(found.digest)
@@ -246,7 +249,7 @@ def missing_attachments(
         present = Counter(same for same, _ in listed)
         if signer and listed:
             manifest = place.manifest(subject.digest).content
-            # Only attachments with the same content are verified, because an image gets another scan every week.
+            # Only attachments with the wanted content are verified, because an image gets another scan every week.
             asked = {identity(new.kind, digest_of(new.content)) for new in attachments}
             read = [read_attestation(place, item, subject.digest) for same, item in listed if same in asked]
             trusted = [item for item in read if not signer.attestation_problem(item, manifest)]

@@ -54,7 +54,7 @@ def read_catalog(path: Path) -> Catalog:
 
 @dataclass(frozen=True)
 class CatalogReader:
-    """Reads the catalogue of a plan from its registries. Images that cannot be read become its problems."""
+    """The reader of a plan's published images. Images that cannot be read become problems in the catalogue."""
 
     project: Project
     plan: Plan
@@ -114,7 +114,7 @@ class CatalogReader:
             longest_first = sorted(tags, key=lambda tag: (-len(tag), tag))
             # Tags that name the commit never move.
             fixed = tuple(tag for tag in longest_first if revision and revision[:REVISION_DIGITS] in tag)
-            labels = platforms[0].labels  # all platforms are of one target
+            labels = platforms[0].labels  # all platforms belong to one target
             entry, axes, versions = self.project.matrix.model.images[image], axes_of(labels), components_of(labels)
             unsigned = self.trust.image_problem(parse_reference(name)) if self.trust else ""
             published = PublishedImage(
@@ -209,7 +209,7 @@ def checks_summary(result: VerifyResult) -> Checks:
 
 BEGIN, END = "<!-- images:begin -->", "<!-- images:end -->"
 MOST_VALUES = 3
-"""Maximum number of values of an axis that are listed. If there are more, only the first and the last are."""
+"""Maximum number of values of an axis that are listed. If there are more, only the first and the last are listed."""
 
 
 def replace_table(name: str, text: str, table: str) -> str:
@@ -246,12 +246,12 @@ def images_table(project: Project, plan: Plan) -> str:
             f"at most {', '.join(sizes)}" if sizes else NONE,
         ])  # fmt: skip
     table = markdown_table(["image", "what it is", *axes, "has", "platforms", "targets", "compressed"], rows)
-    note = "; sizes are the limits in it" if any(image.size_limit_mb for image in images.values()) else ""
+    note = "; sizes are limits" if any(image.size_limit_mb for image in images.values()) else ""
     total = len(plan.targets)
     return f"{table}\n\n{total} targets, by `imagebuild catalog --readme` from `matrix.yaml`{note}.\n"
 
 
 def _listed(values: Sequence[str]) -> str:
-    if len(values) > MOST_VALUES and values[0][0].isdigit():  # only numbers have an order that everybody knows
+    if len(values) > MOST_VALUES and values[0][0].isdigit():  # only numbers have an obvious order
         return f"{values[0]} to {values[-1]} ({len(values)})"
     return ", ".join(values) or NONE

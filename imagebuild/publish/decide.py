@@ -23,8 +23,8 @@ from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_
 from imagebuild.verify.runner import EXEC
 
 READABLE = "readable"
-"""The check that passes if the image's files could be read. If it passed, a skipped check of the image's files had
-nothing to judge, and does not prevent publishing."""
+"""The check that passes if the image's files could be read. If this check passed, a skipped check of the image's files
+does not prevent publishing, because there was nothing to check."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,15 @@ class PublishRule:
     name: str
     """The component and the check, such as `nccl/all-reduce`."""
     always: bool
-    """Whether every image must pass the check, because it needs no special hardware. Several nodes are not special."""
+    """Whether every image must pass the check, because the check needs no special hardware. Several nodes are not
+    special hardware."""
     sha256: str = ""
     """Hash of the check in this checkout of the project."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The image that was built for a platform, or the reason why there is none to publish."""
+    """The image that was built for a platform, or the reason why no image can be published."""
 
     platform: Platform
     digest: str = ""
@@ -59,7 +60,7 @@ class Choice:
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
     """Return the image that the build results of a target name for a platform.
 
-    If the results name different digests, none is chosen, because nothing says which one is right.
+    If the results name different digests, no image is chosen, because the right digest is unknown.
     """
     builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
@@ -114,7 +115,7 @@ def objections(
     if not choice.digest:
         return [choice.reason]
     if choice.image is None:
-        return [f"{choice.repository} does not contain it any more; build it again with --push"]
+        return [f"{choice.repository} does not contain the image any more; build it again with --push"]
     failed_scans = [scan for scan in evidence.of_type(ScanResult) if scan.value.verdict != "passed"]
     return [
         *_label_objections(target, choice.platform, choice.image),
@@ -160,7 +161,7 @@ def _check_objections(
                 skipped[name] = f"{unproven} ({verification.path})"
             elif check.sha256 != hashes.get(name, check.sha256):
                 skipped[name] = (
-                    f"the result is from another version of this check than in this checkout ({verification.path}); "
+                    f"the result is for another version of the check than in this checkout ({verification.path}); "
                     "run `imagebuild verify` again"
                 )
             elif check.outcome == "passed":
@@ -185,7 +186,7 @@ def _check_objections(
 
 
 def _unproven(result: VerifyResult) -> str:
-    """Return why nothing proves that the checks ran in this image. Empty if it is proven."""
+    """Return why it is not certain that the checks ran in this image. Empty if it is certain."""
     runner = result.surroundings.runner if result.surroundings else ""
     proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
     if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
@@ -195,7 +196,7 @@ def _unproven(result: VerifyResult) -> str:
 
 
 def _fits(rule: PublishRule, pattern: str) -> bool:
-    """Return whether a pattern matches a check. A verdict on speed needs a pattern with the same suffix."""
+    """Return whether a pattern matches a check. Verdicts on speed match only patterns with the suffix `-speed`."""
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
 
 
@@ -215,18 +216,18 @@ def fill_tags(templates: Sequence[str], builds: Collection[BuildResult]) -> tupl
     commits = sorted({build.revision or "" for build in builds})
     days = sorted({f"-{build.rebuilt:%Y%m%d}" if build.rebuilt else "" for build in builds})
     if changed := [commit for commit in commits if commit.endswith(DIRTY)]:
-        return (), f"built from files that differ from commit {changed[0][:12]}; commit them, then build again"
+        return (), f"built from files that differ from commit {changed[0][:12]}; commit the files, then build again"
     if len(commits) > 1:
         listed = ", ".join(commit[:12] or "an unknown one" for commit in commits)
-        return (), f"its builds are from different commits: {listed}; build all platforms again from one commit"
+        return (), f"the builds are from different commits: {listed}; build all platforms again from one commit"
     if len(days) > 1:
         listed = ", ".join(day.removeprefix("-") or "without --rebuild" for day in days)
-        return (), f"its builds are from different days: {listed}; build all platforms again with the same --rebuild"
+        return (), f"the builds are from different days: {listed}; build all platforms again with the same --rebuild"
     commit, day = next(iter(commits), ""), next(iter(days), "")
     if not any(REVISION in template for template in templates):
         return tuple(
             templates
-        ), "a rebuild needs its day in the tag; add {revision} to the tags of the matrix" if day else ""
+        ), "the tag of a rebuild needs the day; add {revision} to the tags of the matrix" if day else ""
     if not commit:
         return (), "a build does not name its commit; build again in a git repository"
     return tuple(template.replace(REVISION, commit[:REVISION_DIGITS] + day) for template in templates), ""

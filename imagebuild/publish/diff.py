@@ -33,7 +33,7 @@ class ComparedImage(Model):
     digest: str
     platform: str
     size_bytes: int
-    """Size of the layers. They are compressed, unless the image is in an engine that stores unpacked layers."""
+    """Size of the compressed layers. Size of the unpacked layers if the engine stores only these."""
 
 
 class Comparison(Model):
@@ -42,10 +42,10 @@ class Comparison(Model):
     a: ComparedImage
     b: ComparedImage
     differences: dict[str, Changes]
-    """The differences in `components`, `packages`, `environment` and `layers`. `packages` is missing if they could not
-    be compared."""
+    """The differences in `components`, `packages`, `environment` and `layers`. `packages` is missing if the packages
+    could not be compared."""
     notes: tuple[str, ...] = ()
-    """What was not compared, and which facts do not come from the layers."""
+    """Notes on facts that were not compared, and on facts that do not come from the layers."""
 
     @property
     def differs(self) -> bool:
@@ -108,7 +108,7 @@ def print_comparison(comparison: Comparison) -> None:
     """Print a comparison as tables, followed by a summary."""
     a, b = comparison.a, comparison.b
     for letter, side in (("A", a), ("B", b)):
-        out.print(f"[bold]{letter}[/] {escape(f'{side.name}, of {side.origin}, {side.platform}, {side.digest}')}")
+        out.print(f"[bold]{letter}[/] {escape(f'{side.name}, from {side.origin}, {side.platform}, {side.digest}')}")
     for title, changes in comparison.differences.items():
         if changes:
             out.print(f"\n[bold]{title}: {len(changes)} differ[/]")

@@ -76,10 +76,10 @@ UNNAMED = "an image without a digest"
 
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
-    """Return what a result is about instead of the image of a platform. Empty if it is about this image.
+    """Return why a result is not about the image of a platform. Empty if it is about this image.
 
-    `indexes` are the digests of the indexes that list the image. If a result names such an index, or no digest, its
-    platform decides.
+    `indexes` are the digests of the indexes that list the image. If a result names such an index, or no digest, the
+    platform in the result decides.
     """
     digests, platforms = about(value)
     if others := digests - {digest, *(indexes if platforms else ())}:
@@ -107,7 +107,7 @@ def about(value: BaseModel) -> tuple[frozenset[str], frozenset[str]]:
 
 @dataclass(frozen=True)
 class EvidenceFile(Generic[T_co]):
-    """A file with a result: its JSON, and the same as a typed value."""
+    """A file with a result: the JSON document, and the result as a typed value."""
 
     path: Path
     document: Mapping[str, Any]
@@ -120,7 +120,7 @@ class Evidence:
 
     files: Sequence[EvidenceFile[BaseModel]] = ()
     unused: Sequence[str] = ()
-    """For each result that cannot be assigned to one image: its file, and the reason."""
+    """Results that cannot be assigned to one image: for each, the file and the reason."""
 
     def of_image(self, digest: str, platform: str, indexes: Collection[str]) -> Evidence:
         """Return the results about the image of a platform. `indexes` are the digests of the indexes that list it."""
@@ -166,7 +166,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
     return Evidence(read, unused)
 
 
-# What is attached to an image
+# Attachments
 
 
 @dataclass(frozen=True, order=True)
@@ -199,7 +199,7 @@ def _plain(model: Model) -> dict[str, Any]:
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
-    """Return a verification of a platform's image for the public: without host, user, environment and logs."""
+    """Return a verification that can be published: without host, user, environment and logs."""
     if place := result.surroundings:
         facts = {name: value for name, value in place.facts.items() if name != "host"}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})

@@ -49,7 +49,7 @@ WORKERS = 8
 
 
 def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
-    """Return the image of each platform that the first alias of each target names.
+    """Return the images that the first alias of each target names, one for each platform.
 
     Raises CommandError if a registry fails.
     """

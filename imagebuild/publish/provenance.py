@@ -99,7 +99,7 @@ def _resources(
 BUILD_TYPE = "urn:imagebuild:build-type:v1"
 """The type of our builds. docs/supply-chain.md describes its parameters."""
 BUILDER = "urn:imagebuild:builder:"
-LEVEL = "none claimed: the builder describes its own work, and whoever may start it may change what it writes"
+LEVEL = "none claimed: the builder describes its own work, and everybody who can start it can change its output"
 PROJECT = "project"
 
 

@@ -33,14 +33,14 @@ class PruneVerdict:
 def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
     """Decide which images and indexes of a staging repository are deleted, and return them, the oldest push first.
 
-    An image or index is deleted if all of its pushes are older than the limit, no other tag names it or a manifest in
-    it, and no attachment refers to one of these. Manifests in a deleted index are deleted too, unless an index that
+    An image or index is deleted if all of its pushes are older than the limit, and neither another tag nor an
+    attachment refers to it or to a manifest in it. Manifests in a deleted index are deleted too, unless an index that
     stays contains them. Published repositories are not read, because they contain copies. Raises CommandError if the
     registry fails.
     """
     registry, tags = staging.registry, staging.tags()
     names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
-    # The tag `sha256-…` lists what refers to a manifest: registries without a referrers API and cosign use it.
+    # A tag `sha256-…` lists the attachments of a manifest, for cosign and for registries without a referrers API.
     needed = {f"sha256:{match[1]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
     read = for_each(staging.find, names, registry, jobs=JOBS)
     named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
@@ -75,7 +75,7 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
     Raises DeletionDisabled if the registry does not allow deletion, CommandError if the registry fails.
     """
     deleted: set[str] = set()
-    # An index is deleted before a manifest in it that was also pushed separately.
+    # An index is deleted before its manifests that were also pushed separately.
     for verdict in sorted((v for v in verdicts if v.verdict == "delete"), key=lambda v: -len(v.parts)):
         refused = []
         for digest in verdict.parts:
@@ -94,7 +94,9 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
 
 
 def _push_time(tag: str, digest: str) -> datetime | None:
-    """Return the time of the push that created a tag. None if it is another kind of tag, or one for another digest."""
+    """Return the time of the push that created a tag. None for another kind of tag, or for the tag of another
+    digest.
+    """
     try:
         pushed = datetime.strptime(tag, f"staged-%Y%m%dT%H%M%SZ-{digest[7:19]}").replace(tzinfo=UTC)
     except ValueError:

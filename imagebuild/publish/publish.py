@@ -38,7 +38,7 @@ JOBS = 4
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """What to publish, the results that prove it, and the signer."""
+    """The targets to publish, the folders with their results, and the signer."""
 
     select: Sequence[str]
     """The targets. Default: all targets that the folders contain a build of."""
@@ -48,12 +48,12 @@ class PublishRequest:
     signer: Signer | None = None
     """The signer for images and attachments. None: nothing is signed."""
     origin: Mapping[str, str] | None = None
-    """The run, workflow, source and commit of this CI job, if it signs without a key. A build result must name the same
-    values, because anybody could have written it."""
+    """The run, workflow, source and commit of this CI job, if it signs without a key. Each build result must name the
+    same values, because anybody could have written the result."""
 
 
 class Planned(NamedTuple):
-    """What this checkout says about a target: the checks for its image, and the sources for its provenance."""
+    """The definition of a target in this checkout: the checks for its image, and the sources for its provenance."""
 
     project: Project
     recipe: Recipe
@@ -193,7 +193,9 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
 
 
 def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
-    """Find the chosen image in the repository it was pushed to or, if it was deleted there, where it is published."""
+    """Find the chosen image in its staging repository. If it was deleted there, find it in the published
+    repositories.
+    """
     places = (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)) if choice.digest else ()
     for name in map(parse_reference, places):
         place = repository_of(name, connect)
@@ -210,7 +212,7 @@ def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> Ne
     """Make the provenance of an image from the result of its build.
 
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
-    another CI run than the signing one built the image, or if a source was a folder of the building machine.
+    the image was built by another CI run than the run that signs, or if a source was a folder of the building machine.
     """
     # If several builds made the same image, the provenance is that of the first build.
     build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
@@ -219,7 +221,7 @@ def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> Ne
         # A second attempt of a run may publish an image that the first attempt built.
         if named.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
             raise ConfigError(
-                f"{name} of its build is {named}, but {name} of this job is {own or 'unknown'}; without a key, publish "
+                f"{name} of the build is {named}, but {name} of this job is {own or 'unknown'}; without a key, publish "
                 "in the same run that builds"
             )
     workflow = str(request.signer.identity) if request.signer and request.origin else ""
@@ -376,7 +378,7 @@ def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
 
 
 def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found: str | None) -> None:
-    """Raise CommandError unless a tag names one of the expected digests. The first one is that of our index."""
+    """Raise CommandError unless a tag names one of the expected digests. The first one is the digest of our index."""
     if found not in expected:
         happened = f"moved it to {found}" if found else "removed it"
         raise CommandError(

@@ -76,7 +76,7 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
 
 
 def complete_document(syft: Document, image: PlatformImage, components: Mapping[str, Component]) -> Document:
-    """Return the SPDX document of an image: that of syft, with the project's components, in a fixed order.
+    """Return the SPDX document of an image: the document from syft, with the project's components, in a fixed order.
 
     Each component in the labels becomes a package. `components` provides licences and homepages. The namespace depends
     only on the content. Raises ResultError if the creation time cannot be read.

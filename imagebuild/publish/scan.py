@@ -60,10 +60,11 @@ class Fail(Model):
     """The vulnerabilities that fail an image."""
 
     severity: Literal["negligible", "low", "medium", "high", "critical"] = "critical"
-    """This severity and worse ones fail. If a scanner cannot report it, the worst severity that it can report fails."""
+    """This severity and worse ones fail. If a scanner cannot report this severity, the worst severity that it can
+    report fails."""
     only_fixed: bool = False
-    """Whether only vulnerabilities fail for which a fixed version of the package exists. If the report does not say
-    this, the vulnerability fails, too."""
+    """Whether only vulnerabilities with a fixed version of the package fail. If the report does not state whether a
+    fixed version exists, the vulnerability fails, too."""
     unknown_severity: bool = False
     """Whether vulnerabilities of unknown severity fail, too."""
 
@@ -93,7 +94,7 @@ def judge_vulnerabilities(
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
     """Return the judged findings and notes about the policy. Failing findings come first, then the worst ones.
 
-    A rule whose last day has passed ignores nothing; a note names it.
+    Rules whose last day has passed ignore nothing, and a note names each of them.
     """
     fail = policy.model.fail
     limit = min(SEVERITIES.index(fail.severity), SEVERITIES.index(report.worst))
@@ -105,7 +106,7 @@ def judge_vulnerabilities(
     if unstated and fail.only_fixed:
         notes.append(
             f"{report.scanner} does not say for {plural(len(unstated), 'finding')} whether a fixed version exists; "
-            "the policy treats them as if it does"
+            "the policy treats them as if one existed"
         )
     rules = [rule for rule in policy.model.ignore if today <= rule.until]
     judged = []

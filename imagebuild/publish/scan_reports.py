@@ -38,7 +38,7 @@ class ScanReport:
     worst: Severity = "critical"
     """The worst severity that the scanner can report."""
     notes: tuple[str, ...] = ()
-    """What the report does not cover or does not say."""
+    """Notes on facts that the report does not contain."""
 
 
 def load_report(file: Path) -> ScanReport:
@@ -71,7 +71,7 @@ def load_report(file: Path) -> ScanReport:
 
 
 def _read_sarif(document: Mapping[str, Any]) -> ScanReport:
-    """Combine the runs of a SARIF file. An image is named by the file only if all its runs name it."""
+    """Combine the runs of a SARIF file. The file names an image only if all runs name this image."""
     if document.get("version") != "2.1.0":
         raise ValueError("it is not SARIF 2.1.0")
     if not document.get("runs"):
@@ -147,7 +147,7 @@ _SENTENCES = (
     ),
     re.compile(r"\bvulnerable (?P<package>.+) package with an? (?P<severity>\w+) severity vulnerability"),
 )
-"""What grype and Snyk write as the message of a result."""
+"""Patterns of the messages that grype and Snyk write for a result."""
 _NO_FIX = {"", "none", "not fixed"}
 _LOW_IF_UNKNOWN = "grype"
 """The scanner that writes `low` also for vulnerabilities of negligible and of unknown severity."""
@@ -172,7 +172,7 @@ def _read_result(
     if of_rule.get("version") == found.get("version", of_rule.get("version")):
         found = {**of_rule, **found}  # otherwise, the rule describes another version of the package
     if not found.get("package"):
-        raise ValueError(f"{place} names no package in a form that is known")
+        raise ValueError(f"{place} does not name a package in a known form")
     rating = _rating((rule.get("properties") or {}).get("security-severity"))
     severity = _severity(found["severity"]) if "severity" in found else rating
     if scanner.lower() == _LOW_IF_UNKNOWN and severity == "low" and rating != "low":

@@ -25,7 +25,8 @@ PASSWORD = "COSIGN_PASSWORD"  # noqa: S105 - a variable's name
 NO_SERVICES = '{"mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+json"}'
 """Signing configuration for cosign 3 without a transparency log."""
 NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1"}'
-"""Trusted roots for cosign besides a key: none. Without this file, cosign fetches those of the public log."""
+"""An empty list of trusted roots, for verification by a key only. Without this file, cosign fetches the roots of the
+public log."""
 
 PUBLIC_KEY = "COSIGN_PUBLIC_KEY"
 WHOSE = "--key FILE, or --certificate-identity with --certificate-oidc-issuer"
@@ -62,7 +63,7 @@ class Cosign:
     def is_before_3(self) -> bool:
         """Whether cosign is older than version 3, which writes bundles by default.
 
-        Its version is not asked for, because packages of distributions leave it out.
+        The version is not used, because the cosign of some distributions does not contain it.
         """
         return "--new-bundle-format" in self("attest-blob", "--help")
 
@@ -135,7 +136,7 @@ class Signer:
 
     @cached_property
     def fault(self) -> str:
-        """The reason why a trial signature fails or is not trusted. Empty if it works. It is made once.
+        """The reason why a trial signature fails or is not trusted. Empty if it works. The signature is made only once.
 
         The trial uses the key, password, identity and log, so it adds an entry to the log.
         """
@@ -185,7 +186,7 @@ class Signer:
         """Return why an attestation of the image with this manifest has no trusted signature. Empty if it has one."""
         if not attestation.bundle:
             return "it is not signed"
-        # cosign 2 does not compare the type with that in the bundle; reading the attestation did.
+        # cosign 2 does not compare this type with the type in the bundle. `read_attestation` has done so.
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
             subject.write_bytes(manifest)

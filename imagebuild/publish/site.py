@@ -50,7 +50,9 @@ TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "
 
 
 def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
-    """Return the columns of the table: a mapping from each axis, `nccl` and `mpi`, if an image has it, to its title."""
+    """Map the key of each column of the table to its title. The keys are axes, `nccl` and `mpi`, if an image has
+    them.
+    """
     found = dict.fromkeys(key for image in images for key in (*image.axes, *image.stack))
     return {key: TITLES.get(key, key) for key in (*TITLES, *found) if key in found}
 
@@ -59,7 +61,7 @@ def pull_commands(repository: str) -> dict[str, str]:
     """Return a mapping from titles to commands that pull or run an image. `repository` includes the registry.
 
     In the commands, `{ref}` stands for `:tag` or `@sha256:…`. `{enroot}` stands for the same with a colon instead of
-    `@`, because enroot 3 and 4.0 accept a digest only there.
+    `@`, because enroot 3 and 4.0 accept a digest only after a colon.
     """
     enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
     return {
@@ -107,5 +109,5 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
 
 def format_day(time: str) -> str:
-    """Return the day of a time. A dash for an unknown time, which the start of Unix time also stands for."""
+    """Return the day of a time, or a dash for an unknown time. The start of Unix time also counts as unknown."""
     return NONE if not time or time.startswith(("1970-01-01", "0001-")) else time[:10]

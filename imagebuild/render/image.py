@@ -35,9 +35,9 @@ def package_arguments(recipe: Recipe) -> list[str]:
 def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
     """Return a component's packages from a signed repository, each with a version.
 
-    The version is from the lock if the component does not state it. Architectures without a pin are ignored, as nothing
-    is built for them. Raises ConfigError if the lock has different versions for two architectures: one Dockerfile is
-    for all of them.
+    The version is from the lock if the component does not state it. Architectures without a pin are ignored, because no
+    image is built for them. Raises ConfigError if the lock has different versions for two architectures, because they
+    share one Dockerfile.
     """
     result = []
     for package in pinned.packages:
@@ -52,7 +52,7 @@ def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
 
 
 def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]:
-    """Return the values with which templates add a component's own package repository."""
+    """Return the template values for adding a component's own package repository."""
     first = next(iter(pinned.repositories.values()))
     result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": pinned.urls, "stage": component}
     if not first.configured:
@@ -66,7 +66,7 @@ def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]
 def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str]:
     """Return the environment variables of the image. `matrix` is the file that declares the image.
 
-    Raises ConfigError if two components, or a component and the image, contradict each other.
+    Raises ConfigError if two components, or a component and the image, set a variable to different values.
     """
     env, needed = {"PATH": SYSTEM_PATH}, dict[str, str]()
     for part in recipe.components:
@@ -83,7 +83,8 @@ def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str
     for variable, value in recipe.image.env.items():
         if variable in needed and env[variable] != value:
             where = matrix.at("images", recipe.target.image, "env", variable)
-            raise ConfigError(f"{where}: expected {env[variable]!r}, which {needed[variable]} needs, found {value!r}")
+            problem = f"is {value!r}, but {needed[variable]} needs {env[variable]!r}; remove the variable"
+            raise ConfigError(f"{where}: env.{variable}: {problem}")
         listed = variable in FOLDER_LISTS and variable in env
         env[variable] = f"{value}:{env[variable]}" if listed else value
     return env
@@ -106,15 +107,15 @@ def adaptations(recipe: Recipe) -> Iterator[str]:
     base = recipe.base.partition("@")[0]
     for nccl, held in dict.fromkeys((facts.nccl, facts.held) for facts in recipe.base_facts.values()):
         if nccl and "nccl" in recipe.target.components:
-            yield f"{base}: has NCCL {nccl}, images {recipe.target.components['nccl']}"
+            yield f"{base}: contains NCCL {nccl}, images get {recipe.target.components['nccl']}"
         if held:
-            yield f"{base}: holds back {', '.join(held)}"
+            yield f"{base}: holds back upgrades of {', '.join(held)}"
 
 
 def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
     """Return the environment variables that a component takes from the base.
 
-    Return none if the lock has no facts about the base.
+    Empty if the lock has no facts about the base.
     """
     by_platform: dict[str, dict[str, str]] = {}
     for platform in sorted(recipe.target.platforms) if recipe.base_facts else ():
@@ -140,7 +141,8 @@ def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
 def image_labels(recipe: Recipe) -> dict[str, str]:
     """Return the labels of the image.
 
-    The digest of the base is left out if builds may bootstrap the base: the official image is not used then.
+    The digest of the base is left out if builds may bootstrap the base, because such builds do not use the official
+    image.
     """
     target = recipe.target
     base_name, _, base_digest = recipe.base.partition("@")

@@ -1,4 +1,4 @@
-"""The recipe of a target: all that its Dockerfile is made from, as one value. Pure."""
+"""The recipe of a target: one value with everything that its Dockerfile is made from. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PinnedPackages:
 
     repositories: Mapping[Arch, Repository]
     packages: tuple[str, ...]
-    """Each as `name` or `name=version`."""
+    """Packages, each as `name` or `name=version`."""
     fingerprint: str
     """Fingerprint of the key that signs the repository, or `unresolved` without a pin."""
     versions: Mapping[str, Collection[str]]
@@ -77,22 +77,22 @@ class BuildStage:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """All that one component contributes to a target."""
+    """Everything that one component contributes to a target."""
 
     name: str
     file: YamlFile[Component]
     version: str
     pin: Pin | None
-    """The row of `versions` in the matrix that holds for the target. None if no row does."""
+    """The row of `versions` in the matrix that applies to the target. None if no row applies."""
     stage: BuildStage | None
     """None if the target does not need the component's build stage."""
     packages: tuple[str, ...]
-    """Packages that the image gets, with their versions if the component states them."""
+    """Packages to install in the image, each as `name` or `name=version`."""
     repository: PinnedPackages | None
-    """The same packages with their repository. None if they come from the distribution's own archive."""
+    """The same packages, with their repository. None if the packages come from the distribution's own archive."""
     versioned: tuple[tuple[PackageSource, str], ...]
-    """Packages whose version contains the component's version, each with the template of its version, such as
-    `{version}-1`."""
+    """Packages whose version contains the component's version. Each entry is the repository with one package, and the
+    template of the package's version, such as `{version}-1`."""
     env: Mapping[str, str]
     """Variables that the component itself sets in the image."""
     labels: Mapping[str, str]
@@ -106,7 +106,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """All that the Dockerfile of one target is made from."""
+    """Everything that the Dockerfile of one target is made from."""
 
     target: Target
     image: Image
@@ -115,7 +115,7 @@ class Recipe:
     is_bootstrapped: bool
     """Whether builds may bootstrap the base from the distribution's archive instead of the official image."""
     base_facts: Mapping[Platform, ImageFacts]
-    """What the lock knows about the base. Empty if it has no facts."""
+    """Facts in the lock about the base. Empty if the lock has none."""
     parts: Mapping[str, Part]
     """The components of the image, requirements first, then the components that only have a build stage."""
     stages: tuple[BuildStage, ...]

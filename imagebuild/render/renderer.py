@@ -103,7 +103,7 @@ class Renderer:
         return Dockerfile(text)
 
     def key(self, target: Target) -> str:
-        """Return the digest of all that an image of a target depends on: Dockerfile, date of the lock, checks.
+        """Return the digest of everything that an image depends on: Dockerfile, date of the lock, checks.
 
         Comments in a Dockerfile do not change the digest. Raises ConfigError if a script or a template cannot be read.
         """
@@ -117,7 +117,7 @@ class Renderer:
 
     @cached_property
     def _checks(self) -> dict[str, list[tuple[Condition, str]]]:
-        """Maps each component to its checks, each as its condition and the hash of all that decides its result."""
+        """Maps each component to the condition and the hash of each of its checks."""
         return {
             name: [(c.when, hash_of_check(c, script_of(self.project, name, c))) for c in file.model.checks]
             for name, file in self.project.components.items()

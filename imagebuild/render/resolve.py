@@ -86,7 +86,7 @@ def archs_of(target: Target) -> tuple[Arch, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A target, with the values that all of its parts depend on."""
+    """A target, with the values that its parts depend on."""
 
     project: Project
     target: Target
@@ -163,7 +163,7 @@ def _base_reference(chosen: _Chosen) -> str:
 
 
 def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
-    """Return all that a component contributes to the target."""
+    """Return everything that a component contributes to the target."""
     in_image, devel = name in chosen.target.components, chosen.target.axes["variant"] == "devel"
     stage = _stage(chosen, name) if with_stage else None
     repository = _pinned_packages(chosen, name, every=devel, stage=False) if in_image else None
@@ -259,7 +259,7 @@ def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
 
 
 def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) -> PinnedPackages | None:
-    """Return packages with their repository. Return None if they come from the distribution's own archive.
+    """Return packages with their repository. Return None if the packages come from the distribution's own archive.
 
     `every`: include the packages of all variants. `stage`: use the release that the stage is built on instead of the
     image's release.

@@ -62,8 +62,8 @@ class _Block:
     """Stage or image that the stage starts from."""
     name: str
     instructions: tuple[tuple[str, str, tuple[str, ...]], ...]
-    """Each instruction as its word, its text (with heredocs, without comments), and the stages and images that it
-    mounts or copies from."""
+    """Instructions in order. Each entry is the keyword, the text (with heredocs, without comments), and the stages and
+    images that the instruction mounts or copies from."""
     sources: tuple[str, ...]
     """All stages and images that the instructions mount or copy from."""
     whole: bool
@@ -93,7 +93,9 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
 
 
 def first_mistake(text: str) -> tuple[str, str]:
-    """Return the first mistake in a Dockerfile: the text of its line, and the reason. Both are empty without one."""
+    """Return the first mistake in a Dockerfile: the text of its line, and the reason. Both are empty if there is no
+    mistake.
+    """
     blocks = _blocks(text)
     for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
         if word not in INSTRUCTIONS:

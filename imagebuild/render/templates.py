@@ -67,7 +67,7 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        # For texts in double quotes in a Dockerfile.
+        # `quoted` escapes a text for double quotes in a Dockerfile.
         environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)
         # Make the macros available in every template.
         environment.globals |= vars(environment.get_template("macros.j2").module)
@@ -77,12 +77,12 @@ class Templates:
         """Load a template: return its text and its path, as a loader of jinja2."""
         path = self.project.template(name)
         if not path.exists():
-            remedy = "write `extends: imagebuild` in the matrix to use the one of imagebuild"
+            remedy = "write `extends: imagebuild` in the matrix to use imagebuild's template"
             raise ConfigError(f"{path}: is missing, but templates need it; {remedy}")
         return read_text(path), str(path), None
 
     def render(self, name: str, /, **context: Any) -> str:
-        """Render a template. Blank lines are merged, and one is added after each heredoc, as hadolint needs it.
+        """Render a template. Blank lines are merged. A blank line follows each heredoc, because hadolint requires it.
 
         Raises ConfigError with file and line for a mistake in the template.
         """
@@ -94,7 +94,7 @@ class Templates:
             ) from None
         except ConfigError:
             raise
-        except Exception as error:  # a template may divide by zero
+        except Exception as error:  # such as a division by zero in a template
             lines = [1, *(frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(name))]
             problem, remedy = str(error), "correct the template"
             if isinstance(error, jinja2.UndefinedError):

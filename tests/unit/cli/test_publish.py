@@ -58,7 +58,7 @@ def test_a_job_signs_what_its_own_run_built(
         site.ready(NEW, **stated | other)
         status, out, _ = command(*arguments)
         ((name, value),) = other.items()
-        reason = f"provenance: {name} of its build is {value or 'unknown'}, but {name} of this job"
+        reason = f"provenance: {name} of the build is {value or 'unknown'}, but {name} of this job"
         assert (status, reason in out) == (1, True)
     site.ready(NEW, **stated)
     status, out, _ = command(*arguments)

@@ -157,7 +157,7 @@ def with_env(project: Project, **env: str) -> Renderer:
 def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Target]) -> None:
     made, target = locked_hpcx
     with pytest.raises(
-        ConfigError, match="matrix.yaml:[0-9]+: expected '/opt/hpcx/ompi', which hpcx needs, found '/usr'"
+        ConfigError, match="matrix.yaml:[0-9]+: env.OPAL_PREFIX: is '/usr', but hpcx needs '/opt/hpcx/ompi'"
     ):
         with_env(made, OPAL_PREFIX="/usr").dockerfile(target)
     renderer = with_env(made, LD_LIBRARY_PATH="/opt/mine/lib", PATH="/opt/mine/bin")
@@ -166,7 +166,7 @@ def test_what_is_ours_of_the_environment_stays(locked_hpcx: tuple[Project, Targe
 
 def test_what_images_adapt_is_said_once(locked_hpcx: tuple[Project, Target]) -> None:
     lines = list(adaptations(with_env(locked_hpcx[0]).recipe(locked_hpcx[1])))
-    assert "nvidia/cuda:13.4.2-devel-ubuntu24.04: has NCCL 2.30.7-1+cuda13.3, images 2.32.3" in lines
+    assert "nvidia/cuda:13.4.2-devel-ubuntu24.04: contains NCCL 2.30.7-1+cuda13.3, images get 2.32.3" in lines
     assert "hpcx: /opt/hpcx/ompi5 is /opt/hpcx/ompi in images" in lines
     assert len(lines) == len(set(lines)) < 25
 

@@ -31,8 +31,11 @@ LOCK = lock_of(ENTRIES)
         (packages("a", "b=2"), ""),
         (packages("a", "b=3", "c"), "no version of b=3, c"),
         (WheelSet("cuda", "13.0", ("nvidia_nvcc==13.0.*",)), ""),
-        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.1.*",)), "other wheels than nvidia-nvcc==13.1.*"),
-        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.0.*", "x")), "other wheels than nvidia-nvcc==13.0.*, x"),
+        (WheelSet("cuda", "13.0", ("nvidia-nvcc==13.1.*",)), "the pinned wheels do not fulfil nvidia-nvcc==13.1.*"),
+        (
+            WheelSet("cuda", "13.0", ("nvidia-nvcc==13.0.*", "x")),
+            "the pinned wheels do not fulfil nvidia-nvcc==13.0.*, x",
+        ),
     ],
 )
 def test_what_the_lock_lacks(source: Source, answer: str) -> None:

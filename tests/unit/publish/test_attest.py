@@ -134,7 +134,7 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
         ("provenance", lambda _: provenance(ARM64), "broken", "is about linux/arm64"),
         (
             "provenance", lambda _: provenance(AMD64, {"name": "x", "annotations": {"instead-of": "pkg:oci/debian"}}),
-            "passed", "1 of them replaced others",
+            "passed", "1 of them instead of sources in the lock",
         ),
         (
             "provenance", lambda _: provenance(AMD64, {"name": "ucx-source", "uri": "urn:imagebuild:folder:ucx"}),

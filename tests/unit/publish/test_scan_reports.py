@@ -81,7 +81,7 @@ NAMELESS = {"ruleId": "unused-import", "message": {"text": "`os` is imported but
         (sarif({"tool": DRIVER}), "runs.0 has no list of results, so the scan did not finish"),
         (sarif({"tool": DRIVER, "results": []}, {"tool": DRIVER, "results": None}), "runs.1 has no list of results"),
         (sarif({"tool": DRIVER, "results": [], "invocations": FAILED}), "runs.0 says that the scan failed"),
-        (sarif({"tool": DRIVER, "results": [NAMELESS]}), "runs.0.results.0 names no package in a form that is known"),
+        (sarif({"tool": DRIVER, "results": [NAMELESS]}), "runs.0.results.0 does not name a package in a known form"),
         (sarif({"tool": DRIVER, "results": [{}]}), "KeyError: 'message'"),
         (sarif("a run"), "AttributeError"),
     ],
@@ -120,7 +120,7 @@ def test_rule_by_index(read: Read) -> None:
     run["tool"]["driver"]["rules"][0]["id"] = "CVE-2099-0001-by-index"
     assert read(sarif(run)) == load_report(FILES / "trivy.sarif")
     del run["tool"]["driver"]["rules"][2:]
-    with pytest.raises(ResultError, match="results.2 names no package"):
+    with pytest.raises(ResultError, match="results.2 does not name a package"):
         read(sarif(run))  # a secret that cannot be told from a vulnerability
 
 
