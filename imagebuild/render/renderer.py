@@ -7,11 +7,11 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, Mistakes
-from imagebuild.core.fields import Condition, axis_facts, matches
+from imagebuild.core.fields import axis_facts, matches
 from imagebuild.core.files import read_text
 from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
@@ -107,21 +107,15 @@ class Renderer:
 
         Comments in a Dockerfile do not change the digest. Raises ConfigError if a script or a template cannot be read.
         """
-        image = self.project.matrix.model.images[target.image]
+        image, axes = self.project.matrix.model.images[target.image], axis_facts(target.axes)
         parts = [*list(self.dockerfile(target).stages.values())[-1:], str(self.project.lock.date)]
         parts.append(repr((image.waivers, image.size_limit_mb)))
         for name in target.components:
-            parts.append(repr(self.project.components[name].model.waivers))
-            parts += [sha256 for when, sha256 in self._checks[name] if matches(when, axis_facts(target.axes))]
+            component = self.project.components[name].model
+            parts.append(repr(component.waivers))
+            checks = (check for check in component.checks if matches(check.when, axes))
+            parts += [hash_of_check(check, script_of(self.project, name, check)) for check in checks]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-    @cached_property
-    def _checks(self) -> dict[str, list[tuple[Condition, str]]]:
-        """Maps each component to the condition and the hash of each of its checks."""
-        return {
-            name: [(c.when, hash_of_check(c, script_of(self.project, name, c))) for c in file.model.checks]
-            for name, file in self.project.components.items()
-        }
 
     def _stage(self, target: Target, stage: BuildStage) -> str:
         """Return the text of a build stage. Raises ConfigError if its template is wrong."""

@@ -193,7 +193,11 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
     base = chosen.project.matrix.model.bases[release].image
     facts = _values(chosen, name, stage=True)
     images = {label: _fill(chosen, name, text, facts, "images") for label, text in component.images.items()}
-    archives = _archives(chosen, name, component.archive) if component.archive else {}
+    archives: dict[Arch, str] = {}
+    if component.archive:
+        for arch in archs_of(chosen.target):
+            known = _values(chosen, name, arch, stage=True)
+            archives[arch] = _fill(chosen, name, component.archive, known, "archive")
     entries = {arch: lock.archives.get(url) for arch, url in archives.items()}
     git, wheels = _git(chosen, name), _wheels(chosen, name)
     owned = [OwnedSource(release, BaseImage(base))]
@@ -223,12 +227,6 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
         packages=_pinned_packages(chosen, name, every=True, stage=True),
         sources=tuple(owned),
     )
-
-
-def _archives(chosen: _Chosen, name: str, template: str) -> dict[Arch, str]:
-    """Return the address of a component's archive for each architecture."""
-    values = {arch: _values(chosen, name, arch, stage=True) for arch in archs_of(chosen.target)}
-    return {arch: _fill(chosen, name, template, known, "archive") for arch, known in values.items()}
 
 
 def _git(chosen: _Chosen, name: str) -> GitRef | None:

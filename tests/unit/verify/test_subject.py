@@ -149,7 +149,10 @@ def test_a_target_that_was_pushed(plan: Plan, tmp_path: Path, registry: FakeRegi
     with pytest.raises(ConfigError, match="is not built"), found_at(target.id, replace(places, offline=True)):
         pass
     path.write_text("{}")
-    with pytest.raises(ResultError, match=r"result.json: .*the version of imagebuild that wrote it"), found_at(target.id, places):
+    with (
+        pytest.raises(ResultError, match=r"result.json: .*the version of imagebuild that wrote it"),
+        found_at(target.id, places),
+    ):
         pass
 
 
