@@ -18,9 +18,6 @@ from imagebuild.project.changes import Changes
 from imagebuild.project.plan import Target
 from imagebuild.project.revision import files_at_revision
 
-EMPTY = '{"include": []}'
-"""A matrix without a job."""
-
 
 def job_matrix(
     builds: Sequence[tuple[str, Platform]], max_jobs: int, runners: Mapping[Platform, Sequence[str]]
@@ -55,19 +52,14 @@ def job_matrix(
     return {"include": jobs}
 
 
-def print_matrix(state: ProjectState, folder: Path, since: str | None, max_jobs: int) -> None:
-    """Print the job matrix of a state of the project in `folder`, as one line of JSON.
+def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) -> None:
+    """Print the job matrix of some targets of a state, as one line of JSON.
 
-    With `since`, include only the targets that changed since that state. Raises ConfigError for an unknown revision,
-    or if no target is for one of the platforms.
+    Raises ConfigError if no target of the state is for one of its platforms.
     """
     if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
         wanted = " ".join(state.platforms)
         raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
-    targets = state.targets
-    if since is not None:
-        targets = changed_since(since, folder, state)
-        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
     # Publishing a target needs all its platforms, even if only one of them changed.
     builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
     matrix = job_matrix(builds, max_jobs, state.renderer.project.matrix.model.github_runners)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import click
 
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from imagebuild.cli.options import Workspace
 
 MAX_JOBS = 256
 """The maximum number of jobs in a matrix, as GitHub allows."""
@@ -99,28 +94,26 @@ def ci_matrix(
 
     Each target has a job for each of its platforms.
     """
-    from imagebuild.build.ci_matrix import EMPTY, print_matrix
+    from imagebuild.build.ci_matrix import changed_since, print_matrix
     from imagebuild.build.state import read_state
+    from imagebuild.core.console import err
 
     if since is not None and unpublished:
         raise ConfigError("--changed-since: excludes --unpublished; keep one of them")
-    chosen = options.parse_platforms(platforms)
     changes = edits.parse(registry)
-    if unpublished and not (select := tuple(_unpublished(project.open(changes), select))):
-        click.echo(EMPTY)
-        return
-    state = read_state(project.folder, edits.parse(), select, chosen)
-    print_matrix(state, project.folder, since, max_jobs)
+    # The state at --changed-since has the names of its own matrix, so a difference of --registry must not count.
+    state = read_state(
+        project.folder, changes if unpublished else edits.parse(), select, options.parse_platforms(platforms)
+    )
+    targets = state.targets
+    if since is not None:
+        targets = changed_since(since, project.folder, state)
+        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
+    if unpublished:
+        from imagebuild.oci.registry import connect_registry
+        from imagebuild.publish.publish import unpublished_targets
 
-
-def _unpublished(workspace: Workspace, select: Sequence[str]) -> list[str]:
-    """Return the ids of the targets whose current state is not published, and print their number."""
-    from imagebuild.core.console import err
-    from imagebuild.oci.registry import connect_registry
-    from imagebuild.project.select import select_targets
-    from imagebuild.publish.publish import unpublished_targets
-
-    targets = select_targets(workspace.plan, select)
-    differing = unpublished_targets(workspace.renderer, targets, cache(connect_registry))
-    err.print(f"{len(differing)} of {len(targets)} targets are not published in their current state", markup=False)
-    return [target.id for target in differing]
+        targets = unpublished_targets(state.renderer, state.targets, cache(connect_registry))
+        what = "are not published in their current state"
+        err.print(f"{len(targets)} of {len(state.targets)} targets {what}", markup=False)
+    print_matrix(state, targets, max_jobs)

@@ -87,7 +87,6 @@ def plan(
     json_file: str | None,
 ) -> None:
     """List the targets, which are the images to build."""
-    from imagebuild.project.plan import Plan
     from imagebuild.project.select import restricted_components, select_excluded, select_targets
 
     changes = edits.parse(registry)
@@ -101,7 +100,8 @@ def plan(
         provides = {
             name: roles for name, roles in workspace.plan.provides.items() if any(name in t.components for t in full)
         }
-        whole = Plan(targets=tuple(full), excluded=excluded, restricted=restricted, provides=provides)
+        parts = {"targets": tuple(full), "excluded": excluded, "restricted": restricted, "provides": provides}
+        whole = workspace.plan.model_copy(update=parts)
 
     def show() -> None:
         from imagebuild.core.console import err, out, print_table

@@ -53,15 +53,16 @@ class Environment:
 
     stack: Stack
     """The programs and plug-ins of the image, with the changes of `--param`."""
-    conditions: Mapping[str, str]
-    """Names and values that conditions (`when`) of the facts can use."""
     placeholders: Mapping[str, str]
     """Names and texts that facts can contain in braces."""
     variables: tuple[Variable, ...]
-    scopes: Mapping[Scope, tuple[Variable, ...]]
-    """Maps each scope to its variables."""
     expected_lines: tuple[Expect, ...]
     """Lines that the output must contain."""
+
+    @property
+    def scopes(self) -> Mapping[Scope, tuple[Variable, ...]]:
+        """Maps each scope to its variables."""
+        return {scope: tuple(v for v in self.variables if v.scope == scope) for scope in get_args(Scope)}
 
 
 def resolve_environment(
@@ -81,14 +82,11 @@ def resolve_environment(
     sources = _fact_sources(request, facts, size, image)
     known = layered_variables(sources, conditions, placeholders)
     chosen = _plugin_variables(facts, size, image, stack)
-    variables = merge([*known, *chosen, *size.settings.variables], size.container)
     lines = (line for source in sources for line in source.layer.expect)
     return Environment(
         stack=stack,
-        conditions=conditions,
         placeholders=placeholders,
-        variables=variables,
-        scopes={scope: tuple(v for v in variables if v.scope == scope) for scope in get_args(Scope)},
+        variables=merge([*known, *chosen, *size.variables], size.container),
         expected_lines=tuple(line for line in lines if matches(line.when, conditions)),
     )
 

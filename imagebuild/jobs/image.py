@@ -29,10 +29,6 @@ from imagebuild.jobs.size import Size, conditions_of_size
 
 DRIVERS = {"12": "525", "13": "580"}
 """Maps each major version of CUDA to the oldest driver that runs it, by NVIDIA's minor version compatibility."""
-OLDEST_CUDA = {
-    "8.0": "11.0", "8.9": "11.8", "9.0": "11.8", "10.0": "12.8", "10.3": "12.9", "10.7": "13.4", "12.0": "12.8",
-}  # fmt: skip
-"""Maps each compute capability to the first CUDA that compiles for it, by the release notes of CUDA."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
     if image.arches is not None and profile.node.cpu not in image.arches:
         arches = f"is for {', '.join(image.arches)}, but {profile.name} is {profile.node.cpu}"
         raise ConfigError(f"--image {image.reference}: {arches}; choose another image")
-    if offer.unnamed and any(image.reference == offered.reference for offered in offer.images):
+    if full_reference(image.reference) != image.reference:
         raise ConfigError(
             f"{image.reference}: the name contains no registry, so nodes cannot pull the image; set the registry with "
             "--registry or with `registry` in the cluster's file, choose with --catalog, or name an image with --image"
@@ -141,19 +137,19 @@ def newest_image(
     offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
 ) -> JobImage:
     """Return the newest image that fits. If none fits, raises ConfigError with the requirements that images lack."""
-    arch, capability = profile.node.cpu, profile.gpu.compute_capability or ""
-    oldest_cuda = OLDEST_CUDA.get(capability)
+    arch, capability = profile.node.cpu, (profile.gpu.compute_capability or "").replace(".", "")
+    compiling = offer.gpu_architectures.get(capability)
 
     def lack(image: OfferedImage, stack: str) -> str:
         """Return the first requirement that an image does not meet. Return "" if it meets all of them."""
-        cuda, compiled_for = image.axes["cuda"], image.axes.get("gpu", capability.replace(".", ""))
+        cuda = image.axes["cuda"]
         lacks = {
-            arch: f"linux/{arch}" not in image.platforms,
+            arch: arch not in image.arches,
             f"the plug-in {plugin!r}": stacks[stack].model.lacks_plugin(plugin, image.components),
-            f"compute capability {capability}": compiled_for != capability.replace(".", "")
-            or bool(oldest_cuda and not satisfies(cuda, f">={oldest_cuda}")),
+            f"compute capability {profile.gpu.compute_capability}": image.axes.get("gpu", capability) != capability
+            or (compiling is not None and not satisfies(cuda, compiling)),
             f"driver {driver}": driver is not None and int(major(driver)) < int(DRIVERS.get(major(cuda), "0")),
-            f"that all checks passed on {arch}": f"linux/{arch}" in image.unverified,
+            f"that all checks passed on {arch}": arch in image.unverified,
         }
         return next((requirement for requirement, is_lacking in lacks.items() if is_lacking), "")
 
@@ -204,7 +200,7 @@ def _job_image(image: OfferedImage, stack: str, offer: Offer) -> JobImage:
         image.reference,
         stack,
         plain_version[0] if plain_version else None,
-        tuple(arch for arch in ARCHS if f"linux/{arch}" in image.platforms),
+        image.arches,
         driver=DRIVERS.get(major(image.axes["cuda"])),
         is_planned=not offer.is_published,
         components=image.components,

@@ -44,7 +44,7 @@ def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: O
     comparable = _is_comparable(profile, size)
     least = _least_bandwidths(profile, size, comparable=comparable)
     workers = resolve_workers(request, profile, size, environment.placeholders)
-    messages = (*lint(environment.variables, facts.nccl_variables), *_notes(request, size, image, environment))
+    messages = (*lint(environment.variables, facts.nccl_variables), *_notes(request, facts, size, image))
     return Job(request, profile, size, image, environment, comparable, least, workers, messages)
 
 
@@ -79,7 +79,7 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
     return least
 
 
-def _notes(request: JobRequest, size: Size, image: JobImage, environment: Environment) -> list[str]:
+def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage) -> list[str]:
     notes = []
     if image.driver and not (request.image or size.parameters.get("driver") or size.cluster.driver):
         advice = "if the nodes have an older driver, set --param driver=VERSION"
@@ -89,6 +89,6 @@ def _notes(request: JobRequest, size: Size, image: JobImage, environment: Enviro
         choice = "to choose among published images, use --catalog with a file from `imagebuild catalog`"
         notes.append(f"note: {image.reference} {unknown}; {choice}")
     if image.nccl is None:
-        assumed = environment.conditions["nccl"]
+        assumed = facts.nccl_variables.release
         notes.append(f"note: the NCCL version of the image is not known; the job assumes {assumed}; set it with --nccl")
     return notes

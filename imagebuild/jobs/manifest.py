@@ -90,24 +90,15 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
     size, kube = job.size, job.size.cluster.kubernetes
     of_scheduler = size.scheduler.kubernetes
     data = {
-        # the values of the steps
-        "request": job.request,
-        "profile": job.profile,
-        "size": size,
-        "image": job.image,
-        "stack": job.environment.stack,
-        "scopes": job.environment.scopes,
-        "expected_lines": job.environment.expected_lines,
-        "comparable": job.comparable,
-        "least": job.least,
-        "workers": job.workers,
-        # parts of these values that many templates use
+        **vars(job),
+        # parts of the job that many templates use
         "name": job.workers.name,
         "test": size.test,
         "cluster": size.cluster,
         "kube": kube,
         "scheduler": of_scheduler,
-        # texts and numbers computed from these values
+        "scopes": job.environment.scopes,
+        # texts and numbers computed from the job
         "claim": f"{job.workers.name}-channel",
         "claims": any(feature.claims for feature in size.features.values()),
         "command": shlex.join(["imagebuild", *job.request.words]),

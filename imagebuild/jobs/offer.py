@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import get_args
 
 from pydantic import ConfigDict, Field
 
 from imagebuild.core.errors import ConfigError, ResultError
-from imagebuild.core.fields import Model, Platform, full_reference
+from imagebuild.core.fields import ARCHS, Arch, Model, Platform
 from imagebuild.core.yaml import read_written
 
 
@@ -39,6 +38,8 @@ class PlanFile(_Part):
     targets: tuple[PlannedTarget, ...]
     provides: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Maps each component to the roles that it fulfils, such as `nccl-wheel` to `nccl`."""
+    gpu_architectures: dict[str, str] = Field(default_factory=dict)
+    """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it."""
 
 
 class VerifiedChecks(_Part):
@@ -75,6 +76,8 @@ class CatalogFile(_Part):
     """The JSON of `imagebuild catalog`, `images.json`."""
 
     images: tuple[CatalogImage, ...]
+    gpu_architectures: dict[str, str] = Field(default_factory=dict)
+    """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class OfferedImage:
     image: str
     """Name of the image in the matrix."""
     axes: Mapping[str, str]
-    platforms: tuple[Platform, ...]
+    arches: tuple[Arch, ...]
     components: tuple[str, ...]
     nccl: str
     """Version of NCCL. Empty if it is not known."""
@@ -94,9 +97,9 @@ class OfferedImage:
     """Name by which nodes pull it."""
     aliases: tuple[str, ...] = ()
     """Other names that users may give for it."""
-    unverified: frozenset[Platform] = frozenset()
-    """Platforms on which the checks of the image are not known to have passed. There, a job uses the image only if the
-    user names it."""
+    unverified: frozenset[Arch] = frozenset()
+    """CPU architectures on which the checks of the image are not known to have passed. There, a job uses the image only
+    if the user names it."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,9 @@ class Offer:
     """Maps each pair of an image and a distribution release to its place in the plan. The last release is preferred."""
     is_published: bool = False
     """The images come from a catalogue, so they are known to exist."""
-    unnamed: bool = False
-    """The names of the images contain no registry, so nodes cannot pull them."""
+    gpu_architectures: Mapping[str, str] = field(default_factory=dict)
+    """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it. A compute capability
+    that is absent does not restrict the version of CUDA."""
 
 
 def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
@@ -131,7 +135,7 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
                 id=target.id,
                 image=target.image,
                 axes=target.axes,
-                platforms=target.platforms,
+                arches=_arches(target.platforms),
                 components=tuple(target.components),
                 nccl=next(fulfilling, ""),
                 reference=names[0],
@@ -139,18 +143,15 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
             )
         )
     places = {(image.image, image.axes.get("os", "")): place for place, image in enumerate(images)}
-    unnamed = any(full_reference(image.reference) != image.reference for image in images)
-    return Offer(tuple(images), places, unnamed=unnamed)
+    return Offer(tuple(images), places, gpu_architectures=plan.gpu_architectures)
 
 
 def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
     """Return the images of a catalogue by digest, the newest first. `planned` gives the order of the releases."""
-    platforms: tuple[Platform, ...] = get_args(Platform)
     images = []
     for image in catalog.images:
         if "cuda" not in image.axes:
             continue
-        present = {platform.platform for platform in image.platforms}
         passed = {p.platform for p in image.platforms if p.checks and not p.checks[0].failed and p.checks[0].passed}
         tags = (*image.tags, *image.aliases)
         images.append(
@@ -158,15 +159,20 @@ def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
                 id=image.target or next(iter(tags), image.digest),
                 image=image.image,
                 axes=image.axes,
-                platforms=tuple(platform for platform in platforms if platform in present),
+                arches=_arches([platform.platform for platform in image.platforms]),
                 components=tuple(image.versions),
                 nccl=image.stack.get("nccl", ""),
                 reference=f"{image.repository}@{image.digest}",
                 aliases=tuple(f"{image.repository}:{tag}" for tag in tags),
-                unverified=frozenset(platform for platform in platforms if platform not in passed),
+                unverified=frozenset(ARCHS).difference(_arches(passed)),
             )
         )
-    return replace(planned, images=tuple(images), is_published=True, unnamed=False)
+    architectures = catalog.gpu_architectures or planned.gpu_architectures
+    return replace(planned, images=tuple(images), is_published=True, gpu_architectures=architectures)
+
+
+def _arches(platforms: Collection[str]) -> tuple[Arch, ...]:
+    return tuple(arch for arch in ARCHS if f"linux/{arch}" in platforms)
 
 
 def read_plan(text: str, name: str) -> PlanFile:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import get_args
 
 from imagebuild.core.errors import ConfigError, suggestion
@@ -21,14 +20,6 @@ class Variable(Env):
     """Place of the entry for messages: file and line, or the option."""
     replaces: bool = False
     """The variable was set by `--param NAME:=VALUE`, so it replaces other values."""
-
-
-@dataclass(frozen=True)
-class JobSettings:
-    """The settings of one command line."""
-
-    parameters: Mapping[str, str]
-    variables: tuple[Variable, ...]
 
 
 _ALL: tuple[Container, ...] = get_args(Container)
@@ -61,7 +52,7 @@ PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
 
 
-def parse_settings(settings: Iterable[str], container: Container) -> JobSettings:
+def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
     """Return the parameters and variables that `--param` sets.
 
     Raises ConfigError for a parameter that is unknown, repeated or for other jobs, and for an invalid value.
@@ -95,4 +86,4 @@ def parse_settings(settings: Iterable[str], container: Container) -> JobSettings
         if not form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
         parameters[name] = value
-    return JobSettings(parameters, tuple(variables.values()))
+    return parameters, tuple(variables.values())

@@ -22,7 +22,7 @@ from imagebuild.jobs.facts import (
     find_facts,
 )
 from imagebuild.jobs.request import JobRequest
-from imagebuild.jobs.settings import JobSettings, parse_settings
+from imagebuild.jobs.settings import Variable, parse_settings
 
 IMPORT_MINUTES = 15
 """Minutes for pyxis to import an image for the first time, in addition to the minutes of the measurements."""
@@ -36,7 +36,10 @@ class Size:
 
     scheduler: SchedulerFacts
     container: Container
-    settings: JobSettings
+    parameters: Mapping[str, str]
+    """Parameters that `--param` sets."""
+    variables: tuple[Variable, ...]
+    """Variables of the environment that `--param` sets."""
     fabric: Fabric
     cluster: Cluster
     site: ClusterFabric
@@ -64,10 +67,6 @@ class Size:
     plugin: str
     """Network plug-in of NCCL."""
 
-    @property
-    def parameters(self) -> Mapping[str, str]:
-        return self.settings.parameters
-
 
 def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size:
     """Return the size of the requested job.
@@ -78,8 +77,7 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     container = request.container or scheduler.containers[0]
     if container not in scheduler.containers:
         raise ConfigError(f"--container {container}: is only for Slurm; on Kubernetes, the image always runs")
-    settings = parse_settings(request.settings, container)
-    parameters = settings.parameters
+    parameters, variables = parse_settings(request.settings, container)
     fabric = find_facts(facts.fabrics, "fabric", request.fabric)
     cluster = find_facts(facts.clusters, "cluster", request.cluster)
     site = cluster.fabrics.get(request.fabric, ClusterFabric())
@@ -103,7 +101,8 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     return Size(
         scheduler=scheduler,
         container=container,
-        settings=settings,
+        parameters=parameters,
+        variables=variables,
         fabric=fabric,
         cluster=cluster,
         site=site,

@@ -83,6 +83,8 @@ class Plan(Model):
     """Maps each component with a restricted licence to the terms to accept before an image with it is published."""
     provides: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
     """Maps each component to the roles that it fulfils, such as `nccl-wheel` to `nccl`."""
+    gpu_architectures: dict[str, str] = Field(default_factory=dict)
+    """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it, such as `>=11.8`."""
 
 
 def components_of(labels: Mapping[str, str]) -> dict[str, str]:
@@ -148,8 +150,12 @@ def make_plan(project: Project) -> Plan:
     restricted = {n: d.model.redistribution for n, d in project.components.items() if d.model.redistribution}
     provides = {n: d.model.provides for n, d in project.components.items() if d.model.provides}
     return Plan(
-        targets=with_own_aliases(targets), excluded=tuple(excluded), restricted=restricted, provides=provides
-    )  # fmt: skip
+        targets=with_own_aliases(targets),
+        excluded=tuple(excluded),
+        restricted=restricted,
+        provides=provides,
+        gpu_architectures={name: gpu.cuda for name, gpu in matrix.gpu_architectures.items()},
+    )
 
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:

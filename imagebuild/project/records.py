@@ -253,3 +253,5 @@ class Catalog(Model):
     """Problems with images in the registry that could not be read."""
     updates_read: str = ""
     """Time when the archive of security updates was read, in UTC."""
+    gpu_architectures: dict[str, str] = Field(default_factory=dict)
+    """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it, such as `>=11.8`."""

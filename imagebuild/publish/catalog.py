@@ -94,6 +94,7 @@ class CatalogReader:
             repository=self.project.matrix.model.repository, read=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
             imagebuild=__version__, images=tuple(images), problems=tuple(problems),
             updates_read=self.freshness.read if self.freshness else "",
+            gpu_architectures=self.plan.gpu_architectures,
         )  # fmt: skip
 
     def _image(

@@ -22,6 +22,7 @@ def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command
     assert unpublished(command) == [OLD, NEW, OLD, NEW]
     site.ready(NEW)
     assert command("publish", "--results", str(site.evidence))[0] == 0
+    assert command("ci-matrix", NEW, "--unpublished")[:2] == (0, '{"include": []}\n')
     assert unpublished(command) == [OLD, OLD]
     # An alias that something else took, a check, the lock's date, an alias that is new.
     tags = site.fake.repositories["acme/tiny"].tags

@@ -19,11 +19,15 @@ from imagebuild.jobs.facts import (
     SchedulerFacts,
     Stack,
 )
+from imagebuild.jobs.image import conditions_of_image
+from imagebuild.jobs.size import conditions_of_size
 from tests.unit.jobs.job_fakes import facts, job
 
 
 def test_conditions_can_use_exactly_what_jobs_know() -> None:
-    assert set(job("slurm --profile h100 --fabric ib").environment.conditions) == {
+    made = job("slurm --profile h100 --fabric ib")
+    before = conditions_of_size(made.request, made.profile, facts(), made.size)
+    assert set(conditions_of_image(before, made.image, facts())) == {
         *CONDITIONS,
         *COLLECTIVES,
         *facts().features,

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.jobs.image import OLDEST_CUDA
 from imagebuild.jobs.job import Job, resolve_job
 from imagebuild.jobs.offer import CatalogFile, Offer, PlanFile, planned_offer, published_offer
 from imagebuild.project.plan import Plan
@@ -22,7 +20,7 @@ IB = "mpijob --profile h100 --fabric ib"
 
 @pytest.fixture
 def planned(full_plan: Plan) -> Offer:
-    return replace(planned_offer(PlanFile.model_validate_json(full_plan.model_dump_json())), unnamed=False)
+    return planned_offer(PlanFile.model_validate_json(full_plan.model_dump_json()), "ghcr.io/acme")
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def job_of(line: str, offer: Offer, image: str | None = None) -> Job:
     return resolve_job(job_request, profiles()[job_request.profile], facts(), offer)
 
 
-def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> None:
+def test_without_image_the_newest_that_fits(planned: Offer, full_plan: Plan, project: Any) -> None:
     newest = job_of(IB, planned)
     names = {image.reference: image.id for image in planned.images}
     assert names[newest.image.reference] == "hpcx-cuda13.4.2-ubuntu26.04-runtime"
@@ -56,8 +54,10 @@ def test_without_image_the_newest_that_fits(planned: Offer, project: Any) -> Non
         f"note: {newest.image.reference} comes from a plan, so it may not have been built and pushed; "
         "to choose among published images, use --catalog with a file from `imagebuild catalog`"
     )
-    with pytest.raises(ConfigError, match="the name contains no registry, so nodes cannot pull the image"):
-        job_of(IB, replace(planned, unnamed=True))
+    bare = planned_offer(PlanFile.model_validate_json(full_plan.model_dump_json()))
+    for image in (None, bare.images[0].id, bare.images[0].aliases[0]):
+        with pytest.raises(ConfigError, match="the name contains no registry, so nodes cannot pull the image"):
+            job_of(IB, bare, image)
     assert note.endswith("driver 580 or later; if the nodes have an older driver, set --param driver=VERSION")
     assert job_of(f"{IB} --param driver=580.65", planned).messages == (planned_note,)
     assert "cuda12.9.1" in job_of(f"{IB} --param driver=570", planned).image.reference
@@ -77,23 +77,24 @@ def test_no_image_fits(planned: Offer, published: Catalog) -> None:
             job_of(line, offer)
 
 
-def test_the_oldest_cuda_of_a_gpu_is_the_one_that_the_matrix_compiles_with(project: Any, planned: Offer) -> None:
-    architectures = project.matrix.model.gpu_architectures
-    assert {capability.replace(".", "") for capability in OLDEST_CUDA} == set(architectures)
-    for capability, oldest in OLDEST_CUDA.items():
-        wanted = architectures[capability.replace(".", "")].cuda
-        assert Version(wanted.removeprefix(">=")) == Version(oldest)
-    old = replace(planned, images=tuple(i for i in planned.images if i.axes["cuda"].startswith("12.6")))
-    assert "cuda12.6.3" in job_of(IB, old).image.reference
-    with pytest.raises(ConfigError, match=r"no image of the plan fits: compute capability 10.3 rules out \d+; name an"):
-        job_of("mpijob --profile b300 --fabric ib", old)
+def test_the_cuda_of_an_image_can_compile_for_the_gpu(planned: Offer, published: Catalog) -> None:
+    old = tuple(image for image in planned.images if image.axes["cuda"].startswith("12.6"))
+    older = tuple(image for image in published.images if image.axes["cuda"].startswith("12.6"))
+    catalog = published.model_copy(update={"images": older})
+    itself = offer_of(catalog.model_copy(update={"gpu_architectures": dict(planned.gpu_architectures)}))
+    for offer in (replace(planned, images=old), offer_of(catalog, planned), itself):
+        versions = {image.reference: image.axes["cuda"] for image in offer.images}
+        assert versions[job_of(IB, offer).image.reference] == "12.6.3"
+        with pytest.raises(ConfigError, match=r"fits: compute capability 10.3 rules out \d+; name an"):
+            job_of("mpijob --profile b300 --fabric ib", offer)
+    job_of("mpijob --profile b300 --fabric ib", offer_of(catalog))
 
 
 def test_an_optional_plug_in_is_one_that_the_image_was_built_with(planned: Offer, published: Catalog) -> None:
     efa, target = "mpijob --profile p5 --nodes 2", "open-cuda13.5-debian13-runtime"
     with_plugin = [replace(image, components=(*image.components, "aws-ofi-nccl")) for image in planned.images]
     job = job_of(efa, replace(planned, images=tuple(image for image in with_plugin if image.image != "hpcx")))
-    assert job.image.reference == "imagebuild/open:cuda13.5-debian13-runtime"  # of four releases of distributions
+    assert job.image.reference == "ghcr.io/acme/open:cuda13.5-debian13-runtime"  # of four releases of distributions
     values = {v.name: v.value for v in job.environment.variables if v.scope == "rank"}
     assert (job.image.stack, values["NCCL_NET_PLUGIN"], values["NCCL_NET"]) == ("open", "ofi", "Libfabric")
     for image in (target, "example.com/open:mine"):

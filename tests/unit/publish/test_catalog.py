@@ -55,6 +55,12 @@ def test_an_image_with_what_refers_to_it(
     golden("tests/golden/images.json", text.replace(f'"{__version__}"', '"VERSION"') + "\n")
 
 
+def test_the_catalogue_says_which_cuda_can_compile_for_a_gpu(published: Published, ours: Project) -> None:
+    plan = make_plan(ours).model_copy(update={"gpu_architectures": {"90": ">=11.8"}})
+    made = CatalogReader(ours, plan, connect=lambda _: published.registry).read(NOW)
+    assert made.gpu_architectures == {"90": ">=11.8"}
+
+
 @pytest.mark.parametrize(("signer", "message"), [("ours", "ours.pub"), ("theirs", ""), ("", "")])
 def test_whose_signature_it_is(
     published: Published, ours: Project, signers: Signers, signer: str, message: str
