@@ -154,11 +154,7 @@ def job(
 
 
 def read_offer(
-    project: options.ProjectFiles,
-    request: JobRequest,
-    registry: str | None = None,
-    plan: str | None = None,
-    catalog: Path | None = None,
+    project: options.ProjectFiles, request: JobRequest, registry: str | None, plan: str | None, catalog: Path | None
 ) -> Offer:
     """Return the images among which a job can choose, from the files of --plan and --catalog, or from the project.
 

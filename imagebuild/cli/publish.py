@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from imagebuild.oci.registry import Repository
     from imagebuild.publish.prune import PruneVerdict
 
-RESULT = "result.json"
-"""The file that a build writes to the folder of each target."""
-
 
 @options.command(
     "imagebuild publish --registry ghcr.io/acme --dry-run",
@@ -143,7 +140,7 @@ def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
     from imagebuild.core.yaml import read_written
     from imagebuild.project.records import BuildResult
 
-    for path in sorted(folder.rglob(RESULT)):
+    for path in sorted(folder.rglob("result.json")):
         result = read_written(BuildResult, read_text(path), str(path))
         for platform, digest in result.manifests.items():
             if result.repository:
