@@ -47,7 +47,7 @@ class PinnedPackages:
         return PackageSource(found.url, found.suite, found.key, packages)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BuildStage:
     """The build stage of a component."""
 

@@ -25,27 +25,25 @@ from imagebuild.render.image import (
     package_repository,
 )
 from imagebuild.render.recipe import BuildStage, Recipe
-from imagebuild.render.resolve import gpu_capabilities, resolve_recipe
+from imagebuild.render.resolve import SharedParts, gpu_capabilities, resolve_recipe
 from imagebuild.render.stages import Dockerfile, check_appended, first_mistake
 from imagebuild.render.templates import Templates
 
 
 class Renderer:
-    """The renderer of a project's targets. Recipes are made once, and stages that targets share are rendered once."""
+    """The renderer of a project's targets. Parts and stages that targets share are computed once."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
         self._templates = Templates(project)
-        self._recipes: dict[str, Recipe] = {}
-        self._stages: dict[str, str] = {}
-        """Maps the git tag and the values of each build stage to the text of the stage."""
+        self._shared = SharedParts(project)
+        self._stages: dict[BuildStage, str] = {}
+        """Maps each build stage to its text."""
         self._installs: dict[tuple[str, str, str], str] = {}
         """Maps component, version and variant to the steps that install the component in the final stage."""
 
     def recipe(self, target: Target) -> Recipe:
-        if target.id not in self._recipes:
-            self._recipes[target.id] = resolve_recipe(self.project, target)
-        return self._recipes[target.id]
+        return resolve_recipe(self.project, target, self._shared)
 
     def check(self, targets: Iterable[Target]) -> None:
         """Render targets to find mistakes in templates. Raises ConfigError with all mistakes."""
@@ -119,13 +117,13 @@ class Renderer:
 
     def _stage(self, target: Target, stage: BuildStage) -> str:
         """Return the text of a build stage. Raises ConfigError if its template is wrong."""
+        if stage in self._stages:
+            return self._stages[stage]
         name, component = stage.name, stage.component
         own = stage.packages if component.repository else None
         values = {**stage.values, "signed": package_repository(name, own) if own else None}
         if stage.toolkit:
             values["gpu"] = gpu_capabilities(self.project, target, stage.toolkit)
-        if (known := repr((stage.tag, values))) in self._stages:
-            return self._stages[known]
         summary = f"{component.title}: {component.description}. {component.license}, {component.homepage}"
         summary += f", tag {stage.tag}" if stage.tag else ""
         heading = self._templates.rule(name, summary)
@@ -139,7 +137,7 @@ class Renderer:
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
             raise ConfigError(f"{path}:1: has no stage {name}; write `FROM … AS {name}`")
-        return self._stages.setdefault(known, f"{heading}\n{text}")
+        return self._stages.setdefault(stage, f"{heading}\n{text}")
 
     def _install(self, name: str, version: str, variant: str) -> str:
         """Return the steps with which the final stage installs a component."""

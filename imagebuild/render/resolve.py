@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
@@ -34,11 +34,45 @@ VERSION = "{version}"
 """The placeholder for the component's version in a template."""
 
 
-def resolve_recipe(project: Project, target: Target) -> Recipe:
-    """Return the recipe of a target. Raises ConfigError if files contradict each other."""
+@dataclass(frozen=True, eq=False)
+class SharedParts:
+    """Parts and build stages that the recipes of a project have in common. Equal inputs make one part or stage."""
+
+    project: Project
+    parts: dict[tuple[object, ...], Part] = field(default_factory=dict)
+    stages: dict[tuple[object, ...], BuildStage] = field(default_factory=dict)
+
+    @cached_property
+    def with_stage(self) -> frozenset[str]:
+        """Components that have a build stage."""
+        folders = {name: self.project.folder(name) for name in self.project.components}
+        return frozenset(name for name, folder in folders.items() if (folder / "build.j2").exists())
+
+    @cached_property
+    def roles(self) -> frozenset[str]:
+        """Requirements of all build stages."""
+        return frozenset(role for file in self.project.components.values() for role in file.model.build_requires)
+
+    @cached_property
+    def stage_inputs(self) -> dict[str, tuple[str, ...]]:
+        """Maps each component to the axes and components that its build stage depends on."""
+        result = {}
+        for name, file in self.project.components.items():
+            users = [file.model, self.project.components[file.model.packages_from or name].model]
+            used = {entry for user in users for entry in user.key}
+            used.update(entry for user in users for row in user.facts for entry in row.when)
+            result[name] = tuple(sorted(used))
+        return result
+
+
+def resolve_recipe(project: Project, target: Target, shared: SharedParts | None = None) -> Recipe:
+    """Return the recipe of a target. Pass the same `shared` for all targets of a project to save time.
+
+    Raises ConfigError if files contradict each other.
+    """
     matrix, lock = project.matrix.model, project.lock
     image = matrix.images[target.image]
-    chosen = _Chosen(project, target, image)
+    chosen = _Chosen(project, target, image, shared or SharedParts(project))
     order = _stage_order(chosen)
     parts = {name: _part(chosen, name, with_stage=name in order) for name in (*target.components, *order)}
     stages = tuple(stage for name in order if (stage := parts[name].stage))
@@ -91,6 +125,7 @@ class _Chosen:
     project: Project
     target: Target
     image: Image
+    shared: SharedParts
 
     @cached_property
     def axes(self) -> Mapping[str, str]:
@@ -99,14 +134,15 @@ class _Chosen:
     def component(self, name: str) -> Component:
         return self.project.components[name].model
 
-    def has_stage(self, name: str) -> bool:
-        return (self.project.folder(name) / "build.j2").exists()
+    @cached_property
+    def providers(self) -> Mapping[str, str]:
+        """Maps each requirement of a build stage to the component whose stage fulfils it."""
+        present, preferred = self.target.components, self.image.build_with
+        return {role: self.project.provider(role, present, preferred) or role for role in self.shared.roles}
 
     def build_providers(self, name: str) -> dict[str, str]:
         """Map each requirement of a component's stage to the component whose stage fulfils it."""
-        present, preferred = self.target.components, self.image.build_with
-        wanted = self.component(name).build_requires
-        return {role: self.project.provider(role, present, preferred) or role for role in wanted}
+        return {role: self.providers[role] for role in self.component(name).build_requires}
 
     def pin(self, name: str) -> Pin | None:
         return self.project.pin(name, self.axes)
@@ -138,10 +174,10 @@ def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
             where = project.components[name].at("build-requires")
             circle = " → ".join((*path, name))
             raise ConfigError(f"{where}: build-requires: circular dependency: {circle}; remove one entry")
-        if name in order or not chosen.has_stage(name):
+        if name in order or name not in chosen.shared.with_stage:
             return
         for i, provider in enumerate(chosen.build_providers(name).values()):
-            if not chosen.has_stage(provider):
+            if provider not in chosen.shared.with_stage:
                 where = project.components[name].at("build-requires", i)
                 template = project.folder(provider) / "build.j2"
                 raise ConfigError(f"{where}: build-requires: {provider} has no build stage; write {template}")
@@ -163,9 +199,27 @@ def _base_reference(chosen: _Chosen) -> str:
 
 
 def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
+    """Return everything that a component contributes to the target. Targets with equal inputs share the part."""
+    target, shared = chosen.target, chosen.shared
+    owner = chosen.component(name).packages_from or name
+    stage_inputs = (
+        *(name, target.image, target.platforms, target.axes["os"]),
+        *(chosen.version(name), id(chosen.pin(name)), chosen.version(owner)),
+        *chosen.build_providers(name).values(),
+        *(target.components.get(entry, chosen.axes.get(entry)) for entry in shared.stage_inputs[name]),
+    )
+    env = (chosen.axes.get(entry) for row in chosen.component(name).env for entry in row.when)
+    inputs = (*stage_inputs, with_stage, name in target.components, target.axes["variant"], *env)
+    if inputs not in shared.parts:
+        if with_stage and stage_inputs not in shared.stages:
+            shared.stages[stage_inputs] = _stage(chosen, name)
+        shared.parts[inputs] = _new_part(chosen, name, shared.stages[stage_inputs] if with_stage else None)
+    return shared.parts[inputs]
+
+
+def _new_part(chosen: _Chosen, name: str, stage: BuildStage | None) -> Part:
     """Return everything that a component contributes to the target."""
     in_image, devel = name in chosen.target.components, chosen.target.axes["variant"] == "devel"
-    stage = _stage(chosen, name) if with_stage else None
     repository = _pinned_packages(chosen, name, every=devel, stage=False) if in_image else None
     signed = [packages for packages in (repository, stage and stage.packages) if packages]
     return Part(
