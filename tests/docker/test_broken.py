@@ -127,7 +127,7 @@ def test_a_build_or_what_it_started_is_told_to_end(
     done = finish(building)
     assert (done.status, "Traceback" in done.err) == (status, False)
     found = re.search("error: docker buildx bake .*killed" if program else "error", done.err, re.DOTALL)
-    assert bool(found) == bool(program)
+    assert bool(found) == bool(program), done.err
     nothing_left(tiny)
 
 
