@@ -341,7 +341,8 @@ def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:
     failed = [v for v in stream.failed() if v.parts]
     if failed:
         return "\n\n".join(_explain_step(run, v) for v in failed[:3])
-    lines = stream.failure_messages()[-ERROR_LINES:] or ["it printed no message, so it was probably killed; check the free memory"]
+    silent = "it printed no message, so it was probably killed; check the free memory"
+    lines = stream.failure_messages()[-ERROR_LINES:] or [silent]
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
     return f"docker buildx bake {ended}:\n" + "\n".join(lines)
 
