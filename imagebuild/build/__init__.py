@@ -1,1 +1,1 @@
-"""Build rendered targets with BuildKit, on an engine that is found or started here."""
+"""Build targets with BuildKit, on a Docker Engine that already runs or that imagebuild starts."""

@@ -1,4 +1,7 @@
-"""The values that describe a build, and the file for `docker buildx bake` that is made from them. Does no I/O."""
+"""The request and the inputs of a build, and the file for `docker buildx bake` that describes the build.
+
+Does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +24,24 @@ if TYPE_CHECKING:
 FETCHED = "fetched-"
 """Prefix of the names of bake targets whose files were fetched by imagebuild, not by BuildKit."""
 FILES = "files"
-"""Name of the folder with the fetched files, next to the Dockerfile of their bake target."""
+"""Name of the folder with the files of a fetched download. A Dockerfile next to the folder copies the files."""
 FINAL_STAGE = "image"
 """Name of the last stage of every Dockerfile. The stage installs packages of the distribution."""
 
 
 def layer_attributes(compression: str, day: date | None) -> str:
-    """Return BuildKit's attributes for exporting a layout: the compression, and the maximum timestamp of files.
+    """Return the options of BuildKit's exporter for an OCI layout: the compression, and the latest timestamp of files.
 
-    The maximum is the beginning of `day` in UTC. If `day` is None, the maximum is EPOCH.
+    BuildKit replaces later timestamps by the latest one. This is the beginning of `day` in UTC; if `day` is None,
+    EPOCH.
     """
     epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else EPOCH
-    # Only the exporter gets the epoch: a build argument would be part of every step's cache key.
+    # Only the exporter gets the timestamp: a build argument would be part of every step's cache key.
     return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"
 
 
 def new_layout(layout: Path) -> Path:
-    """Return the temporary folder of a new layout. The complete layout replaces the layout of an earlier build."""
+    """Return the folder in which BuildKit writes an OCI layout. After the build, the folder is renamed to `layout`."""
     return layout.with_name(f"{layout.name}.new")
 
 
@@ -57,31 +61,34 @@ class BuildRequest:
     sources: tuple[str, ...] = ()
     """`NAME=FOLDER` for each component that is built from a local folder."""
     base: str = "bootstrap"
-    """`bootstrap` to make base images from the distribution's archive, `registry` to pull them."""
+    """`bootstrap`: make base images from the distribution's package archive. `registry`: pull base images."""
     ca: Path | None = None
     """File with additional CA certificates."""
     no_cache: bool = False
     rebuilt: date | None = None
-    """Day of a rebuild. A rebuild installs packages again, even if that step is in the builder's cache."""
+    """Day of a rebuild; None if this is not a rebuild. A rebuild installs the distribution's packages again, even if
+    the builder's cache contains the result of this step."""
     stage: str | None = None
-    """Name of the only stage to build; its result stays in the builder's cache."""
+    """Name of the only stage to build; None to build images. The result of the stage stays in the builder's cache."""
     cache: str | None = None
-    """Repository with the caches of stages that compile."""
+    """Repository in a registry with the caches of stages that compile software. None: use no such caches."""
     cache_write: bool = False
     folder: Path = Path("build")
     """Folder for Dockerfiles, the bake file and results."""
     verbose: bool = False
     again: tuple[str, ...] = ()
-    """Options of this build. An error message proposes them in the command that repeats a failed stage."""
+    """Command-line options of this build. If a stage fails, the error message shows the command with these options that
+    repeats the stage."""
     bundle: Path | None = None
-    """Folder of a bundle, which contains all inputs of a build without a network."""
+    """Folder of a bundle: all files that a build without a network needs. None: the build uses the network."""
     record: bool = False
-    """Whether to write to the bundle what the build fetches, instead of building from the bundle."""
+    """True: fetch the inputs from the network, and write the inputs to the bundle. False: read the inputs from the
+    bundle."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The name of the cache of a stage that compiles, for one platform."""
+    """The cache, in a registry, of one stage that compiles software, for one platform."""
 
     stage: str
     platform: Platform
@@ -98,18 +105,19 @@ class BuildInputs:
     """The inputs of a build that BuildKit gets in addition to the Dockerfiles."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Maps images in `FROM` and names of stages to their replacements in all targets: a folder, `oci-layout://…` or
-    `docker-image://…`."""
+    """Maps the name of an image in `FROM`, or of a stage, to the replacement in all targets. The replacement is a
+    folder, `oci-layout://…` or `docker-image://…`."""
     stages: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
-    """Maps each target to its stages that only download, and each stage to the folder with its files.
-    `inputs.fetch_all` makes these folders. `images` takes precedence."""
+    """`stages[target id][stage]` is the folder that replaces a stage which only downloads. `inputs.fetch_all` makes the
+    folder and puts the downloaded files into it. If `images` also replaces the stage, the replacement in `images` is
+    used."""
     secrets: Mapping[str, Path] = field(default_factory=dict)
     """Maps the id of each build secret to the file that contains it."""
 
 
 @dataclass(frozen=True)
 class BuildRun:
-    """A running build: its request, rendered Dockerfiles, engine and inputs."""
+    """A build in progress: the request, rendered Dockerfiles, engine and inputs."""
 
     request: BuildRequest
     project: Project
@@ -118,13 +126,14 @@ class BuildRun:
     engine: Endpoint
     inputs: BuildInputs = field(default_factory=BuildInputs)
     caches: Mapping[str, Sequence[CacheEntry]] = field(default_factory=dict)
-    """Maps the id of each target to the caches of the stages that it needs. A cache may not exist."""
+    """Maps the id of each target to the caches of the target's stages. Some of the caches may not exist in the
+    registry."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `BuildResult` that are known when the build starts: time, commit, repository, CI run and workflow."""
 
     @property
     def context(self) -> Path:
-        """The build context: an empty folder, as the Dockerfiles copy nothing from it."""
+        """The build context: an empty folder, because the Dockerfiles copy nothing from the context."""
         return self.request.folder / "empty"
 
     def layout_folder(self, target: Target) -> Path | None:
@@ -136,20 +145,23 @@ class BuildRun:
 
 
 def bake_file(run: BuildRun) -> dict[str, Any]:
-    """Return the content of the bake file. The Dockerfile of a target is `<folder>/<id>/Dockerfile`."""
+    """Return the content of the bake file.
+
+    The file refers to the Dockerfile of each target, `<folder>/<id>/Dockerfile`.
+    """
     request, inputs = run.request, run.inputs
     layers = layer_attributes(request.compression, request.rebuilt or run.project.lock.date)
     entries: dict[str, dict[str, Any]] = {}
     fetched: set[Path] = set()
     for target in request.targets:
         output = "type=docker" if request.output == "load" and not request.stage else "type=cacheonly"
-        # A pushed image is written as a layout first: the docker driver cannot push by digest, and rewrites times only
-        # in layouts.
+        # To push an image, BuildKit first writes an OCI layout: buildx's driver `docker` cannot push by digest, and
+        # rewrites timestamps only in layouts.
         if layout := run.layout_folder(target):
             output = f"type=oci,tar=false,dest={new_layout(layout)},{layers}"
         entry = entries[target.bake_name] = {
             "context": str(run.context),
-            # Not inline, as bake would expand ${…} in the text.
+            # The path of the Dockerfile, not the text: bake would expand ${…} in the text.
             "dockerfile": str(request.folder / target.id / "Dockerfile"),
             "platforms": list(platforms_of(target, request.platforms)),
             "tags": [] if request.stage else [target.name],
@@ -170,8 +182,8 @@ def bake_file(run: BuildRun) -> dict[str, Any]:
             entry["no-cache"] = True
         if request.rebuilt:
             entry["no-cache-filter"] = [FINAL_STAGE]
-    # A stage that copies the folder has the same cache key as the ADD that it replaces. If the folder itself were the
-    # context, the key would differ.
+    # A bake target that copies the downloaded files has the same cache key as the ADD in the replaced stage. If the
+    # folder of the files were used as a context directly, the key would differ.
     platforms = sorted({platform for entry in entries.values() for platform in entry["platforms"]})
     for folder in fetched:
         entries[f"{FETCHED}{folder.name}"] = {
@@ -197,9 +209,10 @@ def check_platforms(targets: Sequence[Target], wanted: Sequence[str]) -> None:
 
 
 def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:
-    """Map replaced images and stages to the digest of the replacement, or to `folder` if it has no digest.
+    """Return a mapping of each replaced image or stage to the digest of the replacement.
 
-    `replaced` does not contain downloads from mirrors or a bundle, as the lock already names their content.
+    The value is `folder` if the replacement has no digest. `replaced` does not contain downloads from mirrors or a
+    bundle, as the lock already contains the hashes of downloads.
     """
     return {
         name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"

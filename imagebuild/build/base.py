@@ -1,4 +1,4 @@
-"""Bootstrap a base image from the distribution's signed archive, for builds without a registry."""
+"""Bootstrap base images: make them with mmdebstrap from the distribution's signed archive, without a registry."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Log = Callable[[str], None]
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("mmdebstrap", "debian-archive-keyring", "gpg")
-# Leave out these folders: if mmdebstrap makes them, the user of the host's apt owns them. apt in the image makes them
-# again.
+# Leave out these folders: if mmdebstrap makes the folders, they belong to the user id of the host's `_apt`. apt in the
+# image makes the folders again.
 TAR_OPTIONS = "--exclude=./var/lib/apt/lists/partial --exclude=./var/cache/apt/archives/partial"
 ENV = {"SOURCE_DATE_EPOCH": EPOCH, "TAR_OPTIONS": TAR_OPTIONS, "LC_ALL": "C.UTF-8"}
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VERSION = "./etc/debian_version"
 DAY, RENEW_DAYS, KEEP_DAYS = 86400, 7, 30
-"""Seconds in a day; days for which builds use a base; days after which the base is deleted."""
+"""Seconds in a day; age in days at which a cached base image is made again; age in days at which it is deleted."""
 
 # As in official slim images, documentation is left out, except licences.
 DPKG_OPTIONS = (
@@ -86,9 +86,9 @@ def rootfs_command(
 
 
 def signed_source(source: AptSource) -> AptSource:
-    """Return the source with a key that also exists in the image.
+    """Return the apt source with the path of a key that also exists in the image.
 
-    Raises ConfigError if the source's address contains a password, which would then be in the image.
+    Raises ConfigError if the address of the source contains a password, because the password would be in the image.
     """
     if "@" in urlsplit(source.uri).netloc:
         raise ConfigError(
@@ -96,12 +96,12 @@ def signed_source(source: AptSource) -> AptSource:
             "use an archive that needs no password"
         )
     key = source.signed_by or KEYRING
-    own = "\n" not in key and not Path(key).name.startswith("debian-archive-")  # a path, not the key itself
+    own = "\n" not in key and not Path(key).name.startswith("debian-archive-")  # `key` can also be the text of a key
     return replace(source, signed_by=key if own else KEYRING)
 
 
 def ensure_mmdebstrap(log: Log) -> None:
-    """Install mmdebstrap and Debian's keys if they are missing. Raises CommandError if that fails or needs root."""
+    """Install mmdebstrap and Debian's keys if they are missing. Raises CommandError if apt fails or root is needed."""
     if shutil.which("mmdebstrap") and Path(KEYRING).exists():
         return
     if os.geteuid() != 0:
@@ -111,14 +111,15 @@ def ensure_mmdebstrap(log: Log) -> None:
 
 
 def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path, log: Log) -> None:
-    """Write a root file system to `tar`. Raises CommandError with the end of mmdebstrap's output if that fails.
+    """Write a root file system to the file `tar`.
 
-    Temporary files are written to the folder of `tar`, which the user `_apt` must be able to enter.
+    If mmdebstrap fails, raises CommandError with the end of its output. Temporary files are written to the folder of
+    `tar`, which the user `_apt` must be able to enter.
     """
     mode, prefix = "unshare", DIE_WITH_US
     if os.geteuid() == 0:
         mode = "root"
-        with suppress(CommandError):  # if root cannot make namespaces, it cannot mount anything either
+        with suppress(CommandError):  # if root cannot make namespaces, root cannot mount anything either
             run_program(*private.NAMESPACES, "true")
             prefix += private.NAMESPACES
     command = (*prefix, *rootfs_command(release, arch, sources, mode, str(tar)))
@@ -130,14 +131,14 @@ def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path
 
 
 def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie", log: Log = lambda _line: None) -> str:
-    """Return an image for all `platforms` as a named context of BuildKit.
+    """Return a base image for all `platforms`, as an address for BuildKit: `oci-layout://FOLDER@DIGEST`.
 
-    The image comes from the cache if it is less than a week old; otherwise it is bootstrapped. Raises ConfigError if
-    the cache cannot be written, CommandError if a program fails or is missing.
+    The image is taken from the cache if it is less than a week old; otherwise the image is bootstrapped. Raises
+    ConfigError if the cache cannot be written, CommandError if a program fails or is missing.
     """
     sources = tuple(map(signed_source, debian.debian_sources(release)))
     archs = sorted(platform.removeprefix("linux/") for platform in platforms)
-    # The key contains everything that the result depends on, such as options and the archive.
+    # The cache key contains everything that the base image depends on, such as options and the archive.
     commands = [rootfs_command(release, arch, sources) for arch in archs]
     key = repr((commands, sorted(ENV.items()), image_config("", "", "")))
     place = cache.absolute() / f"{release}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
@@ -145,7 +146,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
         place.mkdir(parents=True, exist_ok=True)
         # If several processes want the image at the same time, only one bootstraps it.
         with private.alone(place):
-            # The name of each layout is its digest. Damaged layouts are not used.
+            # The name of a layout's folder is the digest of the image. Damaged layouts are not used.
             whole = [path for path in place.iterdir() if layout.Layout(path).has(f"sha256:{path.name}")]
             made = max(whole, key=lambda path: path.stat().st_mtime, default=None)
             if not made or made.stat().st_mtime < time.time() - RENEW_DAYS * DAY:
@@ -159,9 +160,12 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
 
 
 def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[AptSource], log: Log) -> Path:
-    """Bootstrap a root file system for each architecture, and return the layout with the image for all of them."""
+    """Bootstrap a root file system for each architecture.
+
+    Return the folder of an OCI layout with the multi-platform image.
+    """
     ensure_mmdebstrap(log)
-    # Not in the cache, as the user `_apt` may not be able to enter it.
+    # A temporary folder, because the user `_apt` may not be able to enter the cache folder.
     with tempfile.TemporaryDirectory(prefix="imagebuild-base-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -181,7 +185,7 @@ def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[Apt
         digest = image.write_index(manifests)
         made = place / digest.removeprefix("sha256:")
         shutil.copytree(image.folder, made, dirs_exist_ok=True)
-    os.utime(made)  # an identical layout may exist since last week
+    os.utime(made)  # so that an identical layout from an earlier week also counts as new
     return made
 
 

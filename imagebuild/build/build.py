@@ -43,7 +43,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     bake.check_platforms(request.targets, request.platforms)
     recipes = [renderer.recipe(target) for target in request.targets]
     needed = (owned.source for recipe in recipes for owned in recipe.sources_for(request.platforms))
-    names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # keep the command short
+    names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # for a short command
     platforms = (word for platform in request.platforms for word in ("--platform", platform))
     check_pinned(project.lock, needed, project.changes.lock_command(*names, *platforms))
     # Render Dockerfiles for all platforms of a target, even if the lock lacks entries for platforms that are not built.
@@ -101,10 +101,10 @@ def check_request(request: BuildRequest, stages: Collection[str], locked: date |
 
 
 def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) -> Provide | None:
-    """Return the function that provides the inputs from mirrors or a bundle.
+    """Return the function that provides inputs of a build from mirrors or from a bundle.
 
-    Return None if there are neither: BuildKit then fetches all inputs. Raises ConfigError if a target cannot be built
-    from the bundle.
+    Return None if the build uses neither mirrors nor a bundle: BuildKit then fetches all inputs. Raises ConfigError if
+    a target cannot be built from the bundle.
     """
     if not request.bundle:
         if settings.load_settings(os.environ).mirrors == settings.Mirrors():
@@ -125,10 +125,10 @@ def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) ->
 
 @contextmanager
 def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildProgress) -> Iterator[BuildInputs]:
-    """Provide secrets, bootstrapped base images, and the inputs from mirrors or a bundle.
+    """Yield the inputs of a build: secrets, bootstrapped base images, and downloads from mirrors or a bundle.
 
-    The secrets are this machine's CA bundle, and the configuration of its Python package index if it has one. BuildKit
-    fetches all other inputs. Raises ConfigError if the engine cannot use bundles.
+    The secrets are the CA bundle of this machine, and the configuration of the machine's Python package index, if any.
+    BuildKit fetches all other inputs. Raises ConfigError if the engine cannot use bundles.
     """
     request = run.request
     if request.bundle and not engine.has_containerd_store(run.engine):
@@ -150,7 +150,7 @@ def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildP
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:
     """Bootstrap all base images that targets start from or are compiled on.
 
-    Return a mapping of official images to the contexts that replace them.
+    Return a mapping of each official image to the address of the bootstrapped image that replaces it.
     """
     request, matrix = run.request, run.project.matrix.model
     if request.base == "registry":

@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 
 STEP_NAME = re.compile(
     r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?"
-    rf"(?P<stage>(?!{bake.FETCHED})[\w.-]+) +(?P<n>\d+/\d+)\] "  # downloads are not stages of a target's Dockerfile
-    r"(?P<text>(?!LINK ).*)",  # the second half of COPY --link is not a step of the Dockerfile
+    rf"(?P<stage>(?!{bake.FETCHED})[\w.-]+) +(?P<n>\d+/\d+)\] "  # without bake targets of fetched files
+    r"(?P<text>(?!LINK ).*)",  # without LINK, the second of the two vertices of a COPY --link
     re.DOTALL,
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
-"""Matches names of progress bars for layers that are pulled from a registry. Steps that run have no progress bars."""
+"""Matches the id of a progress bar of a layer that is pulled from a registry. Steps that run have no progress bars."""
 ERROR_LINES = 25
 """Number of last lines of each step's output to keep. They are shown if the step fails."""
-# Errors in the export, after which all steps are in the cache: containerd's garbage collector deleted a snapshot before
-# it was exported (https://github.com/containerd/containerd/issues/10835), or the export of many large images at once
-# exceeded containerd's time limit.
+# Errors of an export that is worth repeating, as all steps are in the cache. Either containerd's garbage collector
+# deleted a snapshot before the export (https://github.com/containerd/containerd/issues/10835), or the export of many
+# large images at once exceeded containerd's time limit.
 EXPORT_FAULT = re.compile(r"parent snapshot \S+ does not exist|DeadlineExceeded: context deadline exceeded")
 
 
 @dataclass
 class Vertex:
-    """A node of BuildKit's graph, with the facts that the events have reported so far."""
+    """A node of BuildKit's graph, with everything that buildx's events have reported about the node so far."""
 
     digest: str
     name: str = ""
@@ -62,13 +62,14 @@ class Vertex:
     completed: float | None = None
     cached: bool = False
     pulled: bool = False
-    """Whether layers of the vertex were pulled from a registry. BuildKit then reports the step as if it had run."""
+    """Whether layers of the vertex were pulled from a registry. If so, BuildKit reports that the step ran, although it
+    did not."""
     error: str = ""
     inputs: tuple[str, ...] = ()
-    """Digests of the vertices that this one depends on; empty for a source."""
+    """Digests of the vertices that this vertex depends on; empty for a vertex that fetches a source."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
     partial: str = ""
-    """Start of an incomplete line of output."""
+    """Last line of the output so far, if the end of the line has not arrived yet."""
 
     @property
     def parts(self) -> dict[str, str]:
@@ -110,7 +111,7 @@ class EventStream:
         self.messages: list[str] = []
         """Lines that are not events, such as errors of buildx itself."""
         self._begun = ""
-        """Start of an incomplete indented event."""
+        """Lines so far of an event in indented JSON whose end has not arrived yet."""
 
     def feed(self, line: str) -> Iterator[tuple[str, Vertex, str]]:
         """Parse the next line. Yield (kind, vertex, line of output); the kind is `started`, `completed` or `log`."""
@@ -123,7 +124,7 @@ class EventStream:
         text, self._begun = self._begun, ""
         try:
             event = json.loads(text)
-        except ValueError:  # incomplete, because buildx was killed
+        except ValueError:  # the event is incomplete, because buildx was killed
             self.messages.append(text)
             return
         for status in event.get("statuses") or ():
@@ -140,10 +141,10 @@ class EventStream:
                 yield "log", vertex, whole
 
     def steps(self, components: Container[str]) -> tuple[Step, ...]:
-        """Return each step that ran or was cached once, in the order in which the steps started.
+        """Return all steps that ran or were cached, without duplicates, in the order in which the steps started.
 
-        A cancelled step counts as cached. In a successful build, BuildKit cancels only steps that have not run,
-        because an identical step of another target provides the result.
+        A cancelled step counts as cached: in a successful build, BuildKit cancels a step only if an identical step of
+        another target provides the result.
         """
         from imagebuild.project.records import Step  # noqa: PLC0415 - no build needs it before its end
 
@@ -158,7 +159,7 @@ class EventStream:
                 error=None if v.cancelled else v.error or None,
             )
             for v in sorted(self.vertices.values(), key=lambda v: v.started or 0)
-            # Every build looks up the source of an ADD. This is not a step: another vertex copies the files.
+            # A vertex without inputs only looks up the source of an ADD. Another vertex, the step, copies the files.
             if v.parts and (v.completed or v.cached) and (v.inputs or not v.parts["text"].startswith("ADD "))
         )
 
@@ -176,7 +177,7 @@ class EventStream:
     def _update(self, vertex: Vertex, report: Mapping[str, Any]) -> Iterator[tuple[str, Vertex, str]]:
         vertex.name = report.get("name") or vertex.name
         vertex.inputs = tuple(report.get("inputs") or vertex.inputs)
-        # A step that two targets share is reported twice. It was cached only if neither report says that it ran.
+        # A step that two targets share is reported twice. The step was cached only if neither report says that it ran.
         ran_before = vertex.completed is not None and not vertex.cached and not vertex.error
         # BuildKit writes a missing time as a time in the year 1.
         times = (report.get(name) or "0001" for name in ("started", "completed"))
@@ -184,7 +185,7 @@ class EventStream:
         if started and vertex.started is None:
             vertex.started = started
             yield "started", vertex, ""
-        # A source completes when BuildKit has found its digest, and can still fail later, when it is fetched.
+        # BuildKit reports a source as completed when the digest is known. The fetch of the source can still fail later.
         if completed and (not ran_before or report.get("error")):
             # A step that was cancelled for one target may run later for another target.
             vertex.started = started or vertex.started
@@ -228,11 +229,11 @@ class BuildProgress(Progress):
 
 
 def replaced_sources(project: Project, stages: Container[str], given: Sequence[str]) -> dict[str, str]:
-    """Return a mapping of stages to the local folders that replace them.
+    """Return a mapping of stages to the local folders that replace them. `stages` are all stages of the build.
 
-    `stages` are all stages of the build. `given` are texts such as `ucx=/src/ucx`. The name is a component, its pin, or
-    a requirement that the component provides: `nccl` can mean `nccl-git`. Raises ConfigError if a folder is empty or
-    missing, or if a name does not stand for exactly one source in git.
+    `given` are texts such as `ucx=/src/ucx`. The name before `=` is a component, the name of the component's pin in the
+    lock, or a requirement that the component provides: `nccl` can mean `nccl-git`. Raises ConfigError if a folder is
+    empty or missing, or if a name does not stand for exactly one source in git.
     """
     models = {name: component.model for name, component in project.components.items()}
     names = {name: {name, model.pin, *model.provides} for name, model in models.items() if model.git}
@@ -257,9 +258,9 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
 
 
 def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[str, Any]]:
-    """Build all targets in one run of buildx, and return its events and its metadata.
+    """Build all targets in one run of buildx. Return the events of buildx, and the content of its metadata file.
 
-    Layouts of earlier builds are replaced only when the new ones are complete. Raises ConfigError if the folder of a
+    Layouts of earlier builds are replaced only when the new layouts are complete. Raises ConfigError if the folder of a
     layout contains other files, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot
     be read.
     """
@@ -267,7 +268,7 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
     for layout in layouts:
         if layout.exists() and not (layout / "oci-layout").is_file():
             raise ConfigError(f"{layout}: exists, but is not an OCI layout; remove it, or choose another folder")
-        shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit would add files to an existing folder
+        shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit adds files to an existing folder
     try:
         run.context.mkdir(parents=True, exist_ok=True)
         for target in run.request.targets:
@@ -287,7 +288,7 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
 def execute_bake(
     run: BuildRun, content: Mapping[str, Any], progress: BuildProgress, name: str = "bake.json"
 ) -> tuple[EventStream, dict[str, Any]]:
-    """Build the targets in a bake file, and return buildx's events and metadata. Raises as `run_bake` does."""
+    """Build the targets in a bake file. Return what `run_bake` returns, and raise the same errors."""
     file, metadata_file = run.request.folder / name, run.request.folder / "metadata.json"
     write_text(file, json.dumps(content, indent=1) + "\n")
     stream = EventStream()
@@ -295,7 +296,7 @@ def execute_bake(
         status = _run_buildx(run, file, metadata_file, progress, stream)
         if status and any(EXPORT_FAULT.search(text) for text in stream.failure_messages()):
             progress.note("the engine failed to export the images; trying once more")
-            # Keep the steps that ran in the first attempt: in the second, they are cached.
+            # Keep the events of steps that ran in the first attempt: in the second attempt, these steps are cached.
             stream.vertices = {digest: v for digest, v in stream.vertices.items() if not v.error}
             stream.messages.clear()
             status = _run_buildx(run, file, metadata_file, progress, stream)
@@ -320,28 +321,28 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
     if run.request.builder:
         command += ["--builder", run.request.builder]
     environ = {
-        # Unset, as buildx would make this a build argument, which is part of every step's cache key.
+        # Unset this variable: buildx would pass it as a build argument, which is part of every step's cache key.
         "SOURCE_DATE_EPOCH": None,
         **run.engine.environment,
-        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # so that the index contains only images, no attestations
-        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # do not ask for access to folders that the user named
+        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",  # so that the image index contains no attestations
+        "BUILDX_BAKE_ENTITLEMENTS_FS": "0",  # do not ask whether buildx may read the user's folders
     }
 
     def update(line: str) -> None:
         for event in stream.feed(line):
             progress.update(*event)
 
-    done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # so that BuildKit cancels it
+    done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # SIGINT: BuildKit cancels it
     assert done.status is not None, "buildx runs without a time limit"
     return done.status
 
 
 def explain_failure(run: BuildRun, stream: EventStream, status: int) -> str:
-    """Return a message with the failed steps, their components, the end of their output, and how to repeat them."""
+    """Return an error message: for each failed step, its component, the end of its output, and how to repeat it."""
     failed = [v for v in stream.failed() if v.parts]
     if failed:
         return "\n\n".join(_explain_step(run, v) for v in failed[:3])
-    silent = "it printed no message, so it was probably killed; check the free memory"
+    silent = "buildx printed no message, so buildx was probably killed; check the free memory"
     lines = stream.failure_messages()[-ERROR_LINES:] or [silent]
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
     return f"docker buildx bake {ended}:\n" + "\n".join(lines)
@@ -357,7 +358,7 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
             f"{target.id}: {'component ' + component if component else 'stage ' + vertex.stage}: a step failed",
             f"  step    {vertex.title}",
             # Shorten BuildKit's message, which contains the whole script.
-            f"  reason  {re.sub('process .* did not', 'it did not', vertex.error.strip().splitlines()[-1])}",
+            f"  reason  {re.sub('process .* did not', 'the step did not', vertex.error.strip().splitlines()[-1])}",
             *(["  the end of the output:", *(f"    {line}" for line in vertex.log)] if vertex.log else []),
             f"  again   imagebuild build {target.id} {options} -v",
         ]
@@ -365,9 +366,9 @@ def _explain_step(run: BuildRun, vertex: Vertex) -> str:
 
 
 def component_of(stage: str, components: Container[str]) -> str | None:
-    """Return the component of a stage; None if it has none.
+    """Return the name of the component that a stage belongs to; None if the stage belongs to no component.
 
-    The stage has the component's name, which may be followed by `-key`, `-source` or `-source-<arch>`.
+    The name of the stage is the name of the component, which may be followed by `-key`, `-source` or `-source-<arch>`.
     """
     for name in (stage, re.sub(r"-(key|source(-(amd64|arm64))?)$", "", stage)):
         if name in components:
@@ -376,7 +377,7 @@ def component_of(stage: str, components: Container[str]) -> str | None:
 
 
 def staging_repository(project: Project, target: Target) -> Repository:
-    """Return the staging repository of a target. Images are pushed to it, and verified there before publication."""
+    """Return the staging repository of a target: images are pushed there and verified before they are published."""
     name = parse_reference(plan.repository_name(project, target.image))
     return connect_registry(name.host).at(name.repository)
 
@@ -420,7 +421,7 @@ def export_images(
             digest=digest,
             platforms=platforms,
             seconds=round(seconds, 3),
-            # BuildKit reports a step that targets share under the name of one of them.
+            # If several targets share a step, BuildKit reports the step under the name of only one target.
             steps=tuple(
                 step
                 for step in steps

@@ -44,7 +44,7 @@ MANIFEST = "manifest.json"
 IMAGES = "images"
 """Name of the folder with the OCI layout that contains the images."""
 SUMS = "SHA256SUMS"
-"""Name of the file with the hashes of all other files. It is written last."""
+"""Name of the file with the hashes of all other files of a bundle. This file is written last."""
 WHEELS = "/wheels/"
 """Path of the package proxy's page that lists the wheels, and the start of the path of each wheel."""
 
@@ -57,7 +57,8 @@ class BundleManifest(Model):
     """Time in UTC at which the bundle was complete. Packages and security updates are from this time."""
     targets: tuple[str, ...]
     stages: dict[str, tuple[Platform, ...]]
-    """Maps the key of each build stage to the platforms for which the bundle has the stage's inputs."""
+    """Maps the key of each build stage, which is a hash, to the platforms for which the bundle has inputs of the
+    stage."""
     images: dict[str, Digest] = Field(default_factory=dict)
     """Maps the name of each image in FROM to the digest of its replacement in the bundle. The replacement is the same
     image or a bootstrapped base."""
@@ -82,7 +83,7 @@ class Bundle:
 
     @contextmanager
     def provide(self, run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
-        """Provide all inputs of a build. Raises ConfigError if the bundle lacks an image."""
+        """Yield all inputs of a build from the bundle. Raises ConfigError if the bundle lacks an image."""
         needs = needs_of_targets(run)
         images = missing_images(run, needs)
         if absent := [image for image in images if image not in self.manifest.images]:
@@ -94,7 +95,10 @@ class Bundle:
             yield contexts, stages, _proxy_secrets(proxy, recording=False)
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
-        """Return why a target cannot be built from the bundle; empty if it can. `keys` maps its stages to keys."""
+        """Return why a target cannot be built from the bundle; empty if the target can be built.
+
+        `keys` maps the name of each stage of the target to the stage's key.
+        """
         for stage, key in keys.items():
             if key not in self.manifest.stages:
                 return f"the stage {stage} has changed since the bundle was made, or is not in the bundle"
@@ -114,7 +118,10 @@ class Bundle:
 
 
 def new_bundle_folder(folder: Path) -> Path:
-    """Make the folder of a bundle. Raises ConfigError if the folder is not empty or cannot be made."""
+    """Make the folder of a bundle, and return its absolute path.
+
+    Raises ConfigError if the folder is not empty or cannot be made.
+    """
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +134,7 @@ def new_bundle_folder(folder: Path) -> Path:
 
 @contextmanager
 def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
-    """Fetch all inputs of a build into a bundle, and provide them to the build. Complete the bundle after the build.
+    """Fetch all inputs of a build into a bundle, and yield the inputs. After the build, complete the bundle.
 
     Inputs with a mirror are fetched from the mirror.
     """
@@ -194,7 +201,10 @@ def fetch_wheels(
 
 
 def gateway_address(engine: Endpoint) -> str:
-    """Return the address of this machine for build steps. Raises ConfigError if the engine is on another machine."""
+    """Return the address at which build steps reach this machine.
+
+    Raises ConfigError if the engine is on another machine.
+    """
     if not engine.host.startswith("unix://"):
         raise ConfigError(
             f"bundles need an engine on this machine, but {engine.host} may be on another one; use a local engine"
@@ -206,9 +216,9 @@ def gateway_address(engine: Endpoint) -> str:
 
 @contextmanager
 def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]) -> Iterator[str]:
-    """Run the proxy for apt and pip in build steps, and yield its address `http://host:port`.
+    """Run the HTTP proxy that apt and pip in build steps use. Yield the proxy's address, such as `http://host:port`.
 
-    `log` gets a line for each failed request. Raises CommandError if this machine does not have the address.
+    `log` gets a line for each failed request. Raises CommandError if `address` is not an address of this machine.
     """
     try:
         server = ThreadingHTTPServer((address, 0), functools.partial(_Handler, store, log))
@@ -254,9 +264,9 @@ class _Handler(SimpleHTTPRequestHandler):
         if path.startswith(WHEELS):
             return super().translate_path(path)
         url = urlsplit(path)
-        if url.port == 443:  # `apt_get_for_proxy` writes https addresses like this
+        if url.port == 443:  # `apt_get_for_proxy` writes https://host as http://host:443
             url = url._replace(scheme="https", netloc=url.hostname or "")
         return str(self.store.get(urlunsplit(url)))
 
     def log_message(self, *_: object) -> None:
-        """Print nothing, as `log` gets a line for each failed request."""
+        """Print nothing: `log` already gets a line for each failed request."""

@@ -21,7 +21,7 @@ from imagebuild.render.stages import Stage
 def cache_entries(
     builds: Iterable[tuple[Target, Platform, Mapping[str, Stage]]], components: Mapping[str, YamlFile[Component]]
 ) -> Mapping[str, Sequence[CacheEntry]]:
-    """Return, for each target id, the caches of the compiled stages that the target needs on all its platforms."""
+    """Map each target id to the caches of the compiled stages that the target needs on all its platforms."""
     entries: dict[str, list[CacheEntry]] = defaultdict(list)
     for target, platform, stages in builds:
         compiling = (name for name in stages if name in components and components[name].model.compiles)
@@ -30,9 +30,9 @@ def cache_entries(
 
 
 def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
-    """Write to the registry the caches of stages that this build compiled, or that the registry lacks.
+    """Write caches of stages to the registry. The content comes from the builder's own cache.
 
-    The content comes from the builder's own cache.
+    A cache is written if this build compiled the stage, or if the registry lacks the cache.
     """
     location = parse_reference(run.request.cache or "")
     place = connect_registry(location.host).at(location.repository)
@@ -46,7 +46,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
             "platforms": [entry.platform],
             "tags": [],
             "output": ["type=cacheonly"],
-            # An image manifest, because some registries refuse the index that BuildKit writes by default.
+            # Write the cache as an image manifest: some registries refuse the index that BuildKit writes by default.
             "cache-to": [
                 f"type=registry,ref={location.name}:{entry.tag},mode=min,image-manifest=true,oci-mediatypes=true"
             ],
@@ -56,7 +56,7 @@ def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: Bui
     }
     if chosen:
         progress.note(f"writing {len(chosen)} of {len(owners)} caches to {location.name}")
-        # Keep the other bake targets in the file, as the caches refer to the bake targets of downloads.
+        # Keep the other bake targets in the bake file, as the new ones refer to the bake targets of downloads.
         content["target"] |= chosen
         content["group"]["default"]["targets"] = sorted(chosen)
         buildx.execute_bake(run, content, progress, "bake-caches.json")

@@ -22,10 +22,10 @@ from imagebuild.project.revision import files_at_revision
 def job_matrix(
     builds: Sequence[tuple[str, Platform]], max_jobs: int, runners: Mapping[Platform, Sequence[str]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the `matrix` of a workflow with at most `max_jobs` jobs.
+    """Return the `matrix` of a GitHub workflow with at most `max_jobs` jobs. Each job builds for one platform.
 
-    A job is for one platform. If a job builds several targets, these targets are neighbours in `builds`. Raises
-    ConfigError if there are more platforms than jobs, or if a platform has no runner.
+    If a job builds several targets, these targets are neighbours in `builds`. Raises ConfigError if there are more
+    platforms than jobs, or if the project names no GitHub runner for a platform.
     """
     parts: dict[Platform, list[str]] = {}
     for target, platform in builds:
@@ -53,9 +53,9 @@ def job_matrix(
 
 
 def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) -> None:
-    """Print the job matrix of some targets of a state, as one line of JSON.
+    """Print the job matrix of `targets`, which belong to `state`, as one line of JSON.
 
-    Raises ConfigError if no target of the state is for one of its platforms.
+    Raises ConfigError if no target of `state` is for one of the state's platforms.
     """
     if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
         wanted = " ".join(state.platforms)
@@ -82,7 +82,7 @@ def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Tar
             before = read_state(there, Changes(), ())
             known = {target.id: (target, before.renderer.key(target)) for target in before.targets}
         except ConfigError as error:
-            # A file that an older version accepted may be a mistake for this version. CI must not stop for that.
+            # This version may refuse a file that an older version accepted. CI must not fail because of such a file.
             err.print(f"{reference} cannot be read, so everything counts as changed: {error}", markup=False)
             return list(after.targets)
 

@@ -31,23 +31,24 @@ class DoctorFinding:
 
     name: str
     ok: bool | None
-    """Whether this machine meets the requirement. None: it is optional, and the machine does not meet it."""
+    """Whether this machine meets the requirement. None: the machine does not meet the requirement, which is
+    optional."""
     detail: str
     """The state of the machine, such as a version or a path."""
     fix: str = ""
-    """The command or advice that fixes it; empty if no action is needed."""
+    """Command or advice with which the user fixes the problem; empty if there is no problem."""
 
 
 def _found(name: str, ok: bool | None, detail: str, fix: str) -> DoctorFinding:
-    """Return a finding, without the fix if it is ok."""
+    """Return a finding; if `ok` is true, the finding has no fix."""
     return DoctorFinding(name, ok, detail, "" if ok else fix)
 
 
 def examine_machine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program) -> list[DoctorFinding]:
     """Return all findings about this machine, in the order in which a user would fix them."""
     bootstrap, syft, cosign = shutil.which("mmdebstrap"), syft_program(), shutil.which("cosign")
-    without_bases = "missing; it makes base images (not needed with --base registry)"
-    without_signatures = "missing; it signs images and verifies signatures"
+    without_bases = "missing; mmdebstrap makes base images (not needed with --base registry)"
+    without_signatures = "missing; cosign signs images and verifies signatures"
     return [
         *_examine_engine(environ, run),
         _found("mmdebstrap", bool(bootstrap), bootstrap or without_bases, f"{APT_FIX} mmdebstrap"),

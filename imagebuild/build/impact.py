@@ -51,7 +51,7 @@ def compare_states(before: ProjectState | None, after: ProjectState, names: tupl
     built = before.builds() if before else ()
     known = {key for _, _, stages in built for stage in stages.values() for _, key in stage.steps}
     everything: set[str] = set()
-    executed: dict[str, dict[str, set[str]]] = {}  # stage -> target -> keys of its RUN steps
+    executed: dict[str, dict[str, set[str]]] = {}  # keys of RUN steps, by stage and target
     for target, _, stages in after.builds():
         for name, stage in stages.items():
             runs = {key for word, key in stage.steps if word == "RUN"}

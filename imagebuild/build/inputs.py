@@ -1,8 +1,8 @@
-"""The downloads that Dockerfiles need, and their replacement by files from mirrors.
+"""Find the downloads in Dockerfiles, and replace them by files that imagebuild fetched, for example from mirrors.
 
-Files that imagebuild fetched replace stages that only download. Named contexts replace images. Steps that install
-packages get secrets, which configure apt and pip to use mirrors. BuildKit compares inputs by content, so builds with
-and without mirrors share their cache.
+If a stage of a Dockerfile only downloads a file, a stage that copies the fetched file replaces the stage. An image in
+FROM is replaced by a named context of BuildKit. Steps that install packages get build secrets, which configure apt and
+pip to use mirrors. BuildKit compares inputs by content, so builds with and without mirrors share their cache.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ WHEEL = re.compile(r"^\S+==\S+(?: \\\n +--hash=sha256:[0-9a-f]{64})+", re.MULTIL
 
 @dataclass(frozen=True)
 class Download:
-    """The download of a stage that only downloads."""
+    """What a stage downloads that only downloads: a file, or a commit of a git repository."""
 
     url: str
     sha256: str = ""
-    """Hash of an archive. Empty for a commit, and for a package repository's key, whose fingerprint builds check."""
+    """Hash of an archive. Empty for a commit, and for the key of a package repository: builds check the key's
+    fingerprint."""
     commit: str = ""
 
 
@@ -56,7 +57,8 @@ class Needs:
     images: frozenset[str]
     """Names of images in FROM, with digests."""
     wheels: frozenset[tuple[str, ...]]
-    """For each stage that installs wheels: the entries of its requirements file, with hashes for all architectures."""
+    """The requirements of each stage that installs wheels: the lines of the requirements file, with hashes for all
+    architectures."""
 
 
 def needs_of(text: str, platforms: Sequence[Platform]) -> Needs:
@@ -81,12 +83,15 @@ def needs_of_targets(run: BuildRun) -> dict[str, Needs]:
 
 
 def missing_images(run: BuildRun, needs: Mapping[str, Needs]) -> list[str]:
-    """Return the needed images that are not replaced by bootstrapped bases."""
+    """Return the names of images in FROM that no bootstrapped base image replaces."""
     return sorted({image for need in needs.values() for image in need.images} - set(run.inputs.images))
 
 
 def stored_path(url: str) -> str:
-    """Return the path of a download in a store. Raises ConfigError if the address is not that of a file."""
+    """Return the path, inside a store, of the file with this address.
+
+    Raises ConfigError if the address is not that of a file.
+    """
     address = urlsplit(url)
     name = address.path.lstrip("/") + (f"?{address.query}" if address.query else "")
     path = f"files/{address.scheme}/{address.netloc}/{quote(name, safe='/+~%=,@:!-._()')}"
@@ -133,7 +138,8 @@ def copy_commit(clone: Path, commit: str, folder: Path) -> None:
     """
     git, check = Git(), "fsck --full --no-dangling --no-progress"
     try:
-        # Do not copy these: git would run commands in them, and the clone may come from someone else.
+        # Do not copy the clone's configuration and hooks: git would run commands in these files, and the clone may come
+        # from someone else.
         own = shutil.ignore_patterns("config", "hooks", "info")
         shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
         git(folder, *check.split())
@@ -151,9 +157,10 @@ def copy_commit(clone: Path, commit: str, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class DownloadStore:
-    """A folder with downloads. With `web` and `git`, missing downloads are fetched.
+    """A folder with downloads. If `web` and `git` are set, missing downloads are fetched.
 
-    Several threads may use a store. Two that need the same download at the same time may both fetch it.
+    Several threads may use a store. Two threads that need the same download at the same time may both fetch the
+    download.
     """
 
     folder: Path
@@ -163,15 +170,15 @@ class DownloadStore:
     @classmethod
     @contextmanager
     def fetching(cls, folder: Path, settings: Settings, ca: Path | None) -> Iterator[DownloadStore]:
-        """Provide a store that fetches missing downloads, with this machine's mirrors and passwords."""
+        """Yield a store that fetches missing downloads, with this machine's mirrors and passwords."""
         with git_environment(ca, settings.netrc_file) as environ:
             web = Downloads(settings.mirrors.download, ca, settings.netrc_file)
             yield cls(folder, web, Git(settings.mirrors, environ))
 
     def get(self, url: str) -> Path:
-        """Return the file with this address; fetch it if it is missing.
+        """Return the path of the file with this address. Fetch the file if the store lacks it.
 
-        Raises Absent or Unreachable if it cannot be fetched.
+        Raises Absent or Unreachable if the file cannot be fetched.
         """
         path = self.folder / stored_path(url)
         if path.is_file():
@@ -186,7 +193,10 @@ class DownloadStore:
         return path
 
     def clone(self, download: Download) -> Path:
-        """Return the clone of a commit; make it if it is missing. Raises CommandError if git fails."""
+        """Return the folder with the clone of a commit. Clone the commit if the store lacks it.
+
+        Raises CommandError if git fails.
+        """
         path = self.folder / "git" / download.commit
         if self.git and not path.exists():
             self.git.clone(download, path)
@@ -194,7 +204,7 @@ class DownloadStore:
 
 
 def sources_folder() -> Path:
-    """Return the cache's folder for the downloads of stages; make it if it is missing."""
+    """Return the folder, in imagebuild's cache, for downloads that replace stages. Make the folder if it is missing."""
     folder = cache_folder("sources")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -206,11 +216,11 @@ def fetch_all(
     note: Callable[[str], None],
     wanted: Callable[[str], bool] = bool,
 ) -> dict[str, dict[str, Path]]:
-    """Fetch the downloads of targets. Return a mapping of targets to mappings of stages to folders.
+    """Fetch the downloads of targets. `[target][stage]` of the result is the folder with the files of a download.
 
-    `wanted` returns whether to fetch the download with this address. Default: fetch all. Each folder contains the files
-    of a download, and a Dockerfile that makes the same layer as ADD. Downloads with a hash or commit are fetched once,
-    and kept in the cache. Raises ResultError if a file does not have the hash in the lock, and the errors of the store.
+    `wanted` gets the address of a download, and returns whether to fetch it. Default: fetch all. Each folder also
+    contains a Dockerfile that makes the same layer as ADD. Downloads with a hash or commit are fetched once, and kept
+    in the cache. Raises ResultError if a file does not have the hash in the lock, and the errors of the store.
     """
     kept = sources_folder()
 
@@ -248,7 +258,8 @@ def fetch_all(
 
 
 Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[str, str]]
-"""The inputs of a build from mirrors or a bundle: contexts by image, folders by target and stage, texts by secret."""
+"""The inputs of a build from mirrors or a bundle, as three mappings: from images to contexts, from targets and stages
+to folders, and from secrets to texts."""
 Provide = Callable[[BuildRun, Callable[[str], None]], AbstractContextManager[Provided]]
 """Function that provides these inputs for a build. The build's `inputs` already contain the bootstrapped bases. The
 second argument is a function that prints a note about the progress."""
@@ -256,7 +267,7 @@ second argument is a function that prints a note about the progress."""
 
 @contextmanager
 def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
-    """Provide the inputs that have a mirror. BuildKit fetches the others from the addresses in the Dockerfile."""
+    """Yield the inputs that have a mirror. BuildKit fetches all other inputs from the addresses in the Dockerfile."""
     needs = needs_of_targets(run)
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
     mirrors, netrc = configured.mirrors, configured.netrc_file
@@ -284,9 +295,10 @@ HTTPS_TO_PORT_443 = r"s|https://\([^/: ]*\)/|http://\1:443/|g"
 
 
 def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
-    """Return an apt-get script that replaces the addresses of package archives by those of mirrors.
+    """Return a script to run instead of apt-get: it replaces addresses of package archives by addresses of mirrors.
 
-    `downloads` maps the start of addresses to their replacement. `netrc` is the text of a netrc file with passwords.
+    `downloads` maps the start of addresses to the replacement of this start. `netrc` is the text of a netrc file with
+    passwords.
     """
     # Images may use http or https for an archive. If only one scheme has a mirror, use this mirror for both.
     other = {"http": "https", "https": "http"}
@@ -304,7 +316,7 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
 
 
 def apt_get_for_proxy(address: str, *, recording: bool) -> str:
-    """Return an apt-get script that fetches everything through a bundle's proxy at `http://host:port`."""
+    """Return a script to run instead of apt-get: it fetches all files through a bundle's proxy, `http://host:port`."""
     # When a bundle is made, the proxy sends a file only after it has fetched it completely.
     # When a bundle is used, its package lists may have expired; apt still verifies their signatures.
     more = "Acquire::http::Timeout=3600" if recording else "Acquire::Check-Valid-Until=false"

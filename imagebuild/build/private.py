@@ -52,7 +52,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _add_next_release(release: str, codename: str) -> None:
-    """Add a release to apt's sources, with a low priority: apt takes only explicitly named packages from it.
+    """Add a release to apt's sources. Its priority is low: apt installs only packages for which the release is named.
 
     `codename` is the machine's own release. Raises CommandError if apt has no source for that release.
     """
@@ -61,7 +61,7 @@ def _add_next_release(release: str, codename: str) -> None:
     known = debian.apt_sources()
     listing = debian.ETC / "sources.list.d" / f"imagebuild-{release}.list"
     if not listing.exists() and any(source.suite == release for source in known):
-        return  # the administrator has added the release, and decides on its priority
+        return  # the administrator has already added the release, and chooses the priority
     wanted = debian.sources_for_release(known, codename, release)
     if not wanted:
         raise CommandError(
@@ -75,7 +75,10 @@ def _add_next_release(release: str, codename: str) -> None:
 
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
-    """Install packages. No service is started, and no package is removed. Raises CommandError if that fails."""
+    """Install packages. No service is started, and no package is removed.
+
+    Raises CommandError if the installation fails.
+    """
     from imagebuild.core import debian
 
     here = debian.os_release()
@@ -94,7 +97,7 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
         ours = not POLICY.exists()
         try:
             if ours:
-                POLICY.write_text("#!/bin/sh\nexit 101\n")  # forbids the start of every service
+                POLICY.write_text("#!/bin/sh\nexit 101\n")  # exit status 101: start no service
                 POLICY.chmod(0o755)
             if later:
                 _add_next_release(later, here["VERSION_CODENAME"])
@@ -106,7 +109,7 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
 
 
 def missing_packages(run: RunProgram = run_program) -> list[str]:
-    """Return the packages that a private engine needs and this machine lacks."""
+    """Return the names of packages that a private engine needs and that are not installed on this machine."""
     from imagebuild.core import debian
 
     packages = [package for program, package in PROGRAMS.items() if not which(program)]
@@ -161,7 +164,7 @@ def mtu(routes: Iterable[tuple[IPv4Network, str]]) -> int:
 
 
 def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
-    """Add the firewall rules and the bridge, which gets the first half of the pool."""
+    """Add the engine's firewall rules and its bridge. The bridge gets the first half of the address range `pool`."""
     inside = next(pool.subnets())
     run("ip", "link", "add", bridge, "address", BRIDGE_ADDRESS, "type", "bridge")
     run("ip", "address", "add", f"{inside[1]}/{inside.prefixlen}", "dev", bridge)
@@ -216,7 +219,8 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
 
 
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""Starts a program in its own mount and PID namespaces. If `unshare` ends, all processes in them end."""
+"""Start of a command that runs a program in its own mount and PID namespaces. If `unshare` ends, all processes in these
+namespaces end."""
 # The tmpfs hides a system-wide containerd, which belongs to another engine. The shell is process 1 of the
 # namespace, and reaps orphaned processes.
 DAEMON = """cd /
@@ -230,7 +234,10 @@ START_S = 60
 
 
 def engine_processes(paths: EnginePaths) -> dict[int, str]:
-    """Map the ids of the processes that run this engine to their programs. Its other processes end with the shell."""
+    """Map the ids of the engine's main processes to their programs: `unshare`, `sh` and `dockerd`.
+
+    All other processes of the engine end when `sh` ends.
+    """
     programs = {pid: Path(argv[0]).name for pid, (_, argv) in process_table().items() if str(paths.config) in argv}
     return {pid: program for pid, program in programs.items() if program in ("unshare", "sh", "dockerd")}
 
@@ -260,7 +267,7 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
     require_root("`imagebuild engine up`")
     with os_errors_as_command_errors():
         paths.data.mkdir(parents=True, exist_ok=True)
-        with alone(paths.state):  # an `up` or `down` at the same time would remove an incomplete engine
+        with alone(paths.state):  # a simultaneous `engine up` or `engine down` would remove this engine
             if flaw := engine_flaw(Endpoint(paths.host, "private"), run):
                 if engine_processes(paths):
                     raise CommandError(f"the private engine runs, but {flaw}; stop it with `imagebuild engine down`")

@@ -30,9 +30,9 @@ from imagebuild.verify.runner import Command, Execution, Session
 IMAGE = "image"
 """First part of the names of checks that only read the image's files. Names of other checks begin with a component."""
 SAME_FILES = "same-files"
-"""Name of the check that tests whether the expected image runs behind an `exec:` prefix."""
+"""Name of the check whether commands of the runner `exec:PREFIX` run in the expected image."""
 SKIPPED_STATUS = 77
-"""Exit status with which a check says that it cannot run here. The last line of its output is the reason."""
+"""Exit status of a check that cannot run in its surroundings. The last line of the check's output is the reason."""
 OUTPUT_LIMIT = 20_000
 """Maximum number of characters of a check's output in the results. Earlier output is cut off."""
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
@@ -42,7 +42,10 @@ UNCOMPARED = "any version accepted: the image's labels do not name the version o
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """A check. A check that was chosen for an image also has a script and the component's version."""
+    """A check of an image's files or of a component.
+
+    If the check was chosen for an image, `script` and `version` are also set.
+    """
 
     component: str
     name: str
@@ -53,7 +56,7 @@ class ImageCheck:
     version: str | None = None
     """Version of the component; None if the image's labels do not name the version."""
     unfit: str = ""
-    """Reason why the check is not for images with these axis values; empty if there is none."""
+    """Reason why the check does not apply to the image's axis values (such as `cuda`); empty if the check applies."""
 
     def __str__(self) -> str:
         return f"{self.component}/{self.name}"
@@ -102,7 +105,7 @@ def select_checks(
 
 
 def missing_needs(needs: Iterable[str], have: Surroundings) -> str:
-    """Return why a check cannot run: `no gpu here`, `needs 2 GPUs, 1 here`; empty if it can."""
+    """Return why a check cannot run, such as `no gpu here` or `needs 2 GPUs, 1 here`; empty if the check can run."""
     problems = []
     for what, least in map(parse_need, needs):
         count = int(getattr(have, what))
@@ -115,7 +118,7 @@ def missing_needs(needs: Iterable[str], have: Surroundings) -> str:
 
 
 def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
-    """Return the result of a check that was not started, for this reason."""
+    """Return the result `skipped`, with this reason, for a check that was not started."""
     sha256 = hash_of_check(planned.check, planned.script) if planned.check else ""
     return CheckResult(
         component=planned.component, check=planned.name, outcome="skipped", reason=reason, sha256=sha256
@@ -125,13 +128,13 @@ def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
 def run_check(
     planned: ImageCheck, session: Session, log: Path, environment: Mapping[str, str] = MappingProxyType({})
 ) -> CheckResult:
-    """Run a check, or return a skipped result with the reason why the check cannot run here.
+    """Run a check and return its result. If the check cannot run here, return a skipped result with the reason.
 
     The check's own variables override those in `environment`. Raises CommandError if the runner fails; a check that
     fails does not raise an error.
     """
     check = planned.check
-    assert check, "only checks that start something are planned"
+    assert check, "only checks that run a command are planned"
     command = Command(
         script=planned.script, user=check.user, timeout_s=check.timeout_s,
         environment={**environment, **check.environment},
@@ -174,7 +177,8 @@ def run_check(
 
 
 COMPARED = 96
-"""Maximum number of compared files of the package database. About as many other files are taken from all layers."""
+"""Maximum number of files of the package database that are compared. About as many other files, from all layers, are
+also compared."""
 COMPARE_S = 300
 """Time limit of the comparison in seconds. The files may be on a network file system."""
 
@@ -199,7 +203,10 @@ def recognisable_files(tree: Tree) -> dict[str, str]:
 
 
 def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
-    """Compare hashes of files to check that the session runs in the image with this tree and digest."""
+    """Return whether the session runs in the image with this tree and digest, as the result of the check SAME_FILES.
+
+    The hashes of some files are compared.
+    """
     result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="passed")
     expected = recognisable_files(tree)
     if not expected:
@@ -214,7 +221,7 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
         outcome, reason = "skipped", "sha256sum cannot be run in the image"
     elif differing:
         differ = f"{len(differing)} of {len(expected)} files differ, such as {differing[0]}"
-        outcome, reason = "failed", f"{differ}: the image that runs there is not {digest}; start that image"
+        outcome, reason = "failed", f"{differ}: the runner runs commands in another image; start {digest} instead"
     return result.model_copy(
         update={
             "outcome": outcome, "reason": reason, "command": execution.argv, "status": execution.status,
@@ -225,7 +232,7 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
 
 
 def judge_check(check: Check, version: str | None, execution: Execution, log: Path | None = None) -> str:
-    """Return why a check failed; empty if it passed."""
+    """Return why a check failed; empty if the check passed."""
     if execution.problem:
         return execution.problem
     if execution.timed_out:
@@ -241,7 +248,7 @@ def judge_check(check: Check, version: str | None, execution: Execution, log: Pa
 
 
 def correctness_problem(results: Results, tool: str) -> str:
-    """Return why a benchmark's data are wrong or missing; empty if they are right."""
+    """Return why the data of a benchmark are wrong, or why there are no results; empty if the data are right."""
     of_tool: Mapping[str, Sequence[Measurement | Diagnostic]] = {
         "nccl-tests": results.runs, "nvbandwidth": results.tests, "dcgmi": results.diagnostics,
     }  # fmt: skip
@@ -267,12 +274,12 @@ def judged_speed(
         component=result.component, check=f"{result.check}{SPEED}", outcome="skipped", sha256=result.sha256
     )
     if result.outcome == "failed" or result.results is None:
-        return speed.model_copy(update={"reason": "the check of its data failed, so its speed is not judged"})
+        return speed.model_copy(update={"reason": "the check of the data failed, so the speed is not judged"})
     if one_host and nodes > 1:
-        return speed.model_copy(update={"reason": "its nodes are containers on one host, so its speed is not judged"})
+        return speed.model_copy(update={"reason": "the nodes are containers on one host, so the speed is not judged"})
     settings = {**environment, **check.environment}
     judged = judge.judge_results(result.results, profile, Expected(nodes=nodes, algorithms=forced_classes(settings)))
-    # The runner chooses the GPUs. It is not a failure if they are fewer than the profile's node has.
+    # The runner chooses the GPUs. Fewer GPUs than in a node of the profile are not a failure.
     allowed = ("partial",)
     worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
     failures = [f"{s}: {c.state}: {c.reason}" for s, c in worst if c.standing(allowed) == "failed"]

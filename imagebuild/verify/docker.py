@@ -29,7 +29,7 @@ from imagebuild.verify.runner import CannotRun, Command, Execution, Probe, Sessi
 from imagebuild.verify.subject import room_explained
 
 ENGINE_S = 20
-"""Additional seconds for the engine to start and end a command."""
+"""Seconds for the engine to start and end a command, in addition to the command's own time limit."""
 
 
 def execute(
@@ -51,7 +51,7 @@ def execute(
         yield from engine.exec_output(api, process["Id"])
         status.append(api.exec_inspect(process["Id"])["ExitCode"])
 
-    # All requests to the engine are made by the thread, so that an engine that hangs does not block this function.
+    # A thread makes all requests to the engine, so that an engine that hangs does not block this function.
     chunks = output()
     reader = OutputReader(chunks, chunks.close, log)
     reader.start()
@@ -184,9 +184,9 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
 # Sessions
 
 MAX_NODES = 8
-"""Maximum number of nodes for a check."""
+"""Maximum number of nodes (containers) that are started for a check."""
 REFUSED = re.compile(r"rlimit|not permitted|devices?\b|CDI|nvidia|infiniband|capabilit", re.IGNORECASE)
-"""Words in the error of an engine that cannot, or must not, start a container with certain options."""
+"""Matches the error message of an engine that cannot start a container with certain options, such as devices."""
 GPU = DeviceRequest(count=-1, capabilities=[["gpu"]])
 CDI = DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
 Options = dict[str, Any]
@@ -196,8 +196,8 @@ Options = dict[str, Any]
 def container_options(info: Mapping[str, Any]) -> list[Options]:
     """Return sets of options for a container, in the order in which to try them. `info` is the output of `docker info`.
 
-    There are several sets, as some engines must not set limits, and as it is unknown whether the host has GPUs and
-    RDMA devices.
+    The first set that the engine accepts is used: some engines must not set limits, and it is not known in advance
+    whether the host has GPUs and RDMA devices.
     """
     shared_memory = max(1 << 30, int(info.get("MemTotal") or 0) // 2)
     common: Options = {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
@@ -242,7 +242,7 @@ class DockerSession(Session):
         super().__init__(probe, runner.surroundings_of(probe, "docker", nodes=nodes, slurm=False, why=why))
 
     def run(self, command: Command) -> Execution:
-        """Run a command in the container, or in a cluster if it needs several nodes.
+        """Run a command in the container, or in a cluster of containers if the command needs several nodes.
 
         Raises CommandError if the engine fails.
         """
@@ -281,9 +281,10 @@ class DockerSession(Session):
 def docker_session(
     client: DockerClient | None, reference: str | None, found: FoundImage | None
 ) -> Iterator[DockerSession]:
-    """Start a container of an image, which is in the client's engine (`reference`) or in files (`found`).
+    """Start a container of an image, and yield a session that runs commands in the container.
 
-    Raises CannotRun if there is no engine or the image lacks a shell or `sleep`, CommandError if the engine fails.
+    The image is in the client's engine (`reference`) or in files (`found`). Raises CannotRun if there is no engine or
+    the image lacks a shell or `sleep`, CommandError if the engine fails.
     """
     try:
         client = client or engine.connect_engine(engine.find_engine())
@@ -305,5 +306,5 @@ def docker_session(
         try:
             probe = runner.run_probe(partial(execute, container), reference)
         except CommandError as error:  # for example, the container ended because the image has no `sleep`
-            raise CannotRun(f"checks need a shell and `sleep` in the image: {error}") from None
+            raise CannotRun(f"the container did not start; the image needs a shell and `sleep`: {error}") from None
         yield DockerSession(reference, container, options, probe, stack)

@@ -19,12 +19,14 @@ from imagebuild.core.fields import CPUS
 from imagebuild.verify.files import Elf, GpuCode, Tree
 
 SECTIONS = (".nv_fatbin", "__nv_relfatbin")
-"""Names of sections with fat binaries: of linked device code, and of relocatable device code."""
+"""Names of the ELF sections with fat binaries, which contain GPU code: first of linked code, then of relocatable
+code."""
 FATBIN_MAGIC = 0xBA55ED50
 HEADER = struct.Struct("<IHHQ")
 """Header of a fat binary: magic number, version, size of the header, number of bytes after the header."""
 PART = struct.Struct("<HHIQ12xI8xQ")
-"""Start of a part's header: kind, version, size of the header, number of bytes after it, capability, flags."""
+"""Start of the header of a part of a fat binary: kind, version, size of the header, number of bytes after the header,
+compute capability, flags."""
 PTX, CODE = 1, 2
 SUFFIXES = ((1 << 20, "a"), (1 << 21, "f"))
 """Pairs of a flag in a part's header and a suffix of the capability: `a` for code that runs only on this capability,
@@ -104,7 +106,7 @@ def _read(file: IO[bytes]) -> Elf:
                 for library, versions in section.iter_versions()
             )
         elif isinstance(section, GNUVerDefSection):
-            # The first version names the file itself.
+            # The first version in this section is the name of the file itself.
             values["offers"] = tuple(next(iter(names)).name for _, names in section.iter_versions())
         elif section.name in SECTIONS and section["sh_type"] != "SHT_NOBITS":
             gpu |= gpu_code(file, section["sh_offset"], section["sh_size"])
@@ -124,14 +126,15 @@ CACHE_HEADER, CACHE_ENTRY = struct.Struct("<I24x"), struct.Struct("<iIIIQ")
 
 @dataclass
 class Closure:
-    """The libraries that a program or library loads, directly and indirectly, and those that it lacks."""
+    """The libraries that a program or library loads, directly and indirectly, and the libraries that were not found."""
 
     libraries: dict[str, str | None] = field(default_factory=dict)
     """Maps each needed name to the library's path, or to None if the library is not found."""
     missing: list[tuple[str, str]] = field(default_factory=list)
     """Pairs: path of a file that needs a library, and the library's name, which was not found."""
     versions: list[tuple[str, str, str]] = field(default_factory=list)
-    """Triples: path of a file that needs a symbol version, path of the library that lacks it, and the version."""
+    """Triples: path of a file that needs a symbol version of a library, path of the library, and the version that the
+    library lacks."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ class Loader:
         return self._found[key]
 
     def _fits(self, path: str, by: Elf) -> str | None:
-        """Return the path if a library for the machine of `by` exists there; otherwise None."""
+        """Return the path if a library for the same machine as `by` exists at this path; otherwise None."""
         path = path.strip("/")
         entry = self._tree.find(path)
         return path if entry and entry.elf and entry.elf.machine == by.machine else None

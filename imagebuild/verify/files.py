@@ -26,7 +26,7 @@ class Elf:
     """The fields of an ELF file that the dynamic loader reads, and the GPU code in the file."""
 
     machine: int
-    """`e_machine` of the header."""
+    """`e_machine` in the ELF header: the number of the CPU architecture."""
     loadable: bool
     """Whether the file is a program or a shared library, and not an object file or a core dump."""
     interpreter: str | None = None
@@ -80,10 +80,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault, or a fact worth knowing, that a rule found in an image."""
+    """A fault, or a note for information, about an image. Rules return findings."""
 
     subject: str
-    """Path, label, environment variable or other name that the finding is about. Waivers refer to it."""
+    """Path, label, environment variable or other name that the finding is about. A waiver, which accepts findings,
+    refers to this name."""
     text: str
     note: bool = False
     """Whether the finding is only for information, and not a fault."""

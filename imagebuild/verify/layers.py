@@ -80,7 +80,8 @@ HASHED_SIZE = 4 << 20
 IN_MEMORY = 32 << 20
 """Maximum size in bytes of an ELF file that is parsed in memory. A larger file is parsed from a temporary file."""
 WORTH_A_PROCESS = 16 << 20
-"""Minimum total size of the layers in bytes for reading them with several processes. Below, one process is faster."""
+"""Minimum total size of the layers in bytes for reading them with several processes. One process reads smaller layers
+faster."""
 KINDS: Mapping[bytes, FileKind] = {
     tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "hardlink",
     tarfile.CHRTYPE: "device", tarfile.BLKTYPE: "device",
@@ -107,7 +108,7 @@ def scan(blob: Blob, number: int) -> Layer:
 
 @doing("reading layers")
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
-    """Read all layers in parallel. Raises ResultError as `scan` does.
+    """Read all layers in parallel. Raises the same errors as `scan`.
 
     `workers` is the number of processes. Default: the number of available CPUs.
     """

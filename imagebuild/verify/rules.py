@@ -54,7 +54,7 @@ class Inspection:
 
     @cached_property
     def objects(self) -> dict[str, Elf]:
-        """Maps the path of each ELF file that a container sees to its content."""
+        """Maps the path of each ELF file that a container sees to the fields that were read from the file."""
         return {entry.path: entry.elf for entry in self.tree if entry.elf}
 
     @cached_property
@@ -126,7 +126,7 @@ class Inspection:
 FIRST_STEP = "cat > /etc/profile.d/imagebuild.sh"
 """Text in the image's history that identifies the first step of imagebuild."""
 DEVICES = {190: "CUDA", 224: "AMD GPU", 247: "BPF"}
-"""ELF machines that are not CPUs. Files for them are data for programs."""
+"""ELF machine numbers of devices that are not CPUs. Programs load files for these devices as data."""
 
 
 def architecture(inspection: Inspection) -> Iterator[Finding]:
@@ -197,7 +197,7 @@ def no_stubs(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(f"/{folder}/{name}", text)
     for path, elf in inspection.objects.items():
         if any(is_a("stubs", part) for part in (*elf.rpath, *elf.runpath)):
-            yield Finding(f"/{path}", "its run path names a folder of stubs")
+            yield Finding(f"/{path}", "the RPATH or RUNPATH of this file names a folder of stubs")
 
 
 PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]))
@@ -299,7 +299,7 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _forbidden(inspection: Inspection, rule: str) -> Iterator[Finding]:
-    """Yield the files with a path that the rule forbids in every layer."""
+    """Yield a finding for each file, in any layer, whose path this rule forbids."""
     for entry in inspection.contents:
         for text, pattern in PATTERNS["forbidden"][rule].items():
             if re.search(pattern, entry.path):
@@ -368,7 +368,7 @@ def runs(elf: Elf, capability: str) -> bool:
 
 
 BASE, BASE_DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
-"""Labels that `render --base-image` changes."""
+"""Labels with the name and digest of the base image. `render --base-image` changes both labels."""
 USUAL = SYSTEM_PATH.split(":")
 """Folders of the default PATH, which need not exist."""
 
@@ -483,7 +483,7 @@ INCLUDING_BASE = (no_keys, no_tokens)
 
 
 def rule_name(rule: ImageRule) -> str:
-    """Return the name of a rule that users see, such as `no-keys`."""
+    """Return the name under which users see the rule, such as `no-keys`."""
     return rule.__name__.replace("_", "-")
 
 
@@ -497,7 +497,10 @@ SHOWN = 100
 
 
 def declared_waivers(project: Project, image: str, components: Iterable[str]) -> list[tuple[str, CheckWaiver]]:
-    """Return the waivers of an image and of its components, each with the component or image that declares it."""
+    """Return the waivers (accepted findings) of an image and its components.
+
+    Each waiver comes with the name of the component or image that declares it.
+    """
     known = project.components
     waivers = [(name, waiver) for name in components if name in known for waiver in known[name].model.waivers]
     if entry := project.matrix.model.images.get(image):
@@ -537,7 +540,10 @@ def judge_images(inspections: Sequence[Inspection]) -> Iterator[CheckResult]:
 
 
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
-    """Return the result of a rule. `waivers` are the rule's, each with the component or image that declares it."""
+    """Return the result of a rule.
+
+    `waivers` are the waivers of this rule, each with the component or image that declares it.
+    """
     began = time.monotonic()
     result = CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped")
     try:
@@ -572,7 +578,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
 
 
 def read_images(found: FoundImage, project: Project, plan: Plan) -> list[Inspection]:
-    """Read the files of an image for each of its platforms.
+    """Read the files of an image, and return an inspection for each of the image's platforms.
 
     Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read.
     """

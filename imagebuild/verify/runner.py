@@ -1,6 +1,7 @@
-"""Run commands in an image: the base class of all runners, and the runner `exec:PREFIX`.
+"""Run commands in an image: the base class of the sessions of all runners, and the runner `exec:PREFIX`.
 
-The prefix is a command that leads to the image, such as `srun --container-image=…`, `ssh node` or `env`.
+This runner puts a prefix before each command. The prefix is a command that starts or enters the image, such as `srun
+--container-image=…`, `ssh node` or `env`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import Finished
 
 EXEC = "exec:"
-"""Start of the name of a runner that puts a prefix before every command."""
+"""Start of the value of `--runner exec:PREFIX`. This runner runs each command as `PREFIX COMMAND`."""
 
 
 class CannotRun(CommandError):
@@ -39,7 +40,7 @@ class Command:
     """Number of nodes. The script runs on the first one. `IMAGEBUILD_NODES` contains the names of all nodes, separated
     by blanks, and `user` can log in to each node by ssh without a password."""
     ranks: int = 1
-    """Number of processes that srun starts together."""
+    """Number of processes (MPI ranks) of the command, which srun starts together."""
     log: Path | None = None
     """File for the complete output. None: only the end of the output is kept."""
 
@@ -70,9 +71,10 @@ class Execution:
 
 PROBE_TIMEOUT_S = 60
 FACTS = ("host", "kernel", "machine", "cpus", "memory", "memlock", "driver", "os", "job", "hostlist")
-"""Names of the probe's facts that are copied into the results unchanged."""
+"""Names of the facts about the host that are copied unchanged into the results. The script `probe.sh` prints the
+facts."""
 Probe = Mapping[str, Sequence[str]]
-"""Maps the name of each fact that the probe printed to its values."""
+"""Output of the script `probe.sh`: maps the name of each printed fact about the host or image to its values."""
 Start = Callable[[Sequence[str], float, Path | None], Finished]
 """Runs a program with a time limit in seconds and a log file for its output, and returns how the program ended."""
 
@@ -83,7 +85,7 @@ def shell_script(name: str) -> str:
 
 
 def read_probe(output: str) -> Probe | None:
-    """Read the facts in the probe's output, and skip all other lines. Return None if the output is incomplete."""
+    """Return the facts in the output of `probe.sh`; None if the output is incomplete. All other lines are skipped."""
     probe: dict[str, list[str]] = defaultdict(list)
     for line in output.splitlines():
         name, _, value = line.partition("imagebuild-probe:")[2].partition("=")
@@ -93,9 +95,9 @@ def read_probe(output: str) -> Probe | None:
 
 
 def run_probe(start: Start, name: str) -> Probe:
-    """Run the probe, which prints facts about the host and the image.
+    """Run the script `probe.sh`, and return the facts that it prints about the host and the image.
 
-    Raises CommandError if nothing can be run; `name` is the runner or the image that the message names.
+    Raises CommandError if no command can be run. `name` is the runner or the image that the error message names.
     """
     done = start(("sh", "-c", shell_script("probe")), PROBE_TIMEOUT_S, None)
     probe = read_probe(done.output)
@@ -106,7 +108,7 @@ def run_probe(start: Start, name: str) -> Probe:
 
 
 def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: Mapping[str, str]) -> Surroundings:
-    """Return the surroundings of checks: GPUs, RDMA, nodes and Slurm, with reasons for those that are absent.
+    """Return the surroundings of checks: GPUs, RDMA, nodes and Slurm, with the reason for each that is absent.
 
     The runner provides `nodes` and `slurm`. `why` contains the runner's reasons for the absence of `gpu`, `nodes` or
     `slurm`.
@@ -114,7 +116,8 @@ def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: 
     first = {name: values[0] for name, values in probe.items() if values}
     # Output of a launcher may have split a line of the probe.
     gpus = int(first["gpus"]) if first.get("gpus", "").isdigit() else 0
-    no_gpu = "nvidia-smi lists no GPU" if "nvidia-smi" in probe["tool"] else "no nvidia-smi, a part of the driver"
+    no_smi = "nvidia-smi, a part of the driver, was not found"
+    no_gpu = "nvidia-smi lists no GPU" if "nvidia-smi" in probe["tool"] else no_smi
     absent = {"nodes": nodes < 2, "slurm": not slurm, "gpu": not gpus}
     reasons = {name: reason for name, reason in {"gpu": no_gpu, **why}.items() if absent[name]}
     if not probe["port"]:
@@ -151,10 +154,11 @@ exit "$status"
 
 
 class Session(ABC):
-    """A place where commands run in an image."""
+    """A connection to an image in which commands run, such as a container. Each runner has its own kind of session."""
 
     starts_image = True
-    """Whether the session itself starts the named image. If not, a check must prove that the image runs there."""
+    """Whether the session itself starts the named image. If not, a check must prove that commands run in the named
+    image."""
 
     def __init__(self, probe: Probe, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
@@ -162,7 +166,7 @@ class Session(ABC):
         self.is_root = "0" in probe["uid"]
 
     def obstacle(self, command: Command) -> str:
-        """Return why this command cannot run here; empty if it can."""
+        """Return why this command cannot run in this session; empty if the command can run."""
         changes_user = command.user != self.surroundings.user
         if changes_user and not self.is_root:
             return f"needs the user {command.user}; commands run as {self.surroundings.user} here"
@@ -219,7 +223,10 @@ STOP_S = 20
 
 
 def read_prefix(text: str) -> list[str]:
-    """Split the prefix of `exec:PREFIX` into words. Raises ConfigError if it is empty or its quotes do not match."""
+    """Split the prefix of `exec:PREFIX` into words.
+
+    Raises ConfigError if the prefix is empty or a quote is not closed.
+    """
     try:
         prefix = shlex.split(text)
     except ValueError as error:
@@ -232,7 +239,7 @@ def read_prefix(text: str) -> list[str]:
 
 
 def command_line(prefix: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """Return the command line that runs `argv` behind the prefix, quoted once for every shell on the way."""
+    """Return the command line of the prefix and `argv`. `argv` is quoted once for each shell that the prefix starts."""
     words = list(argv)
     for word in prefix:
         if PurePath(word).name in JOINING:
@@ -248,15 +255,15 @@ def with_ranks(prefix: Sequence[str], ranks: int, nodes: int) -> list[str]:
 
 
 class ExecSession(Session):
-    """A session in which a prefix, such as `ssh node`, leads to the image."""
+    """A session of the runner `exec:PREFIX`, which runs each command behind a prefix such as `ssh node`."""
 
     starts_image = False
 
     def __init__(self, prefix: Sequence[str], hosts: Sequence[str] = ()) -> None:
-        """Probe the place that the prefix leads to.
+        """Run the script `probe.sh` behind the prefix, and keep the facts that it prints.
 
-        `hosts` are the nodes for checks that need several; the prefix leads to the first one. Raises CommandError if
-        nothing can be run there.
+        `hosts` are the nodes for checks that need several nodes. Commands run on the first node. Raises CommandError if
+        no command can be run behind the prefix.
         """
         self.prefix = prefix
         self.starts_ranks = any(PurePath(word).name == "srun" for word in prefix)
@@ -267,7 +274,7 @@ class ExecSession(Session):
         super().__init__(probe, surroundings_of(probe, name, nodes=len(self.nodes), slurm=self.starts_ranks, why=why))
 
     def run(self, command: Command) -> Execution:
-        """Run a command. Raises CommandError if it cannot be started."""
+        """Run a command and return its outcome. Raises CommandError if the command cannot be started."""
         prefix = with_ranks(self.prefix, command.ranks, command.nodes) if command.ranks > 1 else self.prefix
         token = uuid.uuid4().hex
 

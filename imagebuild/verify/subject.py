@@ -26,7 +26,7 @@ from imagebuild.project.select import select_one
 
 @dataclass(frozen=True)
 class Subject:
-    """The known facts about an image that is to be verified."""
+    """An image to verify: its name, files, components and axes, as far as they are known."""
 
     name: str
     """The requested name; for a target, its tag."""
@@ -71,7 +71,7 @@ def path_of_image(name: str) -> Path | None:
 def target_with_id(plan: Plan, name: str) -> Target | None:
     """Return the target with this id, or the only target that matches the name of an image or a glob.
 
-    Return None if the name is not a glob and not in the plan. Raises an error as `select_one` does.
+    Return None if the name is not a glob and not in the plan. Raises the same errors as `select_one`.
     """
     is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?]", name)
     return select_one(plan, name) if is_of_plan else None
@@ -85,14 +85,18 @@ def refuse_misspelled(plan: Plan, name: str) -> None:
 
 
 def in_files(name: str, path: Path, folder: Path) -> FoundImage:
-    """Return the image in a layout or an archive; an archive is unpacked into `folder`. Raises as `images_in` does."""
+    """Return the image in a layout or an archive. An archive is unpacked into `folder`.
+
+    Raises the errors of `images_in`.
+    """
     return FoundImage.of(name, str(path), image.images_in(path, folder))
 
 
 def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path) -> Subject:
-    """Return the facts about an image in the engine's store. The engine saves the image to `folder` when it is read.
+    """Return what is known about an image in the engine's store.
 
-    Raises ConfigError if the image is not in the store, or if its components have other versions than in the plan.
+    The engine saves the image to `folder` when the files of the image are read. Raises ConfigError if the image is not
+    in the store, or if its components have other versions than in the plan.
     """
     target = target_with_id(plan, name)
     tag = target.name if target else name
@@ -162,7 +166,7 @@ class ImageFinder:
     folder: Path = Path("build")
     """Build folder, which contains the layouts and results of targets."""
     offline: bool = False
-    """Whether registries are not contacted."""
+    """True: do not search for images in registries."""
     connect: Callable[[str], Registry] = field(default=connect_registry)
 
     @contextmanager
@@ -203,14 +207,17 @@ class ImageFinder:
         return self.find_in_registry(bare, folder, name)
 
     def find_in_registry(self, reference: str, folder: Path, name: str = "") -> FoundImage:
-        """Return an image in a registry. `name` is for messages; default: the reference. Raises as `find` does."""
+        """Return an image in a registry. `name` is the image's name in messages; default: the reference.
+
+        Raises the same errors as `find`.
+        """
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
 
     def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:
         """Yield the images of a target's last build: from its layout, and from the registry if the build pushed.
 
-        Raises as `find` does.
+        Raises the same errors as `find`.
         """
         layout = self.folder / target.id / "layout"
         if layout.is_dir():

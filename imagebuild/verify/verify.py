@@ -1,4 +1,4 @@
-"""Verify an image: read its files, run its checks in a container or behind a prefix, and write the evidence."""
+"""Verify an image: read its files, run its checks with a runner, and write the evidence (the results and logs)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from imagebuild.verify.runner import EXEC, CannotRun, Command, ExecSession, Sess
 from imagebuild.verify.subject import ImageFinder, Subject
 
 Start = Callable[[], AbstractContextManager[Session]]
-"""Starts a session in an image."""
+"""Function that starts a session, which runs commands in an image."""
 NO_FILES = (
-    "this runner cannot read the image's files; name a target that was built with --push or --output, "
-    "an image as NAME@DIGEST, or an OCI layout"
+    "the runner exec:PREFIX cannot read the image's files; as IMAGE, write NAME@DIGEST, an OCI layout, "
+    "or a target that was built with --push or --output"
 )
 
 
@@ -52,10 +52,10 @@ class VerifyRequest:
 
 
 def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> VerifyResult:
-    """Run the checks of an image. The project provides the checks; the image may be from elsewhere.
+    """Run the checks of an image, and return the results.
 
-    Raises ConfigError if the image cannot be found, CommandError if the runner fails. The evidence folder then contains
-    the results so far.
+    The project provides the checks; the image may be from elsewhere. Raises ConfigError if the image cannot be found,
+    CommandError if the runner fails. If the runner fails, the evidence folder contains the results so far.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
@@ -89,7 +89,7 @@ def run_commands(
 ) -> None:  # fmt: skip
     """Run checks one at a time, as a second command would disturb a benchmark.
 
-    With an `exec:` runner, first check that the image whose files were read runs behind the prefix.
+    With the runner `exec:PREFIX`, first check that commands run in the same image whose files were read.
     """
     try:
         with start() as session:
@@ -102,7 +102,7 @@ def run_commands(
                     proof = checks.compare_files(session, read.tree, read.image.digest, log)
                 evidence.add(proof)
                 if proof.outcome == "failed":
-                    raise CannotRun(f"another image runs there: see the check {IMAGE}/{SAME_FILES}")
+                    raise CannotRun(f"the runner runs commands in another image: see the check {IMAGE}/{SAME_FILES}")
             variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
                 log = evidence.log(check.component, check.name)
@@ -150,10 +150,10 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
 def components_to_check(
     project: Project, plan: Plan, image: Subject, request: VerifyRequest
 ) -> Mapping[str, str | None]:
-    """Map the components whose checks run to the versions that the image has.
+    """Return the components whose checks run, each with its version in the image.
 
-    If the image has no labels of components, these are all components of the project, without versions, and the
-    request must choose checks. Raises ConfigError if it chooses none, or if the project lacks a component of the image.
+    If the image's labels name no components, return all components of the project, without versions. The request must
+    then choose checks. Raises ConfigError if it chooses no checks, or if the project lacks a component of the image.
     """
     if unknown := ", ".join(name for name in image.components if name not in project.components):
         raise ConfigError(
@@ -184,9 +184,9 @@ REPORTS: Mapping[str, str] = {
 
 
 def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundings:
-    """Return the surroundings of checks, with the environment variables there.
+    """Return the surroundings of checks (GPUs, RDMA, nodes, Slurm), with the environment variables of commands.
 
-    If the evidence folder is kept, also write the output of the scripts in REPORTS to it.
+    If the evidence folder is kept, also write the output of the scripts in REPORTS to this folder.
     """
     place = session.surroundings
     command = Command("cat /proc/self/environ", user=place.user, timeout_s=REPORT_TIMEOUT_S)
@@ -211,7 +211,8 @@ def platform_of(place: Surroundings | None) -> str:
 
 
 SLOW_S = 5
-"""Minimum duration in seconds of a passed check that is printed when it ends. Others are only in the final table."""
+"""Minimum duration in seconds of a passed check that is printed when the check ends. Faster checks are only in the
+final table."""
 
 
 @dataclass

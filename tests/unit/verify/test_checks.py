@@ -264,8 +264,8 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
         (result(run(2000.0)), CHECK, "failed", "impossible"),
         (result(run(devices=("NVIDIA A40",))), CHECK, "failed", "it ran on NVIDIA A40"),
         (result(run(360.0, ranks=4)), CHECK, "passed", ""),
-        (result(run(), outcome="failed"), CHECK, "skipped", "the check of its data failed"),
-        (result(run(30.0, nodes=2)), SEVERAL, "skipped", "its nodes are containers on one host"),
+        (result(run(), outcome="failed"), CHECK, "skipped", "the check of the data failed"),
+        (result(run(30.0, nodes=2)), SEVERAL, "skipped", "the nodes are containers on one host"),
     ],
 )
 def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcome: str, message: str) -> None:

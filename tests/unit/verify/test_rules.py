@@ -133,7 +133,7 @@ FILE_FAULTS: dict[str, tuple[str, dict[str, Node | bytes], str]] = {
     "stub": ("no-stubs", {f"{LIB}/libcuda.so.1": symlink("/opt/stubs/libcuda.so"), "opt/stubs/libcuda.so": elf()},
              f"/{LIB}/libcuda.so.1: is a stub that the loader finds"),
     "driver": ("no-stubs", {f"{LIB}/libnvidia-ml.so.1": elf()}, "is a copy that the loader finds"),
-    "stub-runpath": ("no-stubs", {"opt/x": elf(runpath="/usr/local/cuda/lib64/stubs")}, "its run path names a folder of"),
+    "stub-runpath": ("no-stubs", {"opt/x": elf(runpath="/usr/local/cuda/lib64/stubs")}, "the RPATH or RUNPATH of this file names"),
     "gpu": ("gpu-code", {"opt/lib.so": elf(fatbin=GPU)}, "/opt/lib.so: does not run on 90: contains only code for 80"),
     "shell": ("command", {"usr/bin/bash": Node(b"x", 0o644)}, "bash: containers start this program, but it is not executable"),
 }  # fmt: skip

@@ -36,7 +36,7 @@ PROBED = (ROOT / "tests/data/probe.txt").read_text()
         ("port=", "x=", {"rdma": "no RDMA port in /sys/class/infiniband"}),
         ("gpus=8", "gpus=0", {"gpu": "nvidia-smi lists no GPU"}),
         ("tool=nvidia-smi\n", "\n", {}),
-        ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "no nvidia-smi, a part of the driver"}),
+        ("tool=nvidia-smi\n", "gpus=0\n", {"gpu": "nvidia-smi, a part of the driver, was not found"}),
     ],
 )
 def test_the_probe_is_read_between_other_lines(old: str, new: str, why: dict[str, str]) -> None:
