@@ -1,1 +1,1 @@
-"""The base of all packages: errors, files, programs, HTTP, YAML and the console. Independent of images."""
+"""Modules that all other packages use: errors, files, programs, HTTP, YAML, console. They do not depend on images."""

@@ -23,11 +23,11 @@ out = Console(highlight=False, emoji=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 SHOWN_ITEMS = 8
-"""Maximum number of running items that a terminal shows."""
+"""Maximum number of running items, such as builds, that `Progress` shows in a terminal."""
 LONGEST_LINE = 1 << 16
-"""Width of a table that is not printed to a terminal, in characters."""
+"""Width in characters of a table in a file or a pipe: so large that no line is wrapped."""
 LONGEST_WORD = 24
-"""Longest word that a table keeps on one line, in characters. Digests are longer."""
+"""Length in characters up to which a table keeps a word on one line. Longer words, such as digests, may be broken."""
 MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
 
 
@@ -57,7 +57,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole:
     if out.is_terminal:
         out.print(table)
         if left_out := texts[0][len(titles) :]:
-            out.print(f"[dim]too narrow to show: {', '.join(left_out)}[/]", soft_wrap=True)
+            names = ", ".join(left_out)
+            out.print(f"[dim]columns left out because the terminal is too narrow: {names}[/]", soft_wrap=True)
     else:
         wide = Console(width=LONGEST_LINE, highlight=False, emoji=False)
         with wide.capture() as captured:
@@ -66,17 +67,18 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole:
 
 
 FIRST_S, NEXT_S, IDLE_S, POLL_S = 2.0, 10.0, 1.0, 0.2
-"""Timing of `Heartbeat`, in seconds: the delay of the first message, the interval between messages, the idle time after
-which the delay starts again, and the interval between two checks."""
+"""Timing of `Heartbeat`, in seconds: the delay of the first message, the interval between messages, the time without
+any task after which the delay of the first message applies again, and the interval between two checks of the running
+tasks."""
 
 
 @dataclass(eq=False)
 class Activity:
-    """A task that may take long, as progress messages show it."""
+    """A task that may take a long time: its name and state for progress messages."""
 
     text: str
     detail: str = ""
-    """How much is done, or why the task is tried again."""
+    """How much of the task is done, or why the task is tried again."""
     began: float = field(default_factory=time.monotonic)
 
 
@@ -121,7 +123,10 @@ heartbeat = Heartbeat()
 
 @contextmanager
 def doing(text: str) -> Iterator[Activity]:
-    """Report a task to `heartbeat` until the context ends. The caller may change the `detail` of the task."""
+    """Yield a new task.
+
+    `heartbeat` prints messages about the task until the context ends. The caller may change the `detail` of the task.
+    """
     activity = Activity(text)
     heartbeat.begin(activity)
     try:
@@ -133,8 +138,8 @@ def doing(text: str) -> Iterator[Activity]:
 class Progress:
     """Progress display of items that several threads process: one line for each finished item, then the running items.
 
-    A terminal redraws the running items. A log gets the messages of `heartbeat` instead, and so does a terminal with
-    `live=False`.
+    A terminal redraws the running items. In a log, or with `live=False`, `heartbeat` prints messages about the running
+    items instead.
     """
 
     def __init__(self, *, live: bool = True) -> None:
@@ -203,8 +208,8 @@ def _one_line(seconds: str, text: str, style: str) -> Text:
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table without a newline at its end.
 
-    The cells may contain Markdown. Only characters that would end a cell are changed: a `|` without a backslash gets
-    one, and newlines become spaces.
+    The cells may contain Markdown. Only characters that would end a cell are changed: a backslash is put before each
+    `|` that has none, and newlines become spaces.
     """
 
     def cell(text: str) -> str:
@@ -222,7 +227,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(number: int | None) -> str:
-    """Return a number of bytes in decimal units, as registries do: `273.4 MB`."""
+    """Return a number of bytes in decimal units: `273.4 MB`. Return `unknown` for None."""
     if number is None:
         return "unknown"
     return f"{number / 1e6:.1f} MB" if number < 1e9 else f"{number / 1e9:.2f} GB"

@@ -1,4 +1,4 @@
-"""Debian's file formats: the status of dpkg, releases and package indexes of archives, and sources of apt."""
+"""Debian's file formats: dpkg's status file, Release files and package indexes of archives, lists of apt sources."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
     "Packages.bz2": bz2.decompress,
     "Packages": bytes,
 }
-"""Maps each name of a package index to the function that unpacks it. The smallest file comes first."""
+"""Maps each file name of a package index to the function that decompresses the file. The smallest file comes first."""
 ETC = Path("/etc/apt")
 
 
 def flat_repository_folder(url: str, suite: str) -> str | None:
-    """Return the URL of the folder of a flat repository, with a final slash. None for a suite below `dists/`."""
+    """Return the URL of the folder of a flat repository, with a final slash.
+
+    None if the suite is below `dists/`, so that the repository is not flat.
+    """
     if not suite.endswith("/"):
         return None
     path = posixpath.normpath(f"./{suite}")
@@ -41,19 +44,22 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
 
 
 def expired_since(release: Release, now: datetime) -> str | None:
-    """Return the date on which a release expired. None if it is valid. Raises ResultError if it cannot be read."""
+    """Return the date on which a Release file expired.
+
+    None if the file is still valid. Raises ResultError if the date cannot be read.
+    """
     if not (text := release.get("Valid-Until")):
         return None
     try:
         return text if parsedate_to_datetime(text) < now else None
     except ValueError:
-        raise ResultError(f"Valid-Until is not a date: {text!r}") from None
+        raise ResultError(f"Valid-Until in the Release file is not a date: {text!r}") from None
 
 
 def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
-    """Return the package indexes in a release: maps each path to its sha256, the smallest index first.
+    """Return the path and sha256 of each package index that a Release file lists, the smallest file first.
 
-    `folder` is the folder of a component, such as `main/binary-amd64/`. Empty for a flat repository.
+    `folder` is the folder of a component, such as `main/binary-amd64/`. `folder` is empty for a flat repository.
     """
     listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
     paths = (f"{folder}{name}" for name in UNPACK)
@@ -61,9 +67,10 @@ def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
 
 
 def verified_index(path: str, wanted: str, content: bytes) -> str:
-    """Return the text of an index.
+    """Return the decompressed text of a package index.
 
-    Raises CommandError if its sha256 is not the one in the release, and ResultError if it cannot be unpacked.
+    Raises CommandError if the Release file lists another sha256 for the index, and ResultError if the index cannot be
+    decompressed.
     """
     digest = hashlib.sha256(content).hexdigest()
     if digest != wanted.lower():
@@ -75,7 +82,7 @@ def verified_index(path: str, wanted: str, content: bytes) -> str:
 
 
 def versions_in_index(index: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the versions of these packages in an index. Maps each name to its versions, oldest first."""
+    """Return the versions of the named packages in a package index. Maps each name to the versions, oldest first."""
     versions: dict[str, set[str]] = {name: set() for name in names}
     for package in Deb822.iter_paragraphs(index, fields=["Package", "Version"], use_apt_pkg=False):
         if package.get("Package") in versions and "Version" in package:
@@ -84,7 +91,7 @@ def versions_in_index(index: str, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def version_key(version: str) -> NativeVersion:
-    """Return the sort key of a version (Debian Policy 5.6.12). Raises ResultError if it is not a version."""
+    """Return a key that sorts versions of packages as dpkg does. Raises ResultError if the text is not a version."""
     try:
         return NativeVersion(version)
     except ValueError as error:
@@ -99,7 +106,8 @@ class Package:
     version: str
     architecture: str = ""
     source: str = ""
-    """Source package, as dpkg writes it. Its version follows in brackets if it differs from `version`."""
+    """Name of the source package. The version of the source package follows in brackets if it differs from
+    `version`."""
     provides: str = ""
     """Virtual packages that this package provides, as dpkg writes them."""
 
@@ -116,9 +124,10 @@ def installed_packages(status: str) -> tuple[Package, ...]:
 
 
 def package_versions(packages: Iterable[Package], architecture: str) -> dict[str, str]:
-    """Return the version of each package by name.
+    """Return the version of each installed package.
 
-    A package for an architecture other than the image's has the name `name:architecture`.
+    Maps names to versions. If the architecture of a package is not the architecture of the image, its name is
+    `name:architecture`.
     """
     own = {"", "all", architecture}
     return {p.name if p.architecture in own else f"{p.name}:{p.architecture}": p.version for p in packages}
@@ -126,7 +135,7 @@ def package_versions(packages: Iterable[Package], architecture: str) -> dict[str
 
 @dataclass(frozen=True)
 class AptSource:
-    """A suite of an apt archive. `signed_by` is the path of a keyring, or the key itself."""
+    """A suite of an apt archive. `signed_by` is the path of a keyring, or the text of the key."""
 
     uri: str
     suite: str
@@ -142,7 +151,7 @@ def os_release() -> dict[str, str]:
 
 
 def parse_deb822(text: str) -> tuple[AptSource, ...]:
-    """Return the enabled binary sources of a `*.sources` file."""
+    """Return the enabled sources of binary packages in a `*.sources` file of apt."""
     return tuple(
         AptSource(uri, suite, tuple(stanza.get("Components", "").split()), stanza.get("Signed-By", "").strip() or None)
         for stanza in Deb822.iter_paragraphs(text, use_apt_pkg=False)
@@ -156,7 +165,7 @@ _ONE_LINE = re.compile(r"^\s*deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+
 
 
 def parse_oneline(text: str) -> tuple[AptSource, ...]:
-    """Return the binary sources of a `*.list` file, without installation media (`cdrom:`)."""
+    """Return the sources of binary packages in a `*.list` file of apt, without installation media (`cdrom:`)."""
     sources = []
     for line in text.splitlines():
         match = _ONE_LINE.match(line.split("#", 1)[0])
@@ -168,7 +177,7 @@ def parse_oneline(text: str) -> tuple[AptSource, ...]:
 
 
 def _behind_mirror_list(source: AptSource) -> AptSource:
-    """Replace a mirror list (`mirror+file:/list`, as in cloud images) by the first URL in the list."""
+    """Replace a URL that names a mirror list (`mirror+file:/list`, as in cloud images) by the first URL in the list."""
     listing = Path(source.uri.removeprefix("mirror+file:").replace("///", "/"))
     if not source.uri.startswith("mirror+file:") or not listing.is_file():
         return source
@@ -190,8 +199,8 @@ def apt_sources() -> tuple[AptSource, ...]:
 def sources_for_release(sources: Iterable[AptSource], codename_from: str, codename_to: str) -> tuple[AptSource, ...]:
     """Return the sources of the distribution's own archive for another release, without backports.
 
-    Third-party archives may also use the name of a release as a suite (`bookworm main`). Such archives are left out.
-    Their key differs from the key of the suites -updates and -security, and from apt's default key.
+    A third-party archive may also use the name of a release as a suite (`bookworm main`). Such an archive is left out:
+    it is signed by another key than the suites -updates and -security, and not by apt's default key.
     """
     translated = {codename_from + part: codename_to + part for part in ("", "-updates", "-security")}
     own = [s for s in sources if s.suite in translated and "main" in s.components]
@@ -201,9 +210,10 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
 
 
 def as_oneline(sources: Iterable[AptSource]) -> str:
-    """Return the text of a `*.list` file.
+    """Return apt sources as the text of a `*.list` file.
 
-    The file can name a keyring, but not contain a key. If `signed_by` is a key, apt uses its default keyring instead.
+    Such a file can name a keyring, but cannot contain a key. If `signed_by` is a key, apt uses its default keyring
+    instead.
     """
     lines = []
     for source in sources:
@@ -214,7 +224,10 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
 
 
 def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
-    """Return the apt sources of a Debian release, at this machine's archive. () if the machine does not run Debian."""
+    """Return the apt sources of a Debian release, with the archive that this machine uses.
+
+    Return an empty tuple if the machine does not run Debian.
+    """
     machine = os_release()
     codename = machine.get("VERSION_CODENAME", "")
     if machine.get("ID") != "debian" or not codename:

@@ -20,13 +20,13 @@ class ConfigError(ImagebuildError):
 
 
 class NothingSelected(ImagebuildError):
-    """No target matches the selectors."""
+    """No target of the matrix matches the selectors, such as `train-*`."""
 
     exit_code = 3
 
 
 class CommandError(ImagebuildError):
-    """A program or a server that we called failed, or the program is not installed."""
+    """A program or a server that imagebuild called failed, or the program is not installed."""
 
     exit_code = 4
 
@@ -40,7 +40,7 @@ class Absent(Unreachable):
 
 
 class ResultError(ImagebuildError):
-    """A result, or the answer of a program or server, that cannot be read."""
+    """A result file, or the answer of a program or a server, cannot be read."""
 
     exit_code = 5
 
@@ -84,7 +84,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
-    """Return the end of a message about an unknown name: `; did you mean 'x'?`, or else the known names."""
+    """Return the end of a message about an unknown name.
+
+    If a known name is similar, `; did you mean 'x'?`. Otherwise, a list of the known names.
+    """
     if near := nearest(name, known):
         return f"; did you mean {near!r}?"
     names = sorted(known)

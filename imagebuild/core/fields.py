@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True)
 class Form:
-    """A field type for texts that match a regular expression. Messages describe such a text with `words`."""
+    """A field type for texts that match a regular expression. `words` describes such a text in messages."""
 
     pattern: str
     words: str
@@ -34,7 +34,7 @@ class Form:
         return bool(re.fullmatch(self.pattern, text))
 
     def check(self, text: str) -> str:
-        """Return the text. Raises ValueError if it does not match."""
+        """Return the text unchanged. Raises ValueError if the text does not match the regular expression."""
         if not self.fits(text):
             raise ValueError(f"must be {self.words}")
         return text
@@ -50,14 +50,14 @@ class Form:
 
 Name = Annotated[str, Form(r"[a-z0-9][a-z0-9-]*", "lower-case letters, digits and hyphens")]
 Release = Annotated[str, Form(r"[a-z0-9][a-z0-9.-]*", "lower-case letters, digits, dots and hyphens")]
-"""A name that may contain dots, for versions."""
+"""A name that may contain dots, so that it can end in a version."""
 Platform = Literal["linux/amd64", "linux/arm64"]
 Arch = Literal["amd64", "arm64"]
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 CPUS: Mapping[str, str] = {"amd64": "x86_64", "arm64": "aarch64"}
-"""Maps each architecture to the name that the kernel uses."""
+"""Maps each architecture, such as `amd64`, to its name in the kernel, such as `x86_64`."""
 Line = Annotated[str, Form(r"[^\x00-\x1f\x7f]*", "one line, without control characters")]
-"""A text that cannot add lines to a Dockerfile."""
+"""A text of one line, so that it cannot add lines to a Dockerfile."""
 EnvironmentValue = Annotated[str, Form(r'[^\x00-\x1f\x7f"\\`]*', "one line without quotes, backslashes and backticks")]
 """A text that has the same meaning in a Dockerfile, a shell and the configuration of sshd."""
 Variable = Annotated[
@@ -87,7 +87,8 @@ class Model(BaseModel):
 
     Validators are built when a model is first used, because a command imports many models and uses few.
     `use_attribute_docstrings` turns the docstrings of fields into descriptions in the JSON schema. Only the command
-    that writes the schemas sets it: it parses the source of each model during the import, which is slow.
+    that writes the schemas sets this option: pydantic then parses the source of each model during the import, which is
+    slow.
     """
 
     model_config = ConfigDict(
@@ -110,24 +111,30 @@ class YamlFile(Generic[M]):
     lines: Mapping[Loc, int]
 
     def at(self, *loc: str | int) -> str:
-        """Return the place of a value as `file:line`. If the value is missing, the place of the nearest parent."""
+        """Return the place of a value as `file:line`.
+
+        If the value is missing, return the place of its nearest parent.
+        """
         return f"{self.path}:{line_of(self.lines, loc)}"
 
 
 def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
-    """Return the line of a value. If the value is missing, the line of the nearest parent."""
+    """Return the line of a value. If the value is missing, return the line of its nearest parent."""
     while loc and loc not in lines:
         loc = loc[:-1]
     return lines.get(loc, 1)
 
 
 def one_or_more(value: Any) -> Any:
-    """Return a text as a list with one item, for fields that accept a text or a list."""
+    """Return a tuple with one item for a text, and any other value unchanged.
+
+    For fields that accept a text or a list.
+    """
     return (value,) if isinstance(value, str) else value
 
 
 def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the values of a list. Raises ValueError if a value appears twice."""
+    """Return the values unchanged. Raises ValueError if a value appears twice."""
     if twice := next((value for value in values if values.count(value) > 1), None):
         raise ValueError(f"{twice} appears twice; remove one")
     return values
@@ -194,15 +201,15 @@ def matches(condition: Condition, axes: Mapping[str, str]) -> bool:
 
 
 def major(version: str) -> str:
-    """Return the part before the first dot: `13` of `13.0`."""
+    """Return the part of a version before the first dot: `13` for `13.0`."""
     return version.partition(".")[0]
 
 
 def minor(version: str) -> str:
-    """Return the part before the second dot: `13.2` of `13.2.1`."""
+    """Return the part of a version before the second dot: `13.2` for `13.2.1`."""
     return ".".join(version.split(".")[:2])
 
 
 def axis_facts(axes: Mapping[str, str]) -> dict[str, str]:
-    """Return the axes, and the major version of each axis as `<axis>-major`."""
+    """Return the values of the axes, and the major version of each value under the name `<axis>-major`."""
     return {**axes, **{f"{name}-major": major(value) for name, value in axes.items()}}

@@ -71,7 +71,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the name") from None
     except UnicodeDecodeError as error:
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: cannot be read: not UTF-8 text; save it as UTF-8") from None
+        raise ConfigError(f"{path}:{line}: cannot be read: the text is not UTF-8; save the file as UTF-8") from None
 
 
 def file_sha256(path: Path) -> str:

@@ -30,11 +30,12 @@ CHUNK = 1 << 18
 CONNECTIONS = 32
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 20
 LEAST_ATTEMPTS = 3
-"""Minimum number of attempts, even after the time in `Patience`: a single upload may take an hour."""
+"""Minimum number of attempts of a request, even if they take longer than `Patience.seconds`: a single upload may take
+an hour."""
 BUSY_FACTOR = 5
-"""Factor for `Patience.seconds` if the server asks for a pause: such a server is busy, not broken."""
+"""`Patience.seconds` is multiplied by this factor if the server asks for a pause: such a server is busy, not broken."""
 LONGEST_PAUSE_S = 15.0
-"""Longest pause between attempts, unless the server asks for a longer one."""
+"""Longest pause between attempts, in seconds, unless the server asks for a longer pause."""
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses of temporary errors."""
 FINAL = (requests.exceptions.SSLError, requests.TooManyRedirects, ValueError)
@@ -50,9 +51,10 @@ class Patience:
     """How long a failed request is retried."""
 
     seconds: float = 25.0
-    """Time since the first failure. 0: no retry."""
+    """Seconds after the first failure during which the request is retried. 0: the request is not retried."""
     backoff_s: float = 0.5
-    """First pause. Each further pause is twice as long, with random variation, or as long as the server asks for."""
+    """Length of the first pause, in seconds. Each further pause is twice as long. The lengths vary at random. If the
+    server asks for a longer pause, the pause is as long as the server asks for."""
 
 
 PATIENCE = Patience()
@@ -64,7 +66,7 @@ class TryAgain(Unreachable):
     def __init__(self, reason: str, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.pause_s = pause_s
-        """How long the server asks us to wait. 0 if the server does not say."""
+        """Seconds that the server asks the client to wait. 0 if the server does not say."""
 
 
 class NoAnswer(TryAgain):
@@ -91,8 +93,8 @@ class Client:
     def retried(self, what: str, attempt: Callable[[], T]) -> T:
         """Call `attempt` until it returns, and return its result.
 
-        TryAgain causes another attempt after a pause, until the patience ends; then Unreachable is raised. A nested
-        call of `retried` makes one attempt only: the outer call repeats it.
+        TryAgain causes another attempt after a pause, until `Patience.seconds` have passed. Then Unreachable is raised.
+        A nested call of `retried` makes one attempt only: the outer call repeats it.
         """
         thread = threading.get_ident()
         if thread in self._repeating:
@@ -121,7 +123,7 @@ class Client:
             self._repeating.remove(thread)
 
     def check_stopped(self, what: str) -> None:
-        """Raise CommandError after Ctrl-C."""
+        """Raise CommandError if the user has pressed Ctrl-C."""
         if self.stopped.is_set():
             raise CommandError(f"{what}: interrupted")
 
@@ -186,7 +188,7 @@ def describe_answer(answer: requests.Response) -> str:
 
 
 def innermost_reason(error: Exception) -> str:
-    """Return the text of the innermost cause. The errors of requests wrap the cause in long texts."""
+    """Return the text of the innermost cause of an error. The HTTP library wraps the cause in long texts."""
     if isinstance(error, requests.Timeout):
         return "the server did not answer in time"
     inner = error
@@ -202,15 +204,20 @@ def innermost_reason(error: Exception) -> str:
 
 DOWNLOAD_TIMEOUT_S = 60
 DOWN_S = 30
-"""How long an unresponsive server is skipped, so that we do not wait again for each of its URLs."""
+"""Seconds for which a server that did not answer is skipped, so that imagebuild does not wait again for each of its
+URLs."""
 LARGEST_INDEX = 256 << 20
 """Maximum size of a key or an index of a package repository, in bytes."""
 Advance = Callable[[int, int | None], object]
-"""A callback for progress, called with the bytes so far and the total. The total is None if it is unknown."""
+"""A callback for progress, called with the number of bytes so far and the total number. The total number is None if it
+is unknown."""
 
 
 def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
-    """Return the user and the password for a URL from a netrc file. None if the file does not contain its host."""
+    """Return the user and the password for a URL from a netrc file.
+
+    None if the file has no entry for the host of the URL.
+    """
     entry = netrc.netrc(netrc_file).authenticators(urlsplit(url).hostname or "") if netrc_file else None
     return (entry[0], entry[2]) if entry else None
 
@@ -233,7 +240,7 @@ class Downloads:
         self.client = Client(ca, patience, **(headers or {}))
         self._rewrite, self._netrc = rewrite, netrc_file
         self._down: dict[str, tuple[float, str]] = {}
-        """Maps each unresponsive server to the time of the failed request and the reason."""
+        """Maps each server that did not answer to the time of the failed request and the reason."""
 
     def download(self, url: str, target: Path | None = None, advance: Advance = lambda _done, _total: None) -> str:
         """Download a file to `target`, and return its sha256. Without `target`, the content is not stored.
@@ -279,7 +286,7 @@ class Downloads:
         return self._ask("GET", url, read)
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
-        """Send a request, and return the result of `read` for the answer."""
+        """Send a request, call `read` with the answer, and return the result of `read`."""
         address = self._rewrite(url)
         where = url if address == url else f"{url} (as {address})"
         host = urlsplit(address).netloc
@@ -290,17 +297,18 @@ class Downloads:
         def attempt() -> T:
             answer = self.client.send(
                 method, address, where, timeout_s=DOWNLOAD_TIMEOUT_S, stream=True,
-                # The HTTP library drops the password if it is redirected to another host.
+                # If the server redirects to another host, the HTTP library drops the password.
                 auth=login_for(address, self._netrc),
             )  # fmt: skip
             with answer:
                 if answer.status_code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-                    raise Absent(f"{where}: the server does not have it ({answer.status_code})")
+                    raise Absent(f"{where}: the server does not have the file ({answer.status_code})")
                 if answer.status_code != HTTPStatus.OK:
                     raise Unreachable(f"{where}: the server answered {describe_answer(answer)}")
                 if answer.headers.get("Content-Type", "").startswith("text/html"):
                     raise CommandError(
-                        f"{url}: is a web page, not a file; if the server needs a login, add it to your netrc file"
+                        f"{url}: is a web page, not a file; if the server needs a login, "
+                        "add the user and password to your netrc file"
                     )
                 return read(answer)
 
@@ -313,6 +321,9 @@ class Downloads:
 
 
 def announced_length(answer: requests.Response) -> int | None:
-    """Return the length that an answer announces. None if it does not announce one."""
+    """Return the length of the content in bytes, from the header of an answer.
+
+    None if the header does not contain a length.
+    """
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdigit() else None

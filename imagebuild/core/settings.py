@@ -1,7 +1,7 @@
 """The user's configuration: mirrors, their credentials, registries, CA certificates.
 
-A mirror changes where a file is downloaded, but not its content: digests of images, sha256 of archives, commits of git
-sources, signed indexes of packages and hashes of wheels are checked as without a mirror.
+A mirror changes the server from which a file is downloaded, but not the content of the file: digests of images, sha256
+of archives, commits of git sources, signed indexes of packages and hashes of wheels are checked as without a mirror.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Mirrors(Model):
     """Mirrors that builds use instead of public servers."""
 
     images: dict[str, str] = Field(default_factory=dict)
-    """Maps a registry, or a registry with a path, to the registry and path to pull from instead. If several match, the
-    longest is used."""
+    """Maps a registry, or a registry with a path, to the registry and path to pull from instead. If several keys match,
+    the longest key is used."""
     downloads: dict[Address, Address] = Field(default_factory=dict)
     """Maps the beginning of a URL to its replacement, for archives, keys, git sources and package repositories. If
-    several match, the longest is used."""
+    several beginnings match, the longest is used."""
     python_index: Address | None = None
     """URL of a Python package index (the folder of its simple pages). Default: the index that pip is configured for."""
 
     def image(self, reference: str) -> str:
-        """Return the reference from which to pull an image: at its mirror, or unchanged if it has none."""
+        """Return the reference from which to pull an image. Without a mirror, the reference is unchanged."""
         full = full_reference(reference)
         prefixes = [p for p in self.images if full.startswith((f"{p.rstrip('/')}/", f"{p}:", f"{p}@"))]
         if not prefixes:
@@ -51,7 +51,7 @@ class Mirrors(Model):
         return self.images[prefix].rstrip("/") + full.removeprefix(prefix.rstrip("/"))
 
     def download(self, url: str) -> str:
-        """Return the URL from which to download a file: at its mirror, or unchanged if it has none."""
+        """Return the URL from which to download a file. Without a mirror, the URL is unchanged."""
         prefix = max((p for p in self.downloads if url.startswith(p)), key=len, default="")
         return self.downloads[prefix] + url.removeprefix(prefix) if prefix else url
 
@@ -94,7 +94,10 @@ def settings_path(environ: Mapping[str, str]) -> Path:
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
-    """Read the configuration. If there is no file, return the defaults. Raises ConfigError with all mistakes in it."""
+    """Read the configuration.
+
+    If there is no file, return the defaults. Raises ConfigError with all mistakes in the file.
+    """
     file = settings_path(environ)
     if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
@@ -102,7 +105,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
 
 
 def offline_bundle(environ: Mapping[str, str]) -> Path:
-    """Return the path of the symlink to the bundle for `imagebuild build --offline`, next to the configuration."""
+    """Return the path of the symlink to the bundle (downloaded sources) for `imagebuild build --offline`."""
     return settings_path(environ).with_name("offline-bundle")
 
 
@@ -121,7 +124,10 @@ def configured_index() -> str | None:
 
 
 def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
-    """Return a pip.conf for an index. Plain http is allowed, because the lock contains the hashes of all wheels."""
+    """Return the text of a pip.conf that sets a Python package index.
+
+    Plain http is allowed, because the lock contains the hashes of all wheels.
+    """
     address = urlsplit(index)
     if login:
         host = f"{quote(login[0], safe='')}:{quote(login[1], safe='')}@{address.netloc}"

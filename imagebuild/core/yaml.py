@@ -21,7 +21,10 @@ KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
-    """Read a YAML or JSON file. If it contains mistakes, add them to `mistakes` and return None."""
+    """Return the contents of a YAML or JSON file as a model.
+
+    If the file contains mistakes, add the mistakes to `mistakes`, and return None.
+    """
     found = Mistakes()
     reader = _Reader(path, found)
     try:
@@ -33,7 +36,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
     except ConfigError as error:
         found.texts.append(str(error))
     except RecursionError:
-        found.add(f"{path}:1", "is nested too deeply; restore the file from git")
+        found.add(f"{path}:1", "lists or mappings are nested too deeply; restore the file from git")
     except json.JSONDecodeError as error:
         found.add(f"{path}:{error.lineno}", f"not JSON: {error.msg} in column {error.colno}; restore the file from git")
     except yaml.YAMLError as error:
@@ -51,7 +54,7 @@ def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | N
 
 
 def read_yaml(path: Path, model: type[M]) -> YamlFile[M]:
-    """Read a YAML or JSON file. Raises ConfigError with all mistakes in it."""
+    """Return the contents of a YAML or JSON file as a model. Raises ConfigError with all mistakes in the file."""
     mistakes = Mistakes()
     document = load_yaml(path, model, mistakes)
     mistakes.stop_if_any()
@@ -62,14 +65,15 @@ def read_yaml(path: Path, model: type[M]) -> YamlFile[M]:
 def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name: str) -> M:
     """Read a document that imagebuild wrote, from JSON or from parsed JSON.
 
-    Raises ResultError if it cannot be read. The message begins with `name`.
+    Raises ResultError if the document cannot be read. The message begins with `name`.
     """
     try:
         return model.model_validate(content) if isinstance(content, Mapping) else model.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{name}: {dotted_key(first['loc'])}: {first['msg']}"
-        raise ResultError(f"{problem}; write it again, or use the version of imagebuild that wrote it") from None
+        remedy = "write the document again, or use the version of imagebuild that wrote it"
+        raise ResultError(f"{problem}; {remedy}") from None
 
 
 def dotted_key(loc: Loc) -> str:
@@ -96,7 +100,7 @@ class _Reader:
 
     def read(self, text: str) -> Any:
         """Return the values in a YAML text. Raises YAMLError, or RecursionError if they are nested too deeply."""
-        # On deeply nested values, libyaml crashes if it makes nodes, but not if it yields events.
+        # libyaml crashes if it builds nodes for deeply nested values, but not if it yields events.
         self.events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         documents: list[Any] = []
         for event in self.events:
@@ -107,7 +111,7 @@ class _Reader:
         return documents[0] if documents else {}
 
     def value(self, event: Any, loc: Loc) -> Any:
-        """Return the value whose first event is `event`."""
+        """Return the value that begins with the event `event` of the YAML parser."""
         self.lines.setdefault(loc, event.start_mark.line + 1)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
@@ -128,7 +132,7 @@ class _Reader:
         return value
 
     def mapping(self, loc: Loc) -> dict[str, Any]:
-        """Return a mapping. Its start event was read before."""
+        """Return a mapping whose start event was already read."""
         result: dict[str, Any] = {}
         while not isinstance(key := next(self.events), yaml.MappingEndEvent):
             if isinstance(key, yaml.CollectionStartEvent | yaml.AliasEvent):
@@ -142,9 +146,10 @@ class _Reader:
 
 
 def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iterator[tuple[Loc, str]]:
-    """Yield the path and the message of each mistake.
+    """Yield the path of each wrong value in the file, and a message that says what is wrong.
 
-    Each path has one mistake. A wrong type is left out if the value contains more precise mistakes.
+    Each path appears once. If a list or a mapping contains wrong values, no message says that the list or mapping
+    itself has the wrong type.
     """
     details: dict[Loc, list[Any]] = {}
     for detail in error.errors():
@@ -154,7 +159,8 @@ def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iter
             detail["type"] == "too_short" or detail["type"].endswith("_type") for detail in found
         ):
             continue
-        # If a value may have several types, prefer a message that says more than "wrong type".
+        # If a field accepts several types, pydantic reports a mistake for each type. Prefer a mistake that is not about
+        # the type.
         best = min(found, key=lambda detail: detail["type"].endswith("_type") or detail["type"] == "literal_error")
         yield loc, _explain(best, model, loc)
 
@@ -177,7 +183,7 @@ WORDS = {
     "^[A-Z][a-z]+ should ": "must ", "valid integer": "whole number", "valid ": "", " after validation.*": "",
     " or (datetime|instance of .*)": "", "dictionary": "mapping", "tuple": "list", "string": "text",
 }  # fmt: skip
-"""Replacements in the messages of pydantic. Maps regular expressions to our words."""
+"""Maps parts of pydantic's messages (regular expressions) to the words in messages of imagebuild."""
 
 
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:

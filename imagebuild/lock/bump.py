@@ -1,4 +1,7 @@
-"""Newer versions of pins: find them upstream, and write them into the matrix. Used by `imagebuild bump`."""
+"""Newer versions of pins (versions in the matrix): find them on the servers, and write them into the matrix.
+
+Used by `imagebuild bump`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from imagebuild.render.renderer import Renderer
 VERSION = "{version}"
 EXACT = re.compile(r"^([A-Za-z0-9._-]+)==\{version\}$")
 Row = tuple[str, int]
-"""The name of a pin in the matrix, and the index of one of its rows."""
+"""The name of a pin in the matrix, and the index of one of its rows. A pin may list several versions, one in each
+row."""
 Changes = Mapping[Row, str]
 """Maps the row of a pin to its new version."""
 Question = tuple[Source, str]
@@ -38,15 +42,15 @@ names in the list, such as `v{version}`."""
 
 @dataclass
 class BumpResult:
-    """Newer versions of pins, and the reasons why other pins stay."""
+    """Newer versions of pins, and the reasons why other pins keep their versions."""
 
     changes: dict[Row, str] = field(default_factory=dict)
     kept: list[tuple[str, str, str]] = field(default_factory=list)
-    """The name, version and reason of each pin that stays."""
+    """The name and version of each pin that keeps its version, and the reason."""
 
 
 def inquiries(project: Project, recipes: Iterable[Recipe]) -> dict[Row, set[Question]]:
-    """Return the questions to ask about each row of a pin that a target uses."""
+    """Return the rows of pins that targets use. Maps each row to the sources to ask for newer versions."""
     result: defaultdict[Row, set[Question]] = defaultdict(set)
     for recipe in recipes:
         for part in recipe.parts.values():
@@ -59,7 +63,7 @@ def inquiries(project: Project, recipes: Iterable[Recipe]) -> dict[Row, set[Ques
 
 
 def _questions(project: Project, part: Part) -> Iterator[Question]:
-    """Yield the sources that list versions of a component."""
+    """Yield the sources that list versions of a component, with the form of the names in each list."""
     component = part.component
     if component.git:
         yield GitRef(component.git, component.tag), component.tag
@@ -70,7 +74,10 @@ def _questions(project: Project, part: Part) -> Iterator[Question]:
 
 
 def newer(current: str, versions: Iterable[str]) -> list[str]:
-    """Return the stable releases above `current`, newest first. Raises InvalidVersion if `current` is not a version."""
+    """Return the stable versions that are newer than `current`, newest first.
+
+    Raises InvalidVersion if `current` is not a version.
+    """
     least = Version(current)
     above: dict[str, Version] = {}
     for text in versions:
@@ -82,7 +89,7 @@ def newer(current: str, versions: Iterable[str]) -> list[str]:
 
 
 def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
-    """Return the text of the matrix with other versions of pins. The versions keep their quotes.
+    """Return the text of the matrix with new versions of pins. Quotes around the versions are kept.
 
     Raises ConfigError if a version is not written as a plain value, for example because it is a YAML alias.
     """
@@ -128,9 +135,8 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
             if not known.get((name, i)):
                 result.kept.append((name, pin.version, "no server lists its versions"))
             elif pin.when and not names:
-                result.kept.append(
-                    (name, pin.version, f"applies only to some targets; to bump it, run `imagebuild bump {name}`")
-                )
+                reason = f"applies only to some targets; to change the version, run `imagebuild bump {name}`"
+                result.kept.append((name, pin.version, reason))
             else:
                 asked[name, i] = known[name, i]
     answers = _ask({listing for questions in asked.values() for listing, _ in questions}, upstream)
@@ -145,7 +151,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
             try:
                 check_versions(project, {**result.changes, (name, i): version})
             except ConfigError as error:
-                result.kept.append((name, current, f"{version} exists, but: {error}"))
+                result.kept.append((name, current, f"{version} exists, but cannot be used: {error}"))
             else:
                 result.changes[name, i] = version
                 break
@@ -153,7 +159,8 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
 
 
 Answer = Mapping[str, Collection[str]] | ImagebuildError
-"""Maps each package of a repository to the versions that its server lists. For other sources, the key is empty."""
+"""The answer about a source: the error, or the versions that the server lists. Maps each package of a package
+repository to its versions. For other sources, the only key is the empty text."""
 
 
 def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
@@ -181,7 +188,7 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
 def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> set[str]:
     """Return the versions in the names that a source lists: `2.3` for `v2.3-1` and the template `v{version}-1`.
 
-    Raises the error of the source, if there was one.
+    If the answer about the source is an error, raise this error.
     """
     answer = answers[key_of(listing)]
     if isinstance(answer, ImagebuildError):
@@ -192,7 +199,7 @@ def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> 
 
 
 def check_versions(project: Project, changes: Changes) -> None:
-    """Raise ConfigError if the matrix is not valid with other versions of pins."""
+    """Raise ConfigError if the matrix is not valid with the new versions of pins."""
     matrix = project.matrix.model
     versions = dict(matrix.versions)
     for (name, i), version in changes.items():

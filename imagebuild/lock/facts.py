@@ -1,4 +1,4 @@
-"""Facts about archives and images, which are stored in the lock: environment, versions, licences, libraries."""
+"""Facts about archives and images that the lock stores: environment variables, versions, licences, libraries."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from imagebuild.project.lockfile import ImageFacts, TreeFacts, Unpacked
 
 SCRIPT_TIMEOUT_S = 30
 LIMITS = "ulimit -c 0 -f 1024 -t 20 -v 4194304"
-"""Limits for a downloaded script: no core dumps, files of 1 MiB, 20 seconds of CPU time, 4 GiB of memory."""
+"""Shell command that limits a downloaded script: no core dumps, files of 1 MiB, 20 seconds of CPU time, 4 GiB of
+memory."""
 PRINT = 'while read -r name; do printf \'%s=%s\\0\' "$name" "${!name}"; done < <(compgen -e)'
-"""Prints all exported variables without calling a program: PATH may now contain programs for another architecture."""
+"""Shell command that prints all exported variables. It runs no program, because PATH may now contain programs for
+another architecture."""
 SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
 """Environment variables that bash sets itself."""
 PATH = "/usr/bin:/bin"
@@ -39,7 +41,8 @@ BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
 """Matches folders of the machine that built HPC-X. URLs with similar paths are matched without a group, so that they
 are skipped."""
 REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this archive"
-"""Remedy for an archive that differs from the component's `unpacked`."""
+"""Remedy in messages about an archive that differs from `unpacked`, the description of its content in
+component.yaml."""
 LARGEST_TEXT = 1 << 20
 """Maximum size of a text file that is searched, in bytes."""
 UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
@@ -49,8 +52,8 @@ UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack a tar archive, and return its top folder. Raises ResultError if it is not a tar archive.
 
-    Static libraries and compressed files become empty files. Members outside the folder, and links that lead outside,
-    are left out.
+    Static libraries and compressed files become empty files. Members outside the top folder, and links that lead
+    outside the top folder, are left out.
     """
     root = folder.resolve()
     try:
@@ -80,9 +83,9 @@ def unpack(archive: Path, folder: Path) -> Path:
 def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
     """Return the facts about an unpacked archive.
 
-    Its script runs with an empty environment and a time limit, and without a network if this machine allows that.
-    Raises CommandError if the script fails, and ResultError if the script sets no environment or the archive lacks a
-    required file.
+    The script of the archive that sets environment variables runs with an empty environment and a time limit, and
+    without a network if this machine allows this. Raises CommandError if the script fails, and ResultError if the
+    script sets no environment or the archive lacks a required file.
     """
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
@@ -93,7 +96,10 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
     environment = script_environment(run, top, wanted)
 
     def inside(value: str) -> list[str]:
-        """Return the paths in a list that are below the prefix, relative to the prefix."""
+        """Return the paths below the prefix in a list with colons, such as PATH.
+
+        The paths are relative to the prefix.
+        """
         return [p.removeprefix(f"{wanted.prefix}/") for p in value.split(":") if p.startswith(f"{wanted.prefix}/")]
 
     named = sorted({path for value in environment.values() for path in inside(value)})
@@ -156,7 +162,7 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str
 def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
     """Return a command prefix that removes network access and privileges, as far as this machine allows it.
 
-    A command with this prefix can still read the folder.
+    A command with this prefix can still read `folder`.
     """
     root = os.geteuid() == 0
     user = () if root else ("--user", "--map-current-user")
@@ -170,7 +176,7 @@ def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
 
 
 def image_facts(config: Mapping[str, Any]) -> ImageFacts:
-    """Return the facts in the configuration of an image. Raises ResultError if it cannot be read."""
+    """Return the facts in the configuration of an image. Raises ResultError if the configuration cannot be read."""
     try:
         environment = dict(entry.split("=", 1) for entry in (config.get("config") or {}).get("Env") or ())
         held: list[str] = []
@@ -188,7 +194,10 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
 
 
 def _plugin_name(folder: Path) -> str:
-    """Return the value of NCCL_NET_PLUGIN for the plug-in in a folder. Default: the name of the parent folder."""
+    """Return the value of NCCL_NET_PLUGIN with which NCCL loads the plug-in in a folder.
+
+    If the name of the file does not contain the value, return the name of the parent folder.
+    """
     names = sorted(path.stem.removeprefix("libnccl-net-") for path in folder.glob("libnccl-net-*.so"))
     return names[0] if names else folder.parent.name
 

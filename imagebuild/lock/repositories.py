@@ -40,7 +40,7 @@ NOT_GOOD = ("BADSIG", "EXPSIG", "EXPKEYSIG", "REVKEYSIG", "ERRSIG")
 def signed_release(
     run: RunProgram, key: bytes, content: bytes, signature: bytes | None = None
 ) -> tuple[Release, tuple[str, ...]]:
-    """Verify a release, and return it with the fingerprints of the primary keys that signed it.
+    """Verify a Release file. Return its content, and the fingerprints of the primary keys that signed the file.
 
     `content` contains the release and its signature, or only the release if `signature` is separate. `key` contains one
     or more public keys, armoured or binary. Raises CommandError if no key has signed the release, if a signature
@@ -182,8 +182,8 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
 def locked_repository(source: PackageSource, index: PackageIndex, known: LockedRepository | None) -> LockedRepository:
     """Return the lock entry of a repository: its key, and the versions of the requested packages.
 
-    Versions in the `known` entry stay. A package that is not in the repository has no version. Raises ConfigError if
-    the repository is not signed by the key in the `known` entry.
+    `known` is the existing entry, whose versions are kept. A package that the repository does not have gets no version.
+    Raises ConfigError if the repository is not signed by the key in the `known` entry.
     """
     fingerprint = check_key(source.url, index, known)
     packages, candidates = (known.packages, known.candidates) if known else ({}, {})
@@ -205,7 +205,7 @@ def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> 
 
 
 def choose(versions: Mapping[str, Sequence[str]], packages: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the version of each available package, and messages about the others.
+    """Return the version of each available package, and a message about each missing package or version.
 
     The version is the one in `name=version`, or else the newest.
     """

@@ -99,7 +99,7 @@ def without_unused(lock: Lock, sources: Iterable[Source]) -> Lock:
 
 
 def address_of(key: Key) -> str:
-    """Return the URL, image or component of an entry, without its git tag or version."""
+    """Return the URL, image or component in the key of a lock entry, without the git tag or version."""
     return key[1].partition(" ")[0]
 
 
@@ -127,7 +127,7 @@ def keys_of(project: Project, names: Iterable[str], sources: Iterable[OwnedSourc
 
 
 def describe_entry(entry: Entry) -> str:
-    """Return a short text about an entry, such as the first digits of its hash."""
+    """Return a short text about a lock entry, such as the first digits of its hash."""
     match entry:
         case str(pin) | LockedImage(digest=pin) | LockedArchive(sha256=pin):
             return pin.removeprefix("sha256:")[:12]
@@ -176,9 +176,10 @@ def ask_each(
 
 
 def network_upstream(ca: Path | None) -> Upstream:
-    """Return the upstream for the user's configuration. `ca` replaces the CA certificates of the machine.
+    """Return a client for the servers of sources, with the mirrors and passwords in the user's configuration.
 
-    Raises ConfigError if the configuration or the certificates are wrong.
+    `ca` replaces the CA certificates of the machine. Raises ConfigError if the configuration or the certificates are
+    wrong.
     """
     configured = settings.load_settings(os.environ)
     return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
@@ -195,12 +196,15 @@ Failures = list[tuple[Failure, str, str]]
 def complaint(failures: Failures) -> str:
     """Return a message with one line for each failure. Empty if there are no failures."""
     lines = [f"  {kind}: {name}: {reason}" for kind, name, reason in sorted(failures)]
-    head = "sources that could not be pinned keep their entries; pin other versions of them, or try again later:"
+    head = (
+        "these sources could not be pinned, so their lock entries did not change; "
+        "choose other versions in the matrix, or try again later:"
+    )
     return "\n".join([head, *lines]) if lines else ""
 
 
 def failure(source: Source, error: ImagebuildError) -> tuple[Failure, str]:
-    """Return the kind and the text of an error about a source. The text is without the URL of the source."""
+    """Return the kind and the text of an error about a source. The text does not repeat the URL of the source."""
     kind: Failure = "gone" if isinstance(error, Absent) else "no answer" if isinstance(error, Unreachable) else "wrong"
     return kind, str(error).removeprefix(f"{address_of(key_of(source))}: ")
 
@@ -222,17 +226,20 @@ class LockFile:
 
     @property
     def recipes(self) -> Iterator[Recipe]:
-        """The recipe of each target."""
+        """The recipe of each target: the parts and sources of its Dockerfile."""
         return map(self.renderer.recipe, self.targets)
 
     @cached_property
     def owned_sources(self) -> tuple[OwnedSource, ...]:
-        """All sources that the targets need for the platforms, with their owners."""
+        """All sources that the targets need for the platforms, each with the component, base or image that needs it."""
         return tuple(chain.from_iterable(recipe.sources_for(self.platforms) for recipe in self.recipes))
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
-        """The sources that the targets need, one for each entry of the lock. Raises ConfigError as `merged_sources`."""
+        """The sources that the targets need, one for each entry of the lock.
+
+        Raises ConfigError as `merged_sources` does.
+        """
         return merged_sources(owned.source for owned in self.owned_sources)
 
     @cached_property
@@ -244,7 +251,7 @@ class LockFile:
 
     @property
     def unpinned(self) -> list[Source]:
-        """The sources without a pin in the lock."""
+        """The sources without a complete entry in the lock."""
         return [source for source in self.sources if lacks(self.lock, source)]
 
     def write(self, lock: Lock | None = None) -> None:
@@ -265,7 +272,7 @@ class LockFile:
         return self.pin([source for source in self.sources if key_of(source) in keys], upstream, anew=True)
 
     def pin(self, sources: Iterable[Source], upstream: Upstream, *, anew: bool = False) -> Failures:
-        """Pin sources as they are upstream, and write the lock after each answer. Return the failures.
+        """Ask the servers for the content of sources, and write the lock after each answer. Return the failures.
 
         After a failure, a source keeps its entry. With `anew`, existing entries are ignored, so that even a new key of
         a repository is accepted.
@@ -307,7 +314,10 @@ class LockFile:
         return failures
 
     def shown(self, names: Collection[str]) -> str:
-        """Return the entries of `names`, as in `keys_of`, as YAML. Raises ConfigError for an unknown name."""
+        """Return the lock entries that belong to `names` as YAML text.
+
+        `keys_of` explains `names`. Raises ConfigError for an unknown name.
+        """
         known = json.loads(lock_text(self.lock))
         entries = {
             describe_key((kind, name)): known[kind].get(name, "not in the lock")
@@ -330,9 +340,9 @@ class SourceReport(Model):
     locked: str
     """Short text about the entry in imagebuild.lock. Empty if there is no entry."""
     found: str
-    """Short text about the source upstream, or the error."""
+    """Short text about the source on its server, or the error."""
     consequence: str
-    """The consequence for a build, and the remedy. Empty if the source is as locked."""
+    """The consequence for a build, and the remedy. Empty if the source matches the lock."""
 
 
 class LockReport(Model):
@@ -341,7 +351,7 @@ class LockReport(Model):
     imagebuild: str
     """Version of imagebuild."""
     asked: datetime | None
-    """Time at which upstream was asked. None if it was not asked."""
+    """Time at which the servers of the sources were asked. None if they were not asked."""
     targets: tuple[str, ...]
     sources: tuple[SourceReport, ...]
 
@@ -447,7 +457,7 @@ def probe(
 
 
 def packages_there(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
-    """Compare a repository with its lock entry, and return a text about its key and packages.
+    """Compare a repository with its lock entry, and return a short text about the key and the packages on the server.
 
     Raises ConfigError if the key differs, or if a locked or required package is missing.
     """
@@ -466,7 +476,7 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
 
 
 def show_report(report: LockReport) -> None:
-    """Print the sources that are not as locked, and the consequence for a build."""
+    """Print the sources that differ from the lock, and the consequences for a build."""
     shown = [row for row in report.sources if row.state != "as locked"]
     rows = [(row.state, escape(row.source), escape(row.found)) for row in shown]
     if rows:

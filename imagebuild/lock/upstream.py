@@ -48,7 +48,8 @@ OFFLINE = re.compile(
     r"NewConnectionError|NameResolutionError|Failed to establish|ProxyError|SSLError|ReadTimeout|ConnectTimeout|"
     r"Connection (?:refused|reset|aborted)|Temporary failure in name resolution|timed out|HTTP error 5"
 )
-"""Matches messages of pip about an index that cannot be reached. pip then also prints that it found nothing."""
+"""Matches messages of pip about an index that cannot be reached. In this case, pip also prints that it found no
+version."""
 
 
 @dataclass
@@ -84,10 +85,10 @@ class Upstream:
         end_children()
 
     def resolve(self, source: Source, known: Entry | None, advance: Advance) -> Entry:
-        """Return the pin of a source as it is upstream.
+        """Ask the server of a source for its content, and return a lock entry.
 
-        `known` is its entry in the lock. The hash of an archive and the key of a repository have to match it, and
-        the versions of packages in it stay.
+        `known` is the existing entry. The hash of an archive and the key of a repository have to match `known`, and the
+        versions of packages in `known` are kept.
         """
         match source:
             case Archive():
@@ -166,7 +167,7 @@ class Upstream:
 
         def manifest(image: ImageReference) -> Manifest:
             if (found := place.find(image.wanted)) is None:
-                raise Absent(f"{image}: the registry does not have it")
+                raise Absent(f"{image}: the registry does not have the image")
             return found
 
         try:
@@ -179,7 +180,7 @@ class Upstream:
             images = [image_of(place, each) for each in manifests]
         except Absent:
             raise
-        except CommandError as error:  # or a refused login: another machine may have the credentials
+        except CommandError as error:  # also after a refused login: another machine may have the credentials
             raise Unreachable(f"{where}: {error}") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ResultError(
@@ -195,7 +196,10 @@ class Upstream:
         return LockedImage(digest=top.digest, platforms=platforms, facts=kept or None)
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
-        """Return the newest wheels that match the requirements. Each wheel has one version for all architectures."""
+        """Return the newest wheels that match the requirements.
+
+        A wheel must have the same version for all architectures.
+        """
         answers = {arch: self._fitting_wheels(wanted.requirements, arch) for arch in ARCHS}
         wheels = []
         for name in sorted(set().union(*answers.values())):
@@ -244,7 +248,7 @@ class Upstream:
     def _pip(self, arch: Arch, *words: str, failing: str) -> str:
         """Run pip for an architecture with the user's mirror or pip's own index. Return its output.
 
-        `failing` begins the message of an error.
+        An error message begins with `failing`.
         """
         index = ("--index-url", self.mirrors.python_index) if self.mirrors.python_index else ()
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))

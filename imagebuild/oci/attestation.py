@@ -25,7 +25,7 @@ KINDS = {
     "benchmark": "urn:imagebuild:benchmark:v1",
     "scan": "urn:imagebuild:scan:v1",
 }
-"""Maps each kind of attestation to the type of its predicate."""
+"""Maps each kind of attestation to the URL of its predicate type (the format of the content)."""
 SIGNATURE = "signature"
 """The kind of an attachment that only signs the manifest."""
 SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"
@@ -34,7 +34,7 @@ SIGNATURES = ("application/vnd.dev.cosign.", "application/vnd.dev.sigstore.", "a
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 STATEMENTS = (STATEMENT, "https://in-toto.io/Statement/v0.1")
-"""The versions of statements that we read. cosign writes the older version."""
+"""The types of in-toto statements that imagebuild reads. cosign writes the older type."""
 STATEMENT_MEDIA = "application/vnd.in-toto+json"
 BUNDLE_MEDIA = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
@@ -42,7 +42,7 @@ PREDICATE_TYPE = "in-toto.io/predicate-type"
 BUNDLE_PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 BUNDLE_CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_DIGEST = "imagebuild.predicate"
-"""Annotation with the digest of the predicate. A publisher uses it to find existing attestations."""
+"""Annotation with the digest of the predicate. A publisher reads this annotation to find existing attestations."""
 CREATED = "org.opencontainers.image.created"
 
 
@@ -51,7 +51,7 @@ class Attestation:
     """An attestation, a signature or another attachment of a manifest in a registry."""
 
     kind: str
-    """A name in `KINDS`, `signature`, or for other attachments the predicate type or the artifact type."""
+    """A name in `KINDS`, or `signature`. For any other attachment, its predicate type or artifact type."""
     digest: str
     content: bytes = b""
     """The predicate as canonical JSON. Empty if the kind is not in `KINDS`."""
@@ -70,7 +70,7 @@ def encode_predicate(document: object) -> bytes:
 def attestation_of(
     kind: str, content: bytes, subject: Descriptor, name: str, *, created: str = "", bundle: bytes = b""
 ) -> Attachment:
-    """Return an attestation of an image: the signed `bundle` or, if that is empty, an unsigned statement.
+    """Return an attestation of an image: the signed `bundle` or, if `bundle` is empty, an unsigned statement.
 
     `content` is the predicate, and `name` the name of the image. Equal arguments give equal bytes.
     """
@@ -107,9 +107,9 @@ def kind_of(referrer: Descriptor) -> str:
 def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]:
     """Return the attachments of a manifest, sorted by the creation date in their annotations, the newest first.
 
-    An unsigned statement is left out if a bundle contains it too. Some registries and tools list no types and
-    annotations; these are then read from the manifests of the attachments.
-    Raises CommandError if the registry cannot list the attachments.
+    An unsigned statement is left out if a bundle contains it too. If the list of the registry lacks the type or the
+    annotations of an attachment, the manifest of this attachment is read. Raises CommandError if the registry cannot
+    list the attachments.
     """
     listed = []
     for item in place.referrers(subject):
@@ -124,18 +124,21 @@ def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]
 
 
 def read_attestations(place: Repository, subject: str, kind: str | None = None) -> tuple[Attestation, ...]:
-    """Read the attachments of a manifest, all or of one kind. Raises CommandError if the registry cannot list them."""
+    """Read the attachments of a manifest, all or of one kind.
+
+    Raises CommandError if the registry cannot list the attachments.
+    """
     listed = [item for item in list_attestations(place, subject) if kind in (None, kind_of(item))]
     return tuple(read_attestation(place, item, subject) for item in listed)
 
 
 def read_attestation(place: Repository, item: Descriptor, subject: str) -> Attestation:
-    """Read one attachment of a manifest. An error is not raised, but returned as its `problem`."""
+    """Read one attachment of a manifest. An error is not raised, but stored in the `problem` of the attestation."""
     kind = kind_of(item)
     try:
         manifest = place.find(item.digest)
         if manifest is None:
-            raise ResultError("is listed, but the registry does not have it")
+            raise ResultError("is listed by the registry, but does not exist")
         document = manifest.document
         named = (document.get("subject") or {}).get("digest")
         layers = [Descriptor.from_json(layer) for layer in document["layers"]]

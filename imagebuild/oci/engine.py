@@ -20,17 +20,19 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
 
 ENGINE_MIN, BUILDX_MIN = (26, 0), (0, 13)
-"""Oldest supported versions of Docker Engine and buildx. We need BuildKit 0.13, but engines from distributions report
-the version of BuildKit as "v0.0.0+unknown". So the version of the engine is checked: 26.0 is the first with 0.13."""
+"""Oldest supported versions of Docker Engine and buildx. imagebuild needs BuildKit 0.13, but engines from distributions
+report the version of BuildKit as "v0.0.0+unknown". So the version of the engine is checked: Docker Engine 26.0 is the
+first with BuildKit 0.13."""
 STATE = Path("/var/lib/imagebuild/engine")
-"""Folder of the private engine."""
+"""Folder of the private engine: a Docker Engine that `imagebuild engine up` starts."""
 NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
 TIMEOUT_S = 600
-"""How long to wait for the answer of an engine."""
+"""Seconds to wait for the answer of an engine."""
 LABEL = "imagebuild.process"
-"""Label of the containers that we start, by which leftover containers can be found."""
+"""Label of the containers that imagebuild starts, so that leftover containers can be found."""
 HEAD_SIZE = 8
-"""Size of the header of each piece of output, in bytes: one for the stream, three unused, four for the length."""
+"""Size in bytes of the header before each piece of a program's output: 1 byte for the stream (stdout or stderr), 3
+unused bytes, 4 bytes for the length."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,19 @@ class Endpoint:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables with which the docker CLI uses this engine. {} for the current context."""
+        """The environment variables that make the docker CLI use this engine.
+
+        Empty for the engine of the current docker context, which the CLI uses by default.
+        """
         return {} if self.origin == "context" else {"DOCKER_HOST": self.host}
 
 
 @dataclass(frozen=True)
 class EnginePaths:
-    """Paths of the private engine. Each value of IMAGEBUILD_STATE is an independent engine."""
+    """Paths of the private engine.
+
+    The engines of different values of the environment variable IMAGEBUILD_STATE are independent.
+    """
 
     state: Path
     run: Path = Path("/run/imagebuild")
@@ -85,7 +93,7 @@ class EnginePaths:
 
 
 def buildx_version(run: RunProgram = run_program) -> tuple[int, ...]:
-    """Return the version of `docker buildx`. () if it is not installed."""
+    """Return the version of `docker buildx`. An empty tuple if buildx is not installed."""
     with suppress(CommandError):
         text = run("docker", "buildx", "version", timeout=10)
         # The `docker` of Podman has a `buildx` too, but it is a different program.
@@ -100,7 +108,7 @@ def _reason(error: CommandError) -> str:
 
 
 def engine_flaw(engine: Endpoint, run: RunProgram = run_program) -> str | None:
-    """Return why an engine cannot be used. None if it can be used."""
+    """Return the reason why an engine cannot be used. None if the engine can be used."""
     with suppress(PermissionError):  # the docker CLI explains this error better
         if engine.host.startswith("unix://") and not Path(engine.host.removeprefix("unix://")).exists():
             return "its socket does not exist"
@@ -126,7 +134,8 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     except CommandError as error:
         raise CommandError(f"`docker buildx` cannot be used ({_reason(error)}); {NO_ENGINE}") from error
     if explicit := environ.get("DOCKER_HOST"):
-        remedy, candidates = "start or upgrade that engine, or unset DOCKER_HOST", [Endpoint(explicit, "DOCKER_HOST")]
+        remedy = "start or upgrade the engine in DOCKER_HOST, or unset DOCKER_HOST"
+        candidates = [Endpoint(explicit, "DOCKER_HOST")]
     else:
         remedy, candidates = NO_ENGINE, [Endpoint(EnginePaths.of(environ).host, "private")]
         with suppress(CommandError):  # this docker has no contexts
@@ -142,7 +151,7 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """Facts about an image in an engine."""
+    """An image in the store of an engine: its name, digest, platform and labels."""
 
     reference: str
     """Unique name of this image: repository and digest, or the image id if the engine does not know a digest."""
@@ -168,7 +177,7 @@ def connect_engine(engine: Endpoint) -> DockerClient:
 
 
 def inspect_image(client: DockerClient, image: str) -> ImageInfo:
-    """Return facts about an image.
+    """Return the name, digest, platform and labels of an image in the store of an engine.
 
     Raises ConfigError if the image is not in the engine's store, and CommandError if the engine fails.
     """
@@ -193,10 +202,10 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
 
 
 def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None:
-    """Call `remove`, and repeat the call while the engine refuses. A missing object is not an error.
+    """Call `remove`, which removes a container or network, and repeat the call while the engine refuses.
 
-    An engine refuses to remove a container that is still stopping, or the network of such a container. Raises
-    CommandError if the engine still refuses after `within_s` seconds.
+    An object that does not exist is not an error. An engine refuses to remove a container that is still stopping, or
+    the network of such a container. Raises CommandError if the engine still refuses after `within_s` seconds.
     """
     from docker.errors import APIError, DockerException, NotFound
 
@@ -209,7 +218,8 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
                 return
             if time.monotonic() > deadline:
                 raise CommandError(
-                    f"the engine does not remove our container or network: {error.explanation}"
+                    f"the engine could not remove a container or network that imagebuild made: {error.explanation}; "
+                    "remove it with `docker rm -f` or `docker network rm`"
                 ) from None
             time.sleep(0.2)
         except (DockerException, OSError):
@@ -220,7 +230,7 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
 
 @contextmanager
 def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iterator[Container]:
-    """Yield a running container of an image that only sleeps. Always remove the container at the end."""
+    """Start a container of an image that only runs `sleep`, and yield it. At the end, always remove the container."""
     name = f"imagebuild-{uuid.uuid4().hex[:12]}"
     try:
         with sdk_errors_explained(image):
@@ -236,8 +246,9 @@ def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iter
 def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
     """Start a prepared exec process in a container, and yield its output until it ends. Raises errors of the SDK.
 
-    The SDK's own `exec_start` sometimes loses early output: it reads from the socket, but the HTTP client may have
-    buffered output together with the header of the reply. So we read the reply through the HTTP client.
+    The SDK's own `exec_start` sometimes loses early output: `exec_start` reads from the socket, but the HTTP client may
+    have buffered output together with the header of the reply. So this function reads the reply through the HTTP
+    client.
     """
     import requests
     import urllib3
@@ -283,6 +294,6 @@ def sdk_errors_explained(what: str) -> Iterator[None]:
 
 
 def has_containerd_store(engine: Endpoint) -> bool:
-    """Return whether the engine stores images in containerd. The classic store cannot load OCI layouts."""
+    """Return whether the engine stores images in containerd. Docker's classic image store cannot load OCI layouts."""
     status = run_program("docker", "info", "--format", "{{.DriverStatus}}", env=engine.environment, timeout=20)
     return "io.containerd.snapshotter" in status

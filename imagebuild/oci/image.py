@@ -106,9 +106,9 @@ class FoundImage:
     origin: str
     platforms: tuple[str, ...]
     read: Callable[[str], PlatformImage]
-    """Returns the image for one of `platforms`."""
+    """A function that returns the image for one of `platforms`."""
     digest: str | None = None
-    """Digest of the index or manifest. None if it is not known."""
+    """Digest of the index or manifest. None if the digest is not known."""
 
     @classmethod
     def of(cls, name: str, origin: str, images: Iterable[PlatformImage], digest: str | None = None) -> FoundImage:
@@ -117,10 +117,14 @@ class FoundImage:
         return cls(name, origin, tuple(named), named.__getitem__, digest)
 
     def image(self, platform: str | None) -> PlatformImage:
-        """Return the image for a platform. Default: the only platform. Raises ConfigError if there is no such image."""
+        """Return the image for a platform.
+
+        Default: the only platform. Raises ConfigError if there is no image for the platform, or if there are several
+        images and no platform is chosen.
+        """
         has = ", ".join(self.platforms)
         if platform is None and len(self.platforms) > 1:
-            raise ConfigError(f"{self.name}: is for {has}; choose one with --platform")
+            raise ConfigError(f"{self.name}: is for {has}; choose one platform with --platform")
         chosen = platform or self.platforms[0]
         if chosen not in self.platforms:
             raise ConfigError(f"{self.name}: is not for {chosen}, but for {has}")
@@ -133,7 +137,10 @@ def is_image(item: Descriptor) -> bool:
 
 
 def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
-    """Return the image of a manifest. Layers will be fetched to `folder`. Raises ResultError if it is not an image."""
+    """Return the image that a manifest describes.
+
+    Its layers will be fetched to `folder`. Raises ResultError if the manifest does not describe an image.
+    """
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))
@@ -153,7 +160,7 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformImage, ...]:
-    """Return the images in a folder, an archive or a stream of `docker save`: one for each platform.
+    """Return the images in a folder, an archive or the output of `docker save`: one image for each platform.
 
     An archive is unpacked in `folder`. Raises ConfigError if the source is not an image, and ResultError if the image
     cannot be read.
@@ -189,7 +196,10 @@ def _manifests(layout: Layout, index: Mapping[str, Any]) -> Iterator[Manifest]:
 
 
 def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
-    """Return an image in an engine, or None if there is no engine or image. Raises CommandError or ResultError."""
+    """Return an image in an engine. None if there is no usable engine, or if the engine does not have the image.
+
+    Raises CommandError if the engine fails, and ResultError if the image cannot be read.
+    """
     try:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:
@@ -206,7 +216,8 @@ def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
 def image_in_registry(name: str, reference: ImageReference, registry: Registry, folder: Path) -> FoundImage:
     """Return an image in a registry. Its layers will be fetched to `folder`.
 
-    Raises ConfigError if it does not exist, CommandError if the registry refuses, ResultError if it is not an image.
+    Raises ConfigError if the image does not exist, CommandError if the registry refuses the request, and ResultError if
+    the answer is not an image.
     """
     place = registry.at(reference.repository)
     top = place.find(reference.wanted)

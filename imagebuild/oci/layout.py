@@ -29,15 +29,17 @@ CHUNK = 1 << 20
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 """The first bytes of compressed data."""
 Compression = Literal["", "gzip", "zstd"]
-"""Compression of data. Empty if they are not compressed."""
+"""Compression of data. Empty if the data are not compressed."""
 EPOCH, CREATED = "1754697600", "2025-08-09T00:00:00Z"
-"""Fixed timestamps of files and images, so that equal builds are identical: the release date of Debian 13."""
+"""Timestamp of all files and images: always the release date of Debian 13, so that equal builds give equal digests."""
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
-"""Prefix of a file that hides a file of lower layers, and name of the file that hides a whole folder."""
+"""Prefix of the name of a file that hides a file of lower layers, and name of a file that hides a whole folder of lower
+layers."""
 MOST_BYTES = 128 << 20
-"""Maximum size of a document that is read, in bytes, as in cosign. A registry could send a document of any size."""
+"""Maximum size in bytes of a document that is read. A registry could send a document of any size. cosign has the same
+limit."""
 KEPT_SIZE = 32 << 20
-"""Maximum size in bytes of files in layers whose content `verify` keeps."""
+"""Maximum size in bytes of a file in a layer whose content `verify` keeps."""
 
 # Documents
 
@@ -68,7 +70,7 @@ class Descriptor:
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the descriptor as an OCI document."""
+        """Return the descriptor as a JSON object, as the OCI specification defines it."""
         os, _, architecture = (self.platform or "").partition("/")
         more = {
             "platform": {"os": os, "architecture": architecture} if os else None,
@@ -80,7 +82,7 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Descriptor:
-        """Read a descriptor. Raises LookupError or TypeError if it is not a descriptor."""
+        """Return the descriptor in a JSON object. Raises LookupError or TypeError if the object is not a descriptor."""
         return cls(
             media_type=document["mediaType"],
             digest=document["digest"],
@@ -104,7 +106,7 @@ class Manifest:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The parsed content. Raises ValueError if it is not JSON."""
+        """The parsed content. Raises ValueError if the content is not JSON."""
         return dict(json.loads(self.content))
 
     @property
@@ -113,7 +115,10 @@ class Manifest:
 
     @property
     def as_referrer(self) -> Descriptor:
-        """The descriptor of this manifest in a referrers index, if it is the manifest of an attachment."""
+        """The descriptor of this manifest in a referrers index, the list of the attachments of an image.
+
+        Only for the manifest of an attachment.
+        """
         document = self.document
         artifact_type = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
         annotations = document.get("annotations") or {}
@@ -122,16 +127,16 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file that is stored with its own manifest, which refers to an image."""
+    """A file that a registry stores with its own manifest. The manifest refers to an image."""
 
     name: str
     media_type: str
-    """Media type of the file, and artifact type of the attachment."""
+    """Media type of the file. The attachment has the same artifact type."""
     content: bytes
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def manifest(self, subject: Descriptor) -> Manifest:
-        """Return the manifest of the attachment of `subject`. Times are stored only in annotations."""
+        """Return the manifest that attaches the file to the image `subject`. Times are stored only in annotations."""
         layer = Descriptor(self.media_type, digest_of(self.content), len(self.content), annotations={TITLE: self.name})
         document = {
             "schemaVersion": 2,
@@ -146,7 +151,7 @@ class Attachment:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest of a content: `sha256:…`."""
+    """Return the digest of some bytes: `sha256:…`."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
@@ -164,24 +169,27 @@ def platform_of(document: Mapping[str, Any]) -> str:
 
 
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
-    """Return the configuration and the layers of a manifest, each once. () for an index."""
+    """Return the configuration and the layers of a manifest, each once.
+
+    Return an empty tuple if the document is an index.
+    """
     items = [*([document["config"]] if document.get("config") else []), *document.get("layers", ())]
     return tuple({item["digest"]: Descriptor.from_json(item) for item in items}.values())
 
 
 def manifests_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
-    """Return the manifests in an index. () for a manifest."""
+    """Return the manifests in an index. Return an empty tuple if the document is itself a manifest."""
     return tuple(Descriptor.from_json(item) for item in document.get("manifests", ()))
 
 
 def index_document(manifests: Iterable[Descriptor]) -> bytes:
-    """Return an index of these manifests, in this order, as canonical JSON."""
+    """Return an index that lists the given manifests in the given order, as canonical JSON."""
     items = [item.to_json() for item in manifests]
     return encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": items})
 
 
 REFERRERS_TAG = re.compile(r"sha256-([0-9a-f]{64})(?:\.([a-z]+))?")
-"""Matches tags that are not images: lists of the attachments of a digest, and attachments by cosign 2."""
+"""Matches tags that do not name images: tags of lists of attachments, and tags of attachments that cosign 2 wrote."""
 
 
 def referrers_tag(digest: str) -> str:
@@ -208,7 +216,7 @@ class BlobStream:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A layer in a file, which may have to be fetched first."""
+    """A layer, and the file with its content. The file may not exist until the layer is fetched."""
 
     file: Path
     size: int
@@ -217,10 +225,13 @@ class Blob:
 
     @contextmanager
     def open(self) -> Iterator[BufferedReader]:
-        """Open the file for reading. Raises ResultError if it cannot be read or has another digest."""
+        """Open the file for reading.
+
+        Raises ResultError if the file cannot be read or has another digest than `digest`.
+        """
         try:
             if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
-                raise ResultError(f"{self.file}: {self.digest}: is damaged; its digest is {digest}")
+                raise ResultError(f"{self.file}: {self.digest}: the content is damaged; its digest is {digest}")
             with self.file.open("rb") as file:
                 yield file
         except UNREADABLE as error:
@@ -258,7 +269,10 @@ UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstan
 
 
 def member_path(name: str) -> str | None:
-    """Return the path of a member below the root. None for the root itself. Raises TarError if it leads outside."""
+    """Return the path of a member of an archive, relative to the root of the image.
+
+    None for the root itself. Raises TarError if the path leads out of the image.
+    """
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise tarfile.TarError(f"{name!r} leads out of the image")
@@ -306,13 +320,19 @@ class Layout:
     folder: Path
 
     def path(self, digest: str) -> Path:
-        """Return the path of a blob. Raises ResultError if the digest is invalid: it could lead outside the folder."""
+        """Return the path of a blob.
+
+        Raises ResultError if the digest is invalid: an invalid digest could lead outside the folder.
+        """
         if not re.fullmatch("[a-z0-9]+:[0-9a-f]+", digest):
             raise ResultError(f"{self.folder}: {digest!r} is not a digest")
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
-        """Yield the digest and size of a manifest or an index, and of its parts if the layout contains it."""
+        """Yield the digest and size of a manifest or an index.
+
+        If the layout contains this document, also yield the digest and size of each of its parts.
+        """
         yield digest, size
         if not self._is_whole(digest, size):
             return
@@ -322,7 +342,10 @@ class Layout:
         yield from ((item.digest, item.size) for item in blobs_of(document))
 
     def has(self, digest: str, size: int | None = None) -> bool:
-        """Return whether an image, or an index with all its images, is here. Only sizes are checked, not digests."""
+        """Return whether the layout contains an image, or an index with all its images.
+
+        Only sizes are checked, not digests.
+        """
         return (self.folder / MARK_FILE).is_file() and all(self._is_whole(*part) for part in self.named(digest, size))
 
     def _is_whole(self, digest: str, size: int | None) -> bool:
@@ -333,7 +356,7 @@ class Layout:
         """Return a manifest or an index. Raises ResultError if it is missing or damaged."""
         content = self.blob(digest)
         document = json.loads(content)
-        # A manifest may lack its type.
+        # The media type in a manifest is optional.
         return Manifest(content, str(document.get("mediaType") or (INDEX if "manifests" in document else MANIFEST)))
 
     def blob(self, digest: str) -> bytes:
@@ -362,7 +385,10 @@ class Layout:
                 temporary.rename(path)
 
     def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
-        """Copy a blob from another place, unless it exists. Return the number of `blobs` and `bytes` copied."""
+        """Copy a blob from another layout or a registry, unless this layout contains the blob.
+
+        Return the number of `blobs` and `bytes` that were copied.
+        """
         if self.path(blob.digest).is_file():
             return Counter()
         source.fetch(blob, self.path(blob.digest))
@@ -393,7 +419,10 @@ class Layout:
         return self.put_manifest(index)
 
     def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
-        """Add an image with one layer, whose digest is added to `config`. Return a descriptor for `write_index`."""
+        """Add an image with one layer, and return its descriptor for `write_index`.
+
+        The digest of the layer is added to `config`.
+        """
         with temporary_file(self.folder / BLOBS) as path:
             # No name and no time in the gzip header: the digest depends only on the content.
             with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
@@ -424,7 +453,8 @@ def _opened(archive: Path | Iterable[bytes]) -> Iterator[Any]:
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     """Unpack an archive with a layout, or the stream of `docker save`. Other files in the archive are ignored.
 
-    Raises ConfigError if it does not contain a layout, and ResultError if it cannot be read or stored.
+    Raises ConfigError if the archive does not contain a layout, and ResultError if the archive cannot be read or
+    unpacked.
     """
     try:
         with _opened(archive) as file, tarfile.open(fileobj=file, mode="r|", bufsize=CHUNK) as members:

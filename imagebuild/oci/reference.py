@@ -36,7 +36,7 @@ class ImageReference:
         return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> ImageReference:
-        """Return the reference of a digest in the same repository."""
+        """Return a reference with another digest in the same repository."""
         return replace(self, tag=None, digest=digest)
 
     def __str__(self) -> str:
@@ -45,7 +45,10 @@ class ImageReference:
 
 
 def parse_reference(text: str) -> ImageReference:
-    """Parse a reference. `debian:13` stands for `docker.io/library/debian:13`. Raises ConfigError if it is invalid."""
+    """Parse a reference.
+
+    `debian:13` stands for `docker.io/library/debian:13`. Raises ConfigError if the text is not a reference.
+    """
     match = _REFERENCE.fullmatch(full_reference(text))
     if not match:
         raise ConfigError(

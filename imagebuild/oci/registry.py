@@ -53,18 +53,19 @@ P = ParamSpec("P")
 ACCEPT = {"Accept": ", ".join(MANIFEST_TYPES)}
 TAGS_PER_REQUEST = 1000
 JOBS = 4
-"""Number of blobs that are copied in parallel. More are not faster, and registries limit requests."""
+"""Number of blobs that are copied in parallel. More parallel copies are not faster, and registries limit requests."""
 STORE_TIMEOUT_S = 600
-"""How long to wait for the answer to an uploaded blob. Some registries copy the blob before they answer."""
+"""Seconds to wait for the answer to an uploaded blob. Some registries copy the blob before they answer."""
 SETTLED_S, MOST_LISTINGS = 0.5, 30
-"""Delay before the referrers index is read again, to detect concurrent writers, and maximum number of writes.
+"""Seconds after which the referrers index (the list of attachments) is read again to detect concurrent writers, and
+maximum number of times that the index is written.
 
-The delay is at least twice the time from reading to writing the index. Another publisher that read the index before our
-write has then written too, unless its requests are much slower than ours."""
+The delay is at least twice the time from reading to writing the index. So a publisher that read the index before this
+write has also written the index, unless its requests are much slower."""
 UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
-"""HTTP statuses of a registry that has lost an upload or a part of it."""
+"""HTTP statuses that mean: the registry has lost an upload, or a part of an upload."""
 NO_SUCH_API = frozenset({400, 404, 405, 501})
-"""HTTP statuses of a registry without the referrers API."""
+"""HTTP statuses that mean: the registry does not have the referrers API."""
 GARBLED = frozenset({"DIGEST_INVALID", "BLOB_UPLOAD_INVALID", "SIZE_INVALID"})
 """Error codes for an upload that arrived damaged."""
 BLOB_UNKNOWN = frozenset({"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN", "MANIFEST_UNKNOWN"})
@@ -124,9 +125,10 @@ class Registry:
         self.client.session.cookies = RequestsCookieJar(DefaultCookiePolicy(allowed_domains=[]))
         # As in docker, registries on this machine are reached without a proxy.
         self.client.session.trust_env = not is_loopback(self.host)
-        self.client.session.auth = lambda request: request  # prevents a netrc file from replacing our header
+        self.client.session.auth = lambda request: request  # prevents a netrc file from replacing the header
         self._logins: dict[tuple[str, ...], str] = {}
-        """Maps scopes to the `Authorization` header, which is sent until the registry refuses it."""
+        """Maps the scopes of requests (repositories and permissions) to the `Authorization` header. A header is sent
+        until the registry refuses it."""
         self._lock = threading.Lock()
 
     def at(self, repository: str) -> Repository:
@@ -134,7 +136,7 @@ class Registry:
         return Repository(self, repository)
 
     def stop(self) -> None:
-        """End the requests of other threads with CommandError, after Ctrl-C."""
+        """After Ctrl-C, make the requests of other threads raise CommandError."""
         self.client.stopped.set()
 
     def request(self, method: str, url: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
@@ -170,8 +172,9 @@ class Registry:
         return stored_credentials(self.host)
 
     def _log_in(self, refusal: requests.Response, scopes: tuple[str, ...]) -> str:
-        """Return the `Authorization` header for a refused request. Empty if there is no login for it.
+        """Log in after a refused request, and return the `Authorization` header.
 
+        Empty if the registry asks for an unknown kind of login, or for a password that `docker login` has not stored.
         Raises CommandError if the registry does not issue a token, or asks for the password over an insecure
         connection.
         """
@@ -202,7 +205,7 @@ class Registry:
         document = json_of(answer)
         token = document.get("token") or document.get("access_token")
         if answer.status_code != HTTPStatus.OK or not isinstance(token, str):
-            with_what = "with the credentials of `docker login`" if own else "without login; try `docker login`"
+            with_what = "with the credentials of `docker login`" if own else "without login; run `docker login`"
             raise CommandError(
                 f"{self.host}: did not issue a token for {' '.join(wanted)} ({answer.status_code}) {with_what}"
             )
@@ -270,7 +273,7 @@ class Repository:
             path = urljoin(answer.url, link["url"]) if link else ""
 
     def check_writable(self) -> None:
-        """Raise CommandError if we cannot write to this repository. Uploads a blob of two bytes."""
+        """Raise CommandError if imagebuild cannot write to this repository. To find out, upload a blob of two bytes."""
         self.put_blob(EMPTY, digest_of(EMPTY))
 
     # Manifests
@@ -288,12 +291,12 @@ class Repository:
         return manifest.digest if manifest else None
 
     def has(self, digest: str) -> bool:
-        """Return whether a manifest, and so all its parts, exist."""
+        """Return whether the registry has a manifest. A registry that has a manifest also has all its parts."""
         return self.digest(digest) is not None
 
     @retried
     def find(self, reference: str) -> Manifest | None:
-        """Return the manifest of a tag or digest. None if it does not exist."""
+        """Return the manifest of a tag or digest. None if the manifest does not exist."""
         answer = self._request("GET", f"manifests/{reference}", headers=ACCEPT)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
@@ -305,16 +308,18 @@ class Repository:
         return manifest
 
     def manifest(self, digest: str) -> Manifest:
-        """Return the manifest of a digest. Raises CommandError if it does not exist."""
+        """Return the manifest of a digest. Raises CommandError if the manifest does not exist."""
         if manifest := self.find(digest):
             return manifest
-        raise CommandError(f"{self}@{digest}: does not exist; build and verify it first, or name another registry")
+        remedy = "build and verify the image, or name another registry"
+        raise CommandError(f"{self}@{digest}: does not exist in the registry; {remedy}")
 
     @retried
     def put_manifest(self, manifest: Manifest, tag: str = "") -> str:
-        """Store a manifest by its digest or by a tag, unless it is stored already. Return the digest that is stored.
+        """Store a manifest by its digest or by a tag, unless it is stored already.
 
-        A digest other than the manifest's means that somebody else has moved the tag in the meantime.
+        Return the digest that the registry has stored. If this is not the digest of the manifest, another client has
+        moved the tag in the meantime.
         """
         reference = tag or manifest.digest
         what, before = f"manifest {reference}", self.digest(reference)
@@ -323,16 +328,16 @@ class Repository:
         headers = {"Content-Type": manifest.media_type}
         answer = self._request("PUT", f"manifests/{reference}", data=manifest.content, headers=headers)
         if BLOB_UNKNOWN & _error_codes(answer):
-            raise TryAgain(f"{self}: {what}: the registry lacks a part of it: {describe_answer(answer)}")
+            raise TryAgain(f"{self}: {what}: the registry lacks a part of the manifest: {describe_answer(answer)}")
         self._expect(answer, what, HTTPStatus.CREATED, HTTPStatus.ACCEPTED, HTTPStatus.OK)
         after = self.digest(reference)
         if after is None or after == before:
-            raise TryAgain(f"{self}: {what}: the registry accepted it, but does not have it")
+            raise TryAgain(f"{self}: {what}: the registry accepted the manifest, but did not store it")
         return after
 
     @retried
     def tags(self) -> tuple[str, ...]:
-        """Return all tags. () if the repository does not exist."""
+        """Return all tags. Return an empty tuple if the repository does not exist."""
         tags: list[str] = []
         for answer in self._pages(f"tags/list?n={TAGS_PER_REQUEST}"):
             if answer.status_code == HTTPStatus.NOT_FOUND:
@@ -340,7 +345,9 @@ class Repository:
             self._expect(answer, "tags", HTTPStatus.OK)
             document = json_of(answer)
             if not document:
-                raise CommandError(f"{self}: tags: {self.registry.host} does not answer as a registry; check its name")
+                raise CommandError(
+                    f"{self}: tags: {self.registry.host} does not answer as a registry; check the name of the registry"
+                )
             tags += document.get("tags") or ()
         return tuple(dict.fromkeys(tags))
 
@@ -366,7 +373,10 @@ class Repository:
         return answer.status_code == HTTPStatus.OK
 
     def chunks(self, digest: str) -> Iterator[bytes]:
-        """Yield the content of a blob in pieces. Raises TryAgain after a temporary error, or if its digest is wrong."""
+        """Yield the content of a blob in pieces.
+
+        Raises TryAgain after a temporary error, or if the digest of the content is wrong.
+        """
         answer = self._request("GET", f"blobs/{digest}", stream=True)
         self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         content = hashlib.sha256()
@@ -382,7 +392,7 @@ class Repository:
 
     @retried
     def blob(self, digest: str) -> bytes:
-        """Return the content of a small blob. Raises CommandError if it is larger than MOST_BYTES."""
+        """Return the content of a small blob. Raises CommandError if the blob is larger than MOST_BYTES."""
         content = bytearray()
         for chunk in self.chunks(digest):
             content += chunk
@@ -410,7 +420,10 @@ class Repository:
             raise ResultError(f"{path}: cannot be written: {error.strerror}; set TMPDIR to another folder") from None
 
     def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
-        """Copy a blob from another place. A blob in the same registry is mounted. Return the same as `put_blob`."""
+        """Copy a blob from a layout or another repository.
+
+        A blob in the same registry is mounted (no bytes are sent). Return the same numbers as `put_blob`.
+        """
         is_near = isinstance(source, Repository) and source.registry.host == self.registry.host
         near = source.name if isinstance(source, Repository) and is_near else ""
         return self.put_blob(source.content(blob), blob.digest, near)
@@ -445,19 +458,25 @@ class Repository:
             raise TryAgain(f"{self}: {what}: the registry lost the upload: {describe_answer(answer)}")
         self._expect(answer, what, HTTPStatus.CREATED)
         if not self.has_blob(digest):
-            raise TryAgain(f"{self}: {what}: the registry accepted it, but does not have it")
+            raise TryAgain(f"{self}: {what}: the registry accepted the blob, but did not store it")
         return Counter(blobs=1, bytes=len(content))
 
     # Attachments
 
     @retried
     def referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return the attachments of a manifest, from the referrers API or, without it, from the referrers tag."""
+        """Return the attachments of a manifest.
+
+        They are read from the referrers API, or from the referrers tag if the registry lacks this API.
+        """
         items = None if self.registry.lacks_referrers else self._referrers_by_api(digest)
         return self._referrers_by_tag(digest) if items is None else items
 
     def _referrers_by_api(self, digest: str) -> tuple[Descriptor, ...] | None:
-        """Return the attachments of a manifest. If the registry lacks the API, remember this, and return None."""
+        """Return the attachments of a manifest from the referrers API.
+
+        None if the registry lacks this API; this is stored in `lacks_referrers`.
+        """
         items: list[Descriptor] = []
         for answer in self._pages(f"referrers/{digest}", headers={"Accept": INDEX}):
             self._expect(answer, f"attachments of {digest}", HTTPStatus.OK, *NO_SUCH_API)
@@ -485,7 +504,7 @@ class Repository:
             by_tag = self._referrers_by_tag(subject.digest)
             if own.digest in {item.digest for item in (*by_registry, *by_tag)}:
                 return own.digest
-            # Sorted, so that concurrent publishers write the same index. Another publisher may overwrite ours.
+            # Sorted, so that concurrent publishers write the same index. Another publisher may overwrite this index.
             index = index_document(sorted((*by_tag, own), key=lambda item: item.digest))
             self.put_manifest(Manifest(index, INDEX), referrers_tag(subject.digest))
             pause = max(SETTLED_S, 2 * (time.monotonic() - start)) * (1 + random.random())  # noqa: S311

@@ -117,7 +117,7 @@ def test_a_failure_costs_what_failed_and_nothing_else(imagebuild: Imagebuild, do
     downloads.requests.clear()
     # One target: its sources only, each asked for and shown once; nothing is written of what failed.
     out = imagebuild("lock", "tiny-cuda12.9-debian13-runtime", expect=4)
-    assert f"archive {at(downloads, 'host/12.9.tar')}: the server does not have it (404)" in out
+    assert f"archive {at(downloads, 'host/12.9.tar')}: the server does not have the file (404)" in out
     assert [request.path for request in downloads.requests] == ["/host/12.9.tar"]
     shown = [line.split()[1:] for line in out.splitlines() if re.match(r" +[0-9]+\.[0-9] ", line)]
     assert sorted(line[0] for line in shown) == ["archive", "git"]
@@ -177,7 +177,7 @@ def test_bump_proposes_and_writes(imagebuild: Imagebuild, files: Files) -> None:
 def test_servers_are_asked_before_anything_is_locked(call: Call, tiny: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(source: Source, *_: object) -> str:
         if isinstance(source, BaseImage):
-            raise Absent("the registry does not have it")
+            raise Absent("the registry does not have the image")
         return "there"
 
     monkeypatch.setattr(resolve, "network_upstream", lambda _: Mock(stopped=False))
@@ -189,7 +189,7 @@ def test_servers_are_asked_before_anything_is_locked(call: Call, tiny: Files, mo
     report = json.loads(Path("servers.json").read_text())
     assert (status, report["targets"]) == (1, [target])
     assert [(row["state"], row["found"]) for row in report["sources"]] == [
-        ("gone", "the registry does not have it; not in the lock"),
+        ("gone", "the registry does not have the image; not in the lock"),
         ("not locked", "there; not in the lock"),
     ]
     assert ("gone: 1; " in printed, f"`imagebuild lock {target}`" in " ".join(printed.split())) == (True, True)

@@ -97,7 +97,7 @@ def test_what_cannot_be_written_or_read_is_said_in_one_line(tmp_path: Path) -> N
     for name, reason in {
         "": " cannot be read: Is a directory; check the name",
         "gone": " cannot be read: No such file or directory; check the name",
-        "file": "1: cannot be read: not UTF-8 text; save it as UTF-8",
+        "file": "1: cannot be read: the text is not UTF-8; save the file as UTF-8",
     }.items():
         with pytest.raises(ConfigError) as caught:
             read_text(tmp_path / name)

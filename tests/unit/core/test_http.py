@@ -35,7 +35,7 @@ def test_a_download_is_hashed_when_it_is_whole(serve: Serve, answers: list[Answe
 @pytest.mark.parametrize(
     ("answer", "kind", "reason", "again"),
     [
-        (Answer(404), Absent, r"a.tar: the server does not have it \(404\)", False),
+        (Answer(404), Absent, r"a.tar: the server does not have the file \(404\)", False),
         (Answer(403), Unreachable, r"the server answered 403 \(Forbidden\)", False),
         (Answer(503), Unreachable, r"the server answered 503 .*; gave up after", True),
         (HALF, Unreachable, f"ended after 4096 of {len(DATA)} bytes; gave up", True),

@@ -74,7 +74,7 @@ class Fake(Upstream):
             return locked_repository(source, self.indexes[source.url], before)
         if isinstance(known, LockedImage):
             if known.digest not in self.digests:
-                raise Absent(f"{known.digest}: the registry does not have it")
+                raise Absent(f"{known.digest}: the registry does not have the image")
             return known
         return self._answer(key_of(source))
 

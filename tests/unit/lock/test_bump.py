@@ -79,7 +79,7 @@ def test_a_version_that_the_component_does_not_know_how_to_install(files: Files)
     assert found.changes == {("library", 0): "1.3"}
     ((pin, version, why),) = found.kept
     assert (pin, version) == ("library", "1.2")
-    assert why.startswith("3.0 exists, but: ")
+    assert why.startswith("3.0 exists, but cannot be used: ")
     assert "no row sets 'build'" in why
 
 
@@ -100,7 +100,7 @@ def test_a_version_that_is_not_everywhere_yet(files: Files) -> None:
         ('"1:8.9p1"', "cannot be compared: Invalid version: '1:8.9p1'"),
         (
             '[{when: {cuda: ">=12"}, version: "3.4"}]',
-            "applies only to some targets; to bump it, run `imagebuild bump tool`",
+            "applies only to some targets; to change the version, run `imagebuild bump tool`",
         ),
     ],
 )

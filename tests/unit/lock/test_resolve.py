@@ -170,7 +170,7 @@ def test_what_is_there_is_not_asked_and_what_lacks_is_written_at_once(archives: 
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (Absent("https://one: the server does not have it (404)"), "gone"),
+        (Absent("https://one: the server does not have the file (404)"), "gone"),
         (CommandError("https://one: is bad"), "wrong"),
         (Unreachable("https://one: down"), "no answer"),
     ],
@@ -260,9 +260,9 @@ STATES: dict[str, list[tuple[Source, dict[str, Any], str]]] = {
         (WHEELS, {"now": CommandError("pip finds no w")}, "pip finds no w"),
     ],
     "gone": [
-        (ARCHIVE, {"length": Absent("the server does not have it (404)")}, "the server does not have it (404)"),
+        (ARCHIVE, {"length": Absent("the server does not have the file (404)")}, "the server does not have the file (404)"),
         (ARCHIVE, {"length": Absent("gone"), "locked": None}, "gone; not in the lock"),
-        (CUDA, {"digests": {C}}, "the registry does not have it"),
+        (CUDA, {"digests": {C}}, "the registry does not have the image"),
     ],
     "no answer": [
         (ARCHIVE, {"length": Unreachable("https://content.example/x.tbz: Connection refused")}, "Connection refused"),

@@ -136,7 +136,7 @@ def test_an_index_and_its_platforms_and_a_tag_that_moves(server: FakeRegistry) -
     assert Upstream().image(reference, digest=digest) == found
     with pytest.raises(CommandError, match="the pinned digest is for one platform; `imagebuild lock --update` pins"):
         Upstream().image(reference, facts=True, digest=entry)
-    with pytest.raises(Absent, match="the registry does not have it"):
+    with pytest.raises(Absent, match="the registry does not have the image"):
         Upstream().image(reference, digest=f"sha256:{'0' * 64}")
 
 
@@ -161,5 +161,5 @@ def test_a_mirror_is_asked_for_the_public_image(server: FakeRegistry) -> None:
     digest = index(server, "some/image", [], "13-slim")
     upstream = Upstream(Mirrors(images={"docker.io/library/debian": f"{server.address}/some/image"}))
     assert upstream.image("debian:13-slim") == LockedImage(digest=digest)
-    with pytest.raises(Absent, match="some/image:14-slim: the registry does not have it"):
+    with pytest.raises(Absent, match="some/image:14-slim: the registry does not have the image"):
         upstream.image("debian:14-slim")

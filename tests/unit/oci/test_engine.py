@@ -152,6 +152,7 @@ def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None
     if not left:
         still += [APIError("403", explanation="network imagebuild-1 has active endpoints")]
         with pytest.raises(
-            CommandError, match="does not remove our container or network: network imagebuild-1 has active"
+            CommandError,
+            match="could not remove a container or network that imagebuild made: network imagebuild-1 has active",
         ):
             remove_patiently(remove, within_s=-1)

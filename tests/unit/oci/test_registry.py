@@ -120,7 +120,7 @@ def test_refusals(server: FakeRegistry) -> None:
     lacking = f"sha256:{'0' * 64}"
     config = Descriptor(CONFIG, lacking, 3).to_json()
     content = encode_json({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": []})
-    with pytest.raises(CommandError, match=f"a: manifest t: the registry lacks a part of it: .*{lacking}"):
+    with pytest.raises(CommandError, match=f"a: manifest t: the registry lacks a part of the manifest: .*{lacking}"):
         place.put_manifest(Manifest(content, MANIFEST), "t")
 
 

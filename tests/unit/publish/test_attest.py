@@ -72,7 +72,7 @@ def test_damage_is_wrong_though_nobody_asked_for_it(published: Published, monkey
     published.attach_all()
     listed = published.place.referrers(published.platforms[ARM64].digest)
     monkeypatch.setattr(Repository, "referrers", lambda _, subject: listed if subject == published.amd64 else ())
-    for message in ("refers to another image", "is listed, but the registry does not have it"):
+    for message in ("refers to another image", "is listed by the registry, but does not exist"):
         for required in (DEFAULT_KINDS, ("scan",)):
             (finding,) = [f for f in published.wrong(*required) if (f.subject, f.kind) == (AMD64, "sbom")]
             assert (finding.outcome, message in finding.detail) == ("broken", True)
@@ -209,7 +209,7 @@ def test_add_results_that_were_measured_later(published: Published, signers: Sig
     assert add(published, "verification", content, signer=signers.signer()) == ()
     found = [f for f in published.verify(trust=signers.trust()).findings if f.attachment]
     assert [(f.subject, f.outcome) for f in found] == [("index", "passed"), (AMD64, "passed")]
-    with pytest.raises(ConfigError, match="choose one with --platform"):
+    with pytest.raises(ConfigError, match="choose one platform with --platform"):
         add(published, "benchmark", json.loads(BENCHMARK.model_dump_json()))
 
 

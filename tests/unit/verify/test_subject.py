@@ -79,7 +79,9 @@ def test_an_index_of_a_registry(registry: FakeRegistry) -> None:
             assert image.digest == images[1].digest
             assert image.fetch(image.layers[0]).read()
             assert image.repository
-            with pytest.raises(ConfigError, match="is for linux/amd64, linux/arm64; choose one with --platform"):
+            with pytest.raises(
+                ConfigError, match="is for linux/amd64, linux/arm64; choose one platform with --platform"
+            ):
                 found.image(None)
 
 
