@@ -32,8 +32,8 @@ FINAL_STAGE = "image"
 def layer_attributes(compression: str, day: date | None) -> str:
     """Return the options of BuildKit's exporter for an OCI layout: the compression, and the latest timestamp of files.
 
-    BuildKit replaces later timestamps by the latest one. This is the beginning of `day` in UTC; if `day` is None,
-    EPOCH.
+    BuildKit replaces later timestamps by the latest one, which is the beginning of `day` in UTC, or EPOCH if `day` is
+    None.
     """
     epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else EPOCH
     # Only the exporter gets the timestamp: a build argument would be part of every step's cache key.
@@ -67,7 +67,7 @@ class BuildRequest:
     no_cache: bool = False
     rebuilt: date | None = None
     """Day of a rebuild; None if this is not a rebuild. A rebuild installs the distribution's packages again, even if
-    the builder's cache contains the result of this step."""
+    the builder's cache contains the installed packages."""
     stage: str | None = None
     """Name of the only stage to build; None to build images. The result of the stage stays in the builder's cache."""
     cache: str | None = None

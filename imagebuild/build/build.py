@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 
 def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -> list[BuildResult]:
-    """Build the targets and show the progress. If a step fails, the steps before it stay in the builder's cache.
+    """Build the targets, show the progress, and return the results.
 
-    Raises ConfigError if the request cannot be fulfilled, CommandError if a program, engine or registry fails,
-    ResultError if BuildKit's output cannot be read.
+    If a step fails, the steps before it stay in the builder's cache. Raises ConfigError if the request cannot be
+    fulfilled, CommandError if a program, engine or registry fails, ResultError if BuildKit's output cannot be read.
     """
     request = replace(request, folder=request.folder.resolve())
     bake.check_platforms(request.targets, request.platforms)
     recipes = [renderer.recipe(target) for target in request.targets]
     needed = (owned.source for recipe in recipes for owned in recipe.sources_for(request.platforms))
-    names = [target.id for target in request.targets] if len(request.targets) < 4 else []  # for a short command
+    # If the lock lacks sources, the error message proposes a command. Name only a few targets in this command.
+    names = [target.id for target in request.targets] if len(request.targets) < 4 else []
     platforms = (word for platform in request.platforms for word in ("--platform", platform))
     check_pinned(project.lock, needed, project.changes.lock_command(*names, *platforms))
     # Render Dockerfiles for all platforms of a target, even if the lock lacks entries for platforms that are not built.

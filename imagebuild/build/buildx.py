@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 STEP_NAME = re.compile(
     r"^\[(?:(?P<target>(?!linux/)\S+) )?(?:(?P<platform>linux/\S+) )?"
-    rf"(?P<stage>(?!{bake.FETCHED})[\w.-]+) +(?P<n>\d+/\d+)\] "  # without bake targets of fetched files
-    r"(?P<text>(?!LINK ).*)",  # without LINK, the second of the two vertices of a COPY --link
+    rf"(?P<stage>(?!{bake.FETCHED})[\w.-]+) +(?P<n>\d+/\d+)\] "  # does not match bake targets of fetched files
+    r"(?P<text>(?!LINK ).*)",  # does not match the second vertex of COPY --link
     re.DOTALL,
 )
 BLOB = re.compile(r"^(extracting )?sha256:")
@@ -62,8 +62,7 @@ class Vertex:
     completed: float | None = None
     cached: bool = False
     pulled: bool = False
-    """Whether layers of the vertex were pulled from a registry. If so, BuildKit reports that the step ran, although it
-    did not."""
+    """Whether layers of the vertex were pulled from a registry. If so, BuildKit does not report the step as cached."""
     error: str = ""
     inputs: tuple[str, ...] = ()
     """Digests of the vertices that this vertex depends on; empty for a vertex that fetches a source."""
@@ -332,7 +331,7 @@ def _run_buildx(run: BuildRun, file: Path, metadata_file: Path, progress: BuildP
         for event in stream.feed(line):
             progress.update(*event)
 
-    done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # SIGINT: BuildKit cancels it
+    done = execute(command, env=environ, each_line=update, polite=signal.SIGINT)  # SIGINT: BuildKit cancels the build
     assert done.status is not None, "buildx runs without a time limit"
     return done.status
 

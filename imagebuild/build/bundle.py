@@ -260,7 +260,7 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_error(404 if isinstance(error, Absent) else 502)
 
     def translate_path(self, path: str) -> str:
-        """Return the path of the file with this address. Fetch the file if it is not in the store."""
+        """Return the local path of the file that a client requests. Fetch the file if the store lacks it."""
         if path.startswith(WHEELS):
             return super().translate_path(path)
         url = urlsplit(path)

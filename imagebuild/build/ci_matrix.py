@@ -33,7 +33,7 @@ def job_matrix(
     if len(parts) > max_jobs:
         raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(parts)}")
     if missing := parts.keys() - runners.keys():
-        raise ConfigError(f"github-runners: no runner for {min(missing)}; add its label in the matrix")
+        raise ConfigError(f"github-runners: no runner for {min(missing)}; add the label of a runner in the matrix")
     size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= max_jobs)
     jobs: list[dict[str, Any]] = []
     for platform, targets in parts.items():
@@ -71,9 +71,9 @@ def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) 
 def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Target]:
     """Return the targets that differ from an earlier state, which is a revision, a folder or `nothing`.
 
-    A target differs if an input of its image changed, or if it has a new platform or tag. This version of imagebuild
-    renders both states. If it cannot read the earlier state, all targets differ. Raises ConfigError for a reference
-    that is neither a revision nor a folder.
+    A target differs if an input of its image changed, or if the target has a new platform or tag. This version of
+    imagebuild renders both states. If imagebuild cannot read the earlier state, all targets differ. Raises ConfigError
+    for a reference that is neither a revision nor a folder.
     """
     if reference == NOTHING:
         return list(after.targets)

@@ -1,8 +1,8 @@
 """Find the downloads in Dockerfiles, and replace them by files that imagebuild fetched, for example from mirrors.
 
-If a stage of a Dockerfile only downloads a file, a stage that copies the fetched file replaces the stage. An image in
-FROM is replaced by a named context of BuildKit. Steps that install packages get build secrets, which configure apt and
-pip to use mirrors. BuildKit compares inputs by content, so builds with and without mirrors share their cache.
+A stage that only downloads a file is replaced by a stage that copies the fetched file. An image in FROM is replaced by
+a named context of BuildKit. Steps that install packages get build secrets, which configure apt and pip to use mirrors.
+BuildKit compares inputs by content, so builds with and without mirrors share their cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WHEEL = re.compile(r"^\S+==\S+(?: \\\n +--hash=sha256:[0-9a-f]{64})+", re.MULTIL
 
 @dataclass(frozen=True)
 class Download:
-    """What a stage downloads that only downloads: a file, or a commit of a git repository."""
+    """The file or git commit that a stage downloads. The stage does nothing else."""
 
     url: str
     sha256: str = ""
@@ -261,8 +261,8 @@ Provided = tuple[Mapping[str, str], Mapping[str, Mapping[str, Path]], Mapping[st
 """The inputs of a build from mirrors or a bundle, as three mappings: from images to contexts, from targets and stages
 to folders, and from secrets to texts."""
 Provide = Callable[[BuildRun, Callable[[str], None]], AbstractContextManager[Provided]]
-"""Function that provides these inputs for a build. The build's `inputs` already contain the bootstrapped bases. The
-second argument is a function that prints a note about the progress."""
+"""Function that provides the inputs of a build from mirrors or a bundle. The build's `inputs` already contain the
+bootstrapped base images. The second argument is a function that prints a note about the progress."""
 
 
 @contextmanager
@@ -317,7 +317,7 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
 
 def apt_get_for_proxy(address: str, *, recording: bool) -> str:
     """Return a script to run instead of apt-get: it fetches all files through a bundle's proxy, `http://host:port`."""
-    # When a bundle is made, the proxy sends a file only after it has fetched it completely.
+    # When a bundle is made, the proxy sends a file only after the complete file has been fetched.
     # When a bundle is used, its package lists may have expired; apt still verifies their signatures.
     more = "Acquire::http::Timeout=3600" if recording else "Acquire::Check-Valid-Until=false"
     proxies = [f"Acquire::{scheme}::Proxy={address}" for scheme in ("http", "https")]

@@ -46,7 +46,7 @@ class ProjectState:
 def read_state(
     folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
-    """Read a project and select targets.
+    """Read a project, select targets, and return the state.
 
     Raises ConfigError that lists every mistake in the project, and NothingSelected if no target is selected.
     """

@@ -30,7 +30,7 @@ from imagebuild.verify.runner import Command, Execution, Session
 IMAGE = "image"
 """First part of the names of checks that only read the image's files. Names of other checks begin with a component."""
 SAME_FILES = "same-files"
-"""Name of the check whether commands of the runner `exec:PREFIX` run in the expected image."""
+"""Name of the check that tests whether the runner `exec:PREFIX` runs commands in the expected image."""
 SKIPPED_STATUS = 77
 """Exit status of a check that cannot run in its surroundings. The last line of the check's output is the reason."""
 OUTPUT_LIMIT = 20_000
@@ -66,13 +66,13 @@ def select_checks(
     project: Project, image_checks: Mapping[str, str], components: Mapping[str, str | None] | None = None,
     patterns: Sequence[str] = (), axes: Mapping[str, str] | None = None,
 ) -> list[ImageCheck]:  # fmt: skip
-    """Return the checks of the image's files and those of its components that match a pattern.
+    """Return the checks that match a pattern: checks of the image's files, and checks of the image's components.
 
-    `image_checks` maps the names of checks of files to what they prove. `components` maps components to versions;
-    default: all components of the project, without versions. Each pattern is a glob `COMPONENT/CHECK`, or the name of
-    a component, which selects all of its checks; default: all checks. If the image's `axes` (such as `cuda`) are
-    unknown, no check is marked as unfit. Raises ConfigError for a glob that matches no check of the project and for a
-    script that cannot be read, NothingSelected if no glob matches a check of this image.
+    `image_checks` maps the names of checks of files to what the checks prove. `components` maps components to versions;
+    default: all components of the project, without versions. Each pattern is a glob `COMPONENT/CHECK`, or the name of a
+    component, which selects all checks of the component; default: all checks. If the image's `axes` (such as `cuda`)
+    are unknown, no check is marked as unfit. Raises ConfigError for a glob that matches no check of the project and for
+    a script that cannot be read, NothingSelected if no glob matches a check of this image.
     """
     owned: Mapping[str, str | None] = dict.fromkeys(project.components) if components is None else components
     listed = [ImageCheck(IMAGE, name, text) for name, text in image_checks.items()]
@@ -263,9 +263,10 @@ def correctness_problem(results: Results, tool: str) -> str:
 def judged_speed(
     result: CheckResult, check: Check, profile: Profile, environment: Mapping[str, str], *, one_host: bool = False
 ) -> CheckResult | None:
-    """Judge the speed of a benchmark whose data were checked by `result`; return None for other checks.
+    """Judge the speed of a benchmark. Return the judgement as an additional result; None if `check` is not a benchmark.
 
-    With `one_host`, several nodes are containers on one host. No profile describes their speed, so it is not judged.
+    `result` is the result of the benchmark, which says whether the data are right. With `one_host`, several nodes are
+    containers on one host. No profile describes the speed of such nodes, so the speed is not judged.
     """
     if not check.results or result.outcome == "skipped":
         return None

@@ -125,9 +125,10 @@ def _run(node: Container, script: str, **environment: str) -> str:
 
 @contextmanager
 def pulled(client: DockerClient, reference: str) -> Iterator[None]:
-    """Pull an image if the engine does not have it, and remove it at the end of the context if it is not in use.
+    """Pull an image if the engine does not have it.
 
-    An image that the engine had before is not removed. Raises CommandError if the engine fails.
+    At the end of the context, remove the pulled image unless it is in use. An image that the engine had before is not
+    removed. Raises CommandError if the engine fails.
     """
     is_new = False
     with engine.sdk_errors_explained(f"docker pull {reference}"):

@@ -80,7 +80,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault, or a note for information, about an image. Rules return findings."""
+    """A fault or a note about an image, found by a rule. A note is only for information."""
 
     subject: str
     """Path, label, environment variable or other name that the finding is about. A waiver, which accepts findings,

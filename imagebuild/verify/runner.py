@@ -76,7 +76,8 @@ facts."""
 Probe = Mapping[str, Sequence[str]]
 """Output of the script `probe.sh`: maps the name of each printed fact about the host or image to its values."""
 Start = Callable[[Sequence[str], float, Path | None], Finished]
-"""Runs a program with a time limit in seconds and a log file for its output, and returns how the program ended."""
+"""Function that runs a program with a time limit in seconds and a log file for the output, and returns how the program
+ended."""
 
 
 def shell_script(name: str) -> str:

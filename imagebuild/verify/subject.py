@@ -125,12 +125,12 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
 def subject_elsewhere(
     finder: ImageFinder, name: str | None, folder: Path, platform: Callable[[], str] | None = None
 ) -> Subject:
-    """Return the facts about an image outside of the engine's store, with its files if they can be found.
+    """Return what is known about an image that is not in the engine's store, with its files if they can be found.
 
     The files are searched in a layout or an archive; for a target, in the results of its build; for a digest, in its
-    registry. Tags are not resolved: they may have moved since the container started. Files that must be fetched are
-    written below `folder`. `platform` returns the platform of the place where the image runs, and only this platform
-    is kept; None: all platforms of the image. Raises ConfigError, CommandError or ResultError if the files exist but
+    registry. Tags are not resolved: a tag may have moved since the container started. Files that must be fetched are
+    written below `folder`. `platform` returns the platform of the place where the image runs, and only this platform is
+    kept; None: all platforms of the image. Raises ConfigError, CommandError or ResultError if the files exist but
     cannot be read.
     """
     if not name:

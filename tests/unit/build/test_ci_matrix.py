@@ -74,7 +74,7 @@ def test_jobs_have_a_runner_that_the_matrix_names() -> None:
     assert job_matrix([("a", "linux/arm64")], 1, RUNNERS)["include"] == [{
         "name": "a arm64", "id": "a-arm64", "targets": "a", "platform": "linux/arm64", "runner": ["self-hosted", "arm"],
     }]  # fmt: skip
-    with pytest.raises(ConfigError, match="no runner for linux/arm64; add its label"):
+    with pytest.raises(ConfigError, match="no runner for linux/arm64; add the label of a runner"):
         job_matrix([("a", "linux/arm64")], 1, {"linux/amd64": ("here",)})
 
 
