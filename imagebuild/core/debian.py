@@ -100,7 +100,7 @@ def version_key(version: str) -> NativeVersion:
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package."""
+    """A package that is installed in an image or on this machine."""
 
     name: str
     version: str
@@ -144,7 +144,7 @@ class AptSource:
 
 
 def os_release() -> dict[str, str]:
-    """Return the fields of /etc/os-release of this machine. {} if there is no such file."""
+    """Return the fields of /etc/os-release of this machine. An empty mapping if the file does not exist."""
     with suppress(OSError):
         return platform.freedesktop_os_release()
     return {}

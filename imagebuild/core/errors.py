@@ -56,12 +56,12 @@ class Mistakes:
         self.texts.append(f"{where}: {what}")
 
     def add_once(self, where: str, what: str) -> None:
-        """Add a mistake, unless there is already one for the same `where`."""
+        """Add a mistake, unless the list already contains a mistake for the same `where`."""
         if not any(text.startswith(f"{where}: ") for text in self.texts):
             self.add(where, what)
 
     def stop_if_any(self) -> None:
-        """Raise ConfigError with all mistakes, if there are any."""
+        """Raise ConfigError with all mistakes. If no mistake was added, do nothing."""
         if self.texts:
             raise ConfigError("\n".join(dict.fromkeys(self.texts)))
 

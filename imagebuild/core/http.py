@@ -153,7 +153,10 @@ class Client:
         return answer
 
     def chunks(self, answer: requests.Response, what: str) -> Iterator[bytes]:
-        """Yield the bytes of an answer as they arrive. Raises TryAgain if the answer ends too early."""
+        """Yield the bytes of an answer as they arrive.
+
+        Raises TryAgain if the connection breaks before the end of the answer.
+        """
         try:
             with answer:
                 for chunk in answer.raw.stream(CHUNK, decode_content=False):
@@ -167,7 +170,7 @@ class Client:
 
 
 def json_of(answer: requests.Response) -> dict[str, Any]:
-    """Return the JSON object in an answer. {} if the answer is something else."""
+    """Return the JSON object in an answer. An empty mapping if the answer is not a JSON object."""
     try:
         document = answer.json()
     except ValueError:

@@ -73,7 +73,7 @@ def _readable_netrc(path: str) -> str:
 
 
 class Settings(Model):
-    """The file `config.yaml`."""
+    """The contents of the user's configuration file, `config.yaml`."""
 
     mirrors: Mirrors = Field(default_factory=Mirrors)
     netrc: Annotated[str, AfterValidator(_readable_netrc)] | None = None

@@ -1,4 +1,4 @@
-"""Facts about archives and images that the lock stores: environment variables, versions, licences, libraries."""
+"""Facts that the lock stores about archives and images: environment variables, versions, licences, libraries."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PATH = "/usr/bin:/bin"
 PLUGIN = "libnccl-net.so"
 """The library that NCCL loads as its network plug-in."""
 VERSION_LINE = re.compile(r"^([A-Za-z][\w.+-]*?)(?:-[0-9a-f]{7,40})?\s+v?(\d[\w.]*)(?:\s|$)", re.MULTILINE)
-"""Matches a line of the file VERSION: a name, sometimes with a commit, and a version."""
+"""Matches a line of the file VERSION in an archive: the name of a library, sometimes with a commit, and its version."""
 PC_VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
 LICENSE = re.compile("licen[sc]e|copying|eula", re.IGNORECASE)
 BUILT_IN = re.compile(rb"\w+://\S*|(/[\w./+-]*/hpcx-(?:v\d|gcc)[\w.+-]*)")
-"""Matches folders of the machine that built HPC-X. URLs with similar paths are matched without a group, so that they
-are skipped."""
+"""Matches paths of folders on the machine where HPC-X was built. The pattern also matches whole URLs, but without a
+group, so that paths inside URLs are skipped."""
 REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this archive"
 """Remedy in messages about an archive that differs from `unpacked`, the description of its content in
 component.yaml."""
@@ -50,7 +50,7 @@ UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tar archive, and return its top folder. Raises ResultError if it is not a tar archive.
+    """Unpack a tar archive, and return its top folder. Raises ResultError if the file is not a tar archive.
 
     Static libraries and compressed files become empty files. Members outside the top folder, and links that lead
     outside the top folder, are left out.
@@ -59,7 +59,8 @@ def unpack(archive: Path, folder: Path) -> Path:
     try:
         folder.mkdir(exist_ok=True)
         with tarfile.open(archive) as packed:
-            # We filter members ourselves: Python 3.11.2 in Debian 12 has no filters, and newer filters would interfere.
+            # imagebuild filters the members itself. Python 3.11.2 in Debian 12 has no filters, and newer filters would
+            # interfere.
             packed.extraction_filter = lambda member, _: member
             for member in packed:
                 place = root / member.name
@@ -81,7 +82,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
-    """Return the facts about an unpacked archive.
+    """Return the facts about an unpacked archive that the lock stores, such as its environment variables and libraries.
 
     The script of the archive that sets environment variables runs with an empty environment and a time limit, and
     without a network if this machine allows this. Raises CommandError if the script fails, and ResultError if the
@@ -176,7 +177,10 @@ def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
 
 
 def image_facts(config: Mapping[str, Any]) -> ImageFacts:
-    """Return the facts in the configuration of an image. Raises ResultError if the configuration cannot be read."""
+    """Return the facts that the lock stores about an image, from its configuration.
+
+    Raises ResultError if the configuration cannot be read.
+    """
     try:
         environment = dict(entry.split("=", 1) for entry in (config.get("config") or {}).get("Env") or ())
         held: list[str] = []

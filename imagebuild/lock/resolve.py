@@ -1,4 +1,4 @@
-"""The lock of a project: pin sources, update pins, and compare the lock with upstream."""
+"""The lock of a project: pin sources, update entries, and compare the entries with the servers of the sources."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class LockFile:
     targets: tuple[Target, ...]
     today: date = field(default_factory=lambda: datetime.now(UTC).date())
     platforms: tuple[Platform, ...] = ()
-    """Platforms for which sources are needed. Empty: all platforms of the targets."""
+    """Platforms for which sources are needed. If empty, sources for all platforms of the targets are needed."""
 
     @property
     def path(self) -> Path:
@@ -333,7 +333,7 @@ State = Failure | Literal["not locked", "not used", "as locked"]
 
 
 class SourceReport(Model):
-    """The result of comparing one lock entry with upstream."""
+    """The result of comparing one lock entry with the server of the source."""
 
     source: str
     state: State
@@ -367,7 +367,7 @@ CONSEQUENCES: Mapping[State, str] = {
     "gone": "a build stops unless a cache has the source; pin another version, or configure a mirror that has it",
     "not locked": "a build stops before its first step; `{command}` pins the source",
     "not used": "nothing in the matrix uses the entry; `imagebuild lock` removes it",
-    "no answer": "the state is unknown; check again where the server can be reached, or configure a mirror",
+    "no answer": "the source was not compared; check on a machine that can reach the server, or configure a mirror",
     "as locked": "",
 }
 """Maps each state of a source to the consequence for a build, the worst state first."""
@@ -452,7 +452,7 @@ def probe(
     # An image for a single platform lists no platforms.
     of = now.platforms if isinstance(now, LockedImage) else {}
     if of and (lacking := set(platforms) - set(of)):
-        raise CommandError(f"is for {', '.join(of)}, not for {', '.join(sorted(lacking))}")
+        raise CommandError(f"the image is for {', '.join(of)}, not for {', '.join(sorted(lacking))}")
     return describe_entry(now)
 
 
@@ -484,4 +484,4 @@ def show_report(report: LockReport) -> None:
     for (state, consequence), number in Counter((row.state, row.consequence) for row in report.sources).items():
         out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
     if report.asked is None:
-        out.print("upstream was not asked")
+        out.print("the servers of the sources were not asked")

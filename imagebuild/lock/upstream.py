@@ -56,8 +56,8 @@ version."""
 class Upstream:
     """A client that asks servers for the versions, commits, digests and hashes of sources.
 
-    Methods raise Unreachable if the server does not answer, Absent if it does not have the source, CommandError or
-    ConfigError if the answer is wrong, and ResultError if the answer cannot be read.
+    Methods raise Unreachable if the server does not answer, Absent if the server does not have the source, CommandError
+    or ConfigError if the answer is wrong, and ResultError if the answer cannot be read.
     """
 
     mirrors: Mirrors = field(default_factory=Mirrors)
@@ -104,7 +104,10 @@ class Upstream:
                 return repositories.locked_repository(source, self.index(source), before)
 
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
-        """Return the hash of an archive, with facts about its content if its component has `unpacked`."""
+        """Return the hash of an archive.
+
+        If the component has `unpacked`, also return facts about the content of the archive.
+        """
         if source.tree is None:
             return self.web.download(source.url, None, advance)
         with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
@@ -158,7 +161,8 @@ class Upstream:
     def image(self, reference: str, *, facts: bool = False, digest: str = "") -> LockedImage:
         """Return the digests and facts of an image, by its tag or by the pinned `digest`.
 
-        Facts that contain only PATH are left out unless `facts` is set.
+        The facts are read from the configuration of the image. If they contain only PATH, they are left out unless
+        `facts` is set.
         """
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where

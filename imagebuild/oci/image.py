@@ -41,7 +41,7 @@ class PlatformImage:
     layers: tuple[Blob, ...]
     """The layers. For an image in a registry, their files do not exist until they are fetched."""
     place: Repository | Layout
-    """The repository or layout with the layers and attestations."""
+    """The repository in a registry, or the layout, that contains the layers and attestations."""
     name: str = ""
     compressed: bool = True
     """Whether all layers are compressed, as usual in registries."""

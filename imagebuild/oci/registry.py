@@ -87,8 +87,8 @@ def _error_codes(answer: requests.Response) -> set[str]:
 def stored_credentials(host: str) -> Mapping[str, str]:
     """Return the credentials that `docker login` has stored for a registry.
 
-    They are `username` and `password`, or `identitytoken`, from docker's configuration or its credential helper. {} if
-    there are none. Raises CommandError if the credential helper fails.
+    They are `username` and `password`, or `identitytoken`, from docker's configuration or its credential helper. An
+    empty mapping if no credentials are stored. Raises CommandError if the credential helper fails.
     """
     from docker import auth  # noqa: PLC0415 - slow to import
     from docker.errors import DockerException  # noqa: PLC0415

@@ -87,7 +87,7 @@ def test_lock_from_nothing_check_and_changes(
     downloads.requests.clear()
     assert "all 5 sources are pinned" in imagebuild("lock")
     assert downloads.requests == []
-    assert imagebuild("lock", "--check", "--offline") == "as locked: 5\nupstream was not asked\n"
+    assert imagebuild("lock", "--check", "--offline") == "as locked: 5\nthe servers of the sources were not asked\n"
 
     text = (files.root / "imagebuild.lock").read_text()
     git(project_git, "tag", "-f", "v3.4", "v3.5")
@@ -201,7 +201,7 @@ def test_without_a_project_the_shipped_lock_is_only_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     status, printed, note = command("lock", "quickstart", "--check", "--offline")
-    assert (status, printed.splitlines()[-1]) == (0, "upstream was not asked")
+    assert (status, printed.splitlines()[-1]) == (0, "the servers of the sources were not asked")
     assert "these are the images that come with imagebuild" in note
     assert command("lock", "quickstart", "--show", "nccl-wheel")[0] == 0
     status, _, complaint = command("lock", "quickstart")
