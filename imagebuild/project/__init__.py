@@ -1,1 +1,1 @@
-"""A project: the types of its files, and the plan that the files define together."""
+"""A project: the types of its files (such as `matrix.yaml`), and the plan: all images that the files define."""

@@ -25,11 +25,14 @@ from imagebuild.project.lockfile import Unpacked
 from imagebuild.project.matrix import CheckWaiver
 
 Variant = Literal["runtime", "devel"]
-"""Variants of an image: `runtime` runs programs, `devel` also compiles them."""
+"""Variants of an image: `runtime` images run programs, `devel` images also compile programs."""
 
 
 def parse_need(text: str) -> tuple[str, int]:
-    """Return the facility (`gpus`, `rdma`, `nodes`, `slurm`) and the number of a need."""
+    """Split a need of a check, such as `gpus>=2`, into the facility and the minimum number.
+
+    The facility is `gpus`, `rdma`, `nodes` or `slurm`. Default number: 1.
+    """
     what, _, least = text.partition(">=")
     return "gpus" if what == "gpu" else what, int(least or 1)
 
@@ -45,11 +48,11 @@ def _rows(value: Any) -> Any:
 NeedText = Annotated[
     str, Form("gpu|rdma|slurm|(gpus|nodes)>=[1-9][0-9]*", "a need: gpu, rdma, slurm, gpus>=N or nodes>=N")
 ]
-ScriptName = Annotated[str, Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "NAME or COMPONENT/NAME, in lower case")]
+ScriptName = Annotated[str, Form("([a-z0-9-]+/)?[a-z0-9][a-z0-9-]*", "a script: NAME or COMPONENT/NAME, in lower case")]
 
 
 class Check(Model):
-    """A check: a statement about an image that commands can prove."""
+    """A check: a statement about an image, and the commands that prove the statement."""
 
     name: Name
     description: str
@@ -60,17 +63,20 @@ class Check(Model):
     """Name of a script to run instead of `run`: `checks/<script>.sh`, or `<component>/<script>` for a script of another
     component. Default without `run`: `checks/<name>.sh`."""
     expect: str | None = None
-    """Regular expression that must match in the output. `{version}` is the component's version."""
+    """Regular expression that must match somewhere in the output of the commands. `{version}` stands for the version of
+    the component."""
     needs: tuple[NeedText, ...] = ()
-    """What the machine must have. Otherwise the check is skipped."""
+    """Hardware and services that the check needs, such as `gpus>=2` or `slurm`. If one of them is missing, the check is
+    skipped."""
     environment: dict[Variable, str] = Field(default_factory=dict)
-    """Environment variables for the commands, for example so that several checks can share a script."""
+    """Environment variables for the commands. Several checks can share a script by setting different variables."""
     ranks: Annotated[int, Field(gt=0)] = 1
-    """Number of ranks that srun starts. More than one requires the need `slurm`."""
+    """Number of ranks that srun starts. If the number is above 1, `needs` must contain `slurm`."""
     results: Literal["nccl-tests", "nvbandwidth", "perftest", "ucx_perftest", "nvshmem", "dcgmi"] | None = None
-    """The benchmark that the commands run. Its output is read, and the check passes only if the results are good."""
+    """Benchmark that the commands run. imagebuild reads the output of the benchmark. The check fails if the output
+    contains wrong data or no result."""
     when: Condition = Field(default_factory=dict)
-    """Condition on the targets that the check is for. For other targets, the check is skipped."""
+    """Condition on the axes of a target. If a target does not fulfil the condition, the check is skipped."""
     user: str = "root"
     """User that runs the commands."""
     timeout_s: Annotated[int, Field(gt=0)] = 60
@@ -111,14 +117,17 @@ class EnvironmentRow(ConditionalRow):
 
 
 class Repository(Model):
-    """A signed package repository other than the distribution's own. `url` and `key` are templates as in `archive`."""
+    """A signed package repository other than the distribution's own.
+
+    `url` and `key` may contain the placeholders of a component's `archive`, such as `{version}`.
+    """
 
     name: Name
     url: Url
     suite: str = "/"
     key: str
     """Address of the key that signs the repository. The lock contains the fingerprint of the key. If the base image
-    already trusts the key, write `package:NAME` instead: the package of the repository that contains the key."""
+    already trusts the key, write `package:NAME` instead. NAME is the package that contains the key."""
     configured: bool = False
     """Whether the base image already trusts the repository."""
 
@@ -130,14 +139,15 @@ class Repository(Model):
 
 
 class Packages(Model):
-    """Packages from the distribution, or from the component's `repository`.
+    """Packages to install, from the component's `repository` or, if there is none, from the distribution.
 
-    `name={version}` pins a package. Other packages of a `repository` get their exact version from the lock.
+    Write `name={version}` to request an exact version. Other packages from a `repository` get an exact version from the
+    lock.
     """
 
     runtime: tuple[PackageText, ...] = ()
     devel: tuple[PackageText, ...] = ()
-    """Additional packages of the `devel` variant."""
+    """Packages that `devel` images install in addition to those in `runtime`."""
     before_install: str = ""
     """Shell lines that run before the installation, in the same step."""
     after_install: str = ""
@@ -154,70 +164,80 @@ class Component(Model):
     license: str
     """SPDX expression, or `LicenseRef-…` for a licence that SPDX does not list."""
     license_files: tuple[str, ...] = ()
-    """Paths or shell patterns of the licence texts in the image. The image check `licenses` requires them."""
+    """Paths or shell patterns of the licence texts in the image. The image check `licenses` fails if a text is
+    missing."""
     redistribution: str | None = None
     """Terms to accept before an image with the component is published, if the licence restricts redistribution."""
     version_axis: Name | None = None
-    """Axis whose value is the component's version."""
+    """Axis (such as `cuda`) whose value is the version of the component."""
     pin: Name | None = None
     """Entry of `versions` in `matrix.yaml` that sets the component's version. Default: the component's name."""
     provides: tuple[Name, ...] = ()
     """Other names under which components may require this component, such as `mpi`."""
     requires: tuple[Name, ...] = ()
-    """Components, or names that components provide, that the image must also contain."""
+    """Names of components, or names from the `provides` of components. For each name, the image must also contain a
+    component."""
     build_requires: tuple[Name, ...] = ()
-    """Components whose build stages this component's build stage uses. The image need not contain them."""
+    """Names of components, or names from the `provides` of components, whose build stages this component's build stage
+    uses. The image need not contain these components."""
     variants: tuple[Variant, ...] = ("runtime", "devel")
-    """Variants of an image that contain the component. Other variants are built without it."""
+    """Variants of an image that contain the component. Other variants are built without the component."""
     supports: tuple[Support, ...] = ()
     """Conditions that a target must fulfil. A target that violates a condition is excluded."""
     excludes: tuple[Support, ...] = ()
-    """Conditions that exclude a target. One fulfilled condition is enough."""
+    """Conditions that exclude a target. A target that fulfils at least one condition is excluded."""
     key: tuple[Name, ...] = ()
     """Names that `build.j2` may use in addition to the component's own version: axes, `<axis>-major`, `gpu`, other
-    components. Targets with the same values share the build stage."""
+    components. Targets share the build stage if all of these names have the same values."""
     compiles: bool = False
     """Whether the build stage compiles for a long time. `imagebuild build --cache` stores the result of such a
     stage."""
     portable: bool = False
-    """Whether the result also runs on later releases of the distribution. If so, the component is built on the
-    `build-on` release of the image or the base."""
+    """Whether the compiled files also run on later releases of the distribution. If true, the component is compiled on
+    the release that `build-on` of the image or of the base names."""
     build_only: bool = False
     """Whether the component is only a tool for other build stages. An image cannot list such a component."""
     stage_only: bool = False
-    """Whether only other stages use the files of the build stage. The files are not copied into the image."""
+    """Whether only other build stages use the files of this component's build stage. If true, the files are not copied
+    into the image."""
     git: GitUrl | None = None
-    """Address of the git repository."""
+    """Address of the git repository that contains the source code."""
     tag: str = "{version}"
-    """Template of the git tag of a version. The lock contains the commit."""
+    """Template of the git tag for a version. The lock contains the commit of the tag."""
     archive: Url | None = None
-    """Template of the address of an archive. It may contain `{version}`, axes, `{<axis>-major}`, `{arch}`, `{cpu}` and
-    facts."""
+    """Template of the address of an archive. Placeholders are `{version}`, axes, `{<axis>-major}`, `{arch}`, `{cpu}`
+    and the names in `facts`."""
     unpacked: Unpacked | None = None
-    """How `imagebuild lock` unpacks and reads the archive. A script in the archive sets the image's environment."""
+    """How `imagebuild lock` unpacks the archive and reads its content. Images get environment variables that a script
+    in the archive sets."""
     images: dict[Name, str] = Field(default_factory=dict)
-    """Maps names for `build.j2` to the images that the build stage starts from or copies from. The images are templates
-    as in `archive`."""
+    """Maps names for `build.j2` to images. The build stage starts from these images or copies files from them. An image
+    may contain the placeholders of `archive`."""
     wheels: tuple[str, ...] = ()
-    """Requirements for pip, as templates with `{version}` and facts. The lock contains the hashes of the wheels."""
+    """Requirements for pip, which may contain `{version}` and the names in `facts` as placeholders. The lock contains
+    the hashes of the wheels."""
     wheels_from: Name | None = None
-    """Component whose `wheels` this component uses instead of its own. The version is that of this component."""
+    """Name of another component, whose `wheels` this component uses instead of its own. `{version}` in these wheels
+    stands for the version of this component."""
     facts: tuple[ConditionalRow, ...] = ()
-    """Rows of values for templates. Each value is from the first row that contains it and whose condition holds."""
+    """Rows of values that templates may use as placeholders. For each name, the first row that sets the name and whose
+    condition holds is used."""
     repository: Repository | None = None
     packages_from: Name | None = None
-    """Component whose `repository` contains the packages."""
+    """Name of another component, whose `repository` contains the packages of this component."""
     packages: Packages = Packages()
     libraries: tuple[Folder, ...] = ()
-    """Folders below `/out/<variant>` of the build stage in which the loader looks for libraries, in this order."""
+    """Folders of the image in which the loader looks for libraries, in this order. In the build stage, these folders
+    are below `/out/<variant>`."""
     env: Annotated[tuple[EnvironmentRow, ...], BeforeValidator(_rows)] = ()
-    """Environment variables of the image: values, or rows of values. Lists of folders (`PATH`, …) are prepended to the
-    existing list. These values replace those of the unpacked archive."""
+    """Environment variables of the image: values, or rows of values with conditions. These values replace the values
+    from the unpacked archive. Lists of folders (`PATH`, …) are prepended to the list that the image already has."""
     env_of_base: tuple[str, ...] = ()
-    """Environment variables that the image takes from its base, so that login shells also have them."""
+    """Names of environment variables that the image copies from the base image, so that login shells also have these
+    variables."""
     labels: dict[Name, str] = Field(default_factory=dict)
-    """Additional labels of the image, named `imagebuild.<name>`. The values are templates as in `archive`. `{plugin}`
-    is the first network plug-in that NCCL finds in the unpacked archive."""
+    """Additional labels of the image, named `imagebuild.<name>`. The values may contain the placeholders of `archive`,
+    and `{plugin}`: the first network plug-in that NCCL finds in the unpacked archive."""
     checks: tuple[Check, ...] = ()
     gpu_code: tuple[str, ...] = ()
     """Shell patterns of files in the image that must contain code for exactly the GPUs that the matrix lists."""
@@ -233,7 +253,7 @@ class Component(Model):
 
 
 def first_values(rows: Iterable[ConditionalRow], axes: Mapping[str, str]) -> dict[str, str]:
-    """Return each value from the first row that contains it and whose condition holds."""
+    """Map each name to its value in the first row that sets the name and whose condition holds for `axes`."""
     result: dict[str, str] = {}
     for row in rows:
         if matches(row.when, axes):

@@ -17,7 +17,7 @@ names."""
 
 
 def check_names(project: Project, mistakes: Mistakes) -> None:
-    """Collect names that a file or an option uses, but that no file defines."""
+    """Add a mistake for each name that a file or an option uses, but that no file defines."""
     matrix, at, changes = project.matrix.model, project.matrix.at, project.changes
     in_images: set[str] = set()
     for file, place, problem, name, known in (*_references(project), *_references_of_conditions(project)):
@@ -30,13 +30,13 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
             mistakes.add(file.at(*place), f"{words}: {problem} {name!r}{remedy}")
     tools = {name for name, document in project.components.items() if document.model.build_only}
     listed = {component for image in matrix.images.values() for component in image.components}
-    for option, names, choices in (
-        ("--with", changes.with_, project.components.keys() - tools),
-        ("--without", changes.without, listed),
+    for option, names, choices, reason in (
+        ("--with", changes.with_, project.components.keys() - tools, "is only a tool for build stages"),
+        ("--without", changes.without, listed, "no image lists this component"),
     ):
         for name in names:
             if name not in choices:
-                problem = "cannot be in an image" if name in project.components else "unknown component"
+                problem = reason if name in project.components else "unknown component"
                 mistakes.add(f"{option} {name}", f"{problem}{suggestion(name, set(choices))}")
             elif name in changes.with_ and name in changes.without:
                 mistakes.add_once(f"--with {name} --without {name}", "the options contradict each other; remove one")
@@ -67,7 +67,10 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
 
 
 def base_mismatch(image: str, release: str) -> str:
-    """Return why an image, judged by its name, cannot be the base of a release. Empty if the image can be the base."""
+    """Return the reason why an image cannot be the base of a release, such as `debian13`.
+
+    Only the name of the image is examined. Empty if the image can be the base.
+    """
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
     problem = f"is not a base image of {release}, but packages and pins are for {release}; use an image of {release}"
@@ -75,7 +78,7 @@ def base_mismatch(image: str, release: str) -> str:
 
 
 def _references(project: Project) -> Iterator[Reference]:
-    """Yield all names in files that another file defines, except those in conditions."""
+    """Yield each name in a file that another file must define, except the names in conditions."""
     matrix, file, components = project.matrix.model, project.matrix, project.components
     roles = {wanted for document in components.values() for wanted in document.model.build_requires}
     fulfilled = {*components, *(name for document in components.values() for name in document.model.provides)}
@@ -122,7 +125,7 @@ never holds."""
 def _references_of_conditions(project: Project) -> Iterator[Reference]:
     """Yield the axes and values that conditions in the project's own files use.
 
-    Files of an extended project may use others.
+    Conditions in the files of an extended project are left out, because these conditions may use other axes.
     """
     matrix, components = project.matrix.model, project.components
     values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
@@ -131,7 +134,7 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
             values.setdefault(axis, set()).update(listed)
     axes: dict[str, Collection[str]] = {f"{axis}-major": {*map(major, listed)} for axis, listed in values.items()}
     axes |= values
-    # An empty list accepts every value: all versions are possible.
+    # `()` accepts every value, because a condition may name any version.
     others: dict[str, Collection[str]] = {"image": [*matrix.images], "arch": get_args(Arch), "version": ()}
     for role in {wanted for document in components.values() for wanted in document.model.build_requires}:
         others[role] = {*values.get(role, ()), *components}
@@ -154,7 +157,7 @@ def _references_of_conditions(project: Project) -> Iterator[Reference]:
 
 
 def _conditions(value: object, place: Loc = ()) -> Iterator[tuple[Loc, Condition]]:
-    """Yield each condition in the content of a file, with its place."""
+    """Yield each condition (`when`) in the content of a file, with the keys that lead to the condition."""
     if not isinstance(value, dict | tuple):
         return
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

@@ -21,7 +21,7 @@ from imagebuild.project.project import Project
 
 MATRIX, LOCK = "matrix.yaml", "imagebuild.lock"
 SHIPPED = "imagebuild"
-"""Name of the project that comes with imagebuild, in `extends`."""
+"""Value of `extends` that names the project that comes with imagebuild."""
 
 
 PARTS = ("component.yaml", "build.j2", "install.j2", "files", "checks")
@@ -34,7 +34,7 @@ OF_STAGE = (
 
 
 def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
-    """Read the matrix, components and lock of a folder. A missing lock is empty.
+    """Read the matrix, components and lock of a folder. A missing lock file counts as an empty lock.
 
     `extending` lists the folders of the projects that extend this project. Raises ConfigError with all mistakes in the
     files.
@@ -47,7 +47,8 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     has_components = any(dockerfiles.glob("components/*/component.yaml"))
     if document and not base and not (has_components and document.model.bases):
         lacking = "no bases" if has_components else f"no {dockerfiles}/components/*/component.yaml"
-        problem = f"has {lacking} and extends no project; write `extends: imagebuild` to use those of imagebuild"
+        remedy = "write `extends: imagebuild` to use the bases and components of imagebuild"
+        problem = f"has {lacking} and extends no project; {remedy}"
         mistakes.add(f"{document.path}:1", problem)
     locked = load_yaml(lock, Lock, mistakes) if lock.exists() else None
     mistakes.stop_if_any()
@@ -58,7 +59,9 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     for name, file in components.items():
         for check in file.model.checks:
             if check.run is None and not (script := script_path(project, name, check)).is_file():
-                mistakes.add(file.at("checks"), f"checks.{check.name}: {script} is missing; add it, or `run`")
+                mistakes.add(
+                    file.at("checks"), f"checks.{check.name}: {script} is missing; write the script, or add `run`"
+                )
         key = next((key for key in OF_STAGE if getattr(file.model, key.replace("-", "_"))), None)
         if key and not (template := file.path.parent / "build.j2").is_file():
             mistakes.add(file.at(key), f"{key}: needs a build stage; write {template}, or remove the key")
@@ -67,11 +70,14 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
 
 
 def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:
-    """Read the components of a folder. Collect folders without a `component.yaml`, and files that nothing reads."""
+    """Read the components of a folder.
+
+    Add a mistake for each folder without a `component.yaml`, and for each file that imagebuild does not read.
+    """
     components = {}
     for place in sorted(place for place in folder.glob("[!.]*") if place.suffix != ".md"):
         if not (path := place / PARTS[0]).exists():
-            mistakes.add(f"{path}:1", f"is missing; write it, or remove {place.name}")
+            mistakes.add(f"{path}:1", f"is missing; write this file, or remove the folder {place.name}")
         elif document := load_yaml(path, Component, mistakes):
             components[place.name] = document
         for other in sorted(place.glob("[!.]*")):
@@ -84,9 +90,9 @@ def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Comp
 
 
 def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) -> Project | None:
-    """Read the project that a matrix extends. Return None if it extends none.
+    """Read the project that a matrix extends. Return None if the matrix does not extend a project.
 
-    Raises CommandError if git cannot fetch it.
+    Raises CommandError if git cannot fetch the project.
     """
     extends, place = document.model.extends, document.path.parent
     if not extends:
@@ -98,13 +104,16 @@ def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) ->
     if place.resolve() in extending:
         raise ConfigError(f"{document.at('extends')}: extends: circular dependency; name another project")
     if not (folder / MATRIX).is_file():
-        problem = f"{folder} has no {MATRIX}; write {SHIPPED}, the folder of a project, or git: and commit:"
+        problem = f"{folder} has no {MATRIX}; write `{SHIPPED}`, the folder of a project, or `git:` and `commit:`"
         raise ConfigError(f"{document.at('extends')}: extends: {problem}")
     return load_project(folder, (*extending, place.resolve()))
 
 
 def layered(own: Project, base: Project) -> Project:
-    """Return a project together with the parts of the project that it extends."""
+    """Return the project `own` with everything that it inherits from the project `base`, except images.
+
+    An entry of `own` replaces the entry of the same name in `base`.
+    """
     over, under = own.matrix.model, base.matrix.model
     names = {rule.name for rule in over.rules}
     rules = tuple(rule for rule in under.rules if rule.name not in names)
@@ -128,9 +137,9 @@ def layered(own: Project, base: Project) -> Project:
 
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
-    """Return a cached folder with the files of a commit.
+    """Return the cached folder of a project that is in a git repository.
 
-    Fetch them through the user's mirrors if they are not cached.
+    If the cache does not contain the commit, git fetches the commit through the mirrors in the user's settings.
     """
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
@@ -154,17 +163,23 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
 
 
 def script_of(project: Project, component: str, check: Check) -> str:
-    """Return the shell commands of a check. Raises ConfigError if the script of the check cannot be read."""
+    """Return the shell commands of a check: `run`, or the content of the script.
+
+    Raises ConfigError if the script cannot be read.
+    """
     return check.run if check.run is not None else read_text(script_path(project, component, check))
 
 
 def hash_of_check(check: Check, script: str) -> str:
-    """Return the hash of everything that determines the result of a check."""
+    """Return the sha256 of everything that determines the result of a check: all keys except the description.
+
+    `script` are the shell commands of the check.
+    """
     document = check.model_dump(mode="json", exclude={"description"}) | {"script": script}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def script_path(project: Project, component: str, check: Check) -> Path:
-    """Return the script file of a check. Raises ConfigError if the check names an unknown component."""
+    """Return the path of a check's script. Raises ConfigError if the check names an unknown component."""
     owner, _, script = (check.script or check.name).rpartition("/")
     return project.folder(owner or component) / "checks" / f"{script}.sh"

@@ -1,4 +1,4 @@
-"""The types of sources and of `imagebuild.lock`, the pins of sources, and the environment that archives set. Pure."""
+"""Sources (downloads), their pins in `imagebuild.lock`, and the environment variables that archives set. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from imagebuild.core.fields import CPUS, Arch, Commit, Digest, Form, Model, Name
 Sha256 = Annotated[str, Form("[0-9a-f]{64}", "a sha256 of 64 digits (0-9, a-f)")]
 Fingerprint = Annotated[str, Form("[0-9A-F]{40}", "the fingerprint of a key: 40 digits (0-9, A-F)")]
 UNRESOLVED = "unresolved"
-"""Placeholder in a Dockerfile for a pin that the lock does not contain. Every builder refuses it."""
-UNREAD = "the lock contains the hash, but no facts about the content"
-"""Problem of a source if the lock contains its hash, but not the required facts."""
+"""Placeholder in a Dockerfile for a hash, commit or digest that the lock does not contain. No builder accepts the
+placeholder."""
+UNREAD = "the lock contains the hash, but not the facts that `imagebuild lock` reads from the content"
+"""Reason why a source is not pinned: the lock contains the hash, but not the facts (what `imagebuild lock` reads from
+the content)."""
 GLIBC = ("manylinux2010", "manylinux2014", *(f"manylinux_2_{minor}" for minor in range(12, 36)))
-"""Platform tags of the wheels that run with the glibc of the images. `fetch-wheels` accepts the same tags."""
+"""Platform tags of the wheels that run with the glibc of the images. The script `fetch-wheels` of the component `fetch`
+accepts the same tags."""
 
 
 class Wheel(Model):
@@ -34,18 +37,19 @@ class Wheel(Model):
 
 
 class TreeFacts(Model):
-    """Facts about the content of an unpacked archive. Paths are relative to its top folder."""
+    """Facts that `imagebuild lock` reads from an unpacked archive. Paths are relative to the archive's top folder."""
 
     environment: dict[str, str]
-    """Environment variables that the archive's own script sets if the archive is unpacked at `prefix`."""
+    """Environment variables that a script in the archive sets if the archive is unpacked at `prefix`, its folder in
+    images."""
     absent: tuple[str, ...] = ()
-    """Paths below `prefix` in the environment that do not exist in the archive."""
+    """Paths below `prefix` that `environment` contains, but that do not exist in the archive."""
     folders: tuple[str, ...] = ()
     """Folders at the top of the archive."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Maps each part of the archive to its version, from the file VERSION and the pkg-config files."""
     sources: tuple[str, ...] = ()
-    """Archives of source code in the archive."""
+    """Files in the archive that are themselves archives, with source code."""
     licenses: tuple[str, ...] = ()
     """Files with licence texts."""
     plugins: tuple[tuple[str, str], ...] = ()
@@ -57,22 +61,22 @@ class TreeFacts(Model):
 
 
 REPLACED_HAS = ("bin", "include", "lib", "lib/pkgconfig")
-"""Subfolders that exist if another component replaces a folder of the archive. Other subfolders of the replaced folder
-are left out of the environment."""
+"""Subfolders that another component contains if it replaces a folder of the archive. Paths of other subfolders of the
+replaced folder are left out of the environment variables."""
 
 
 class Unpacked(Model):
-    """How an unpacked archive is read, and which environment variables of its script an image gets."""
+    """How `imagebuild lock` reads an unpacked archive, and which environment variables of the archive an image gets."""
 
     prefix: str
     """Folder of the unpacked archive in images."""
     script: str
-    """Shell lines that set the environment. bash runs them in the top folder of the archive."""
+    """Shell lines that set the environment variables. bash runs these lines in the top folder of the archive."""
     needs: tuple[str, ...] = ()
     """Shell patterns of files and folders that an image needs from the archive."""
     replaced: dict[Name, tuple[str, ...]] = Field(default_factory=dict)
-    """Maps each folder that another component fills to the folders of the archive that it replaces: names or shell
-    patterns."""
+    """Maps the name of a folder that another component provides to the folders of the archive that this folder
+    replaces: names or shell patterns."""
     removed: tuple[str, ...] = ()
     """Shell patterns of folders of the archive that the image does not contain."""
     left_out: tuple[str, ...] = ()
@@ -80,11 +84,12 @@ class Unpacked(Model):
     devel: tuple[str, ...] = ()
     """Environment variables that only the `devel` variant gets."""
     order: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Maps each variable with a list of folders to the order of its folders in images: shell patterns relative to
-    `prefix`. A folder without wildcards is added if the script leaves it out."""
+    """Maps each variable that is a list of folders (such as `PATH`) to the order of its folders in images: shell
+    patterns relative to `prefix`. A pattern without wildcards is added as a folder if the script does not list the
+    folder."""
 
     def environment(self, facts: Mapping[Arch, TreeFacts]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return the environment that an image takes from the archive, and a line for each difference from the script.
+        """Return the variables that an image takes from the archive, and a note for each difference from the script.
 
         `facts` describes the archive of each architecture of the image. Raises ConfigError if the archives of two
         architectures set a variable differently.
@@ -115,12 +120,15 @@ class Unpacked(Model):
         return common_environment(taken, notes)
 
     def libraries(self, environment: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the archive's folders in LD_LIBRARY_PATH, in order, without folders that another component fills."""
+        """Return the archive's folders in LD_LIBRARY_PATH, in order, except folders that another component replaces."""
         own = [part for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part.startswith(f"{self.prefix}/")]
         return tuple(part for part in own if part.removeprefix(f"{self.prefix}/").split("/")[0] not in self.replaced)
 
     def _ordered(self, name: str, folders: Sequence[str]) -> list[str]:
-        """Sort the folders that `order` names, without moving the other folders."""
+        """Return the folders of the variable `name` in the order that `order` states for the variable.
+
+        Folders that `order` does not name stay at their positions.
+        """
         wanted: list[str] = []
         for pattern in self.order.get(name, ()):
             matching = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
@@ -129,7 +137,10 @@ class Unpacked(Model):
         return [next(rest) if folder in wanted else folder for folder in folders] + list(rest)
 
     def _place(self, part: str, tree: TreeFacts) -> str | None:
-        """Return the path in the image for a path in the environment. Return None if the image does not contain it."""
+        """Return the path in the image for `part`, a path in an environment variable that the script sets.
+
+        Return None if the image does not contain this path.
+        """
         if not part.startswith(f"{self.prefix}/"):
             return part
         path = part.removeprefix(f"{self.prefix}/")
@@ -144,10 +155,10 @@ class Unpacked(Model):
 def common_environment(
     by_arch: Mapping[str, Mapping[str, str]], notes: Iterable[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the environment that all architectures share, and `notes` with a line for each folder that is left out.
+    """Return the variables for all architectures, and `notes` with an added note for each folder that is left out.
 
     A list of folders keeps the folders that all architectures have. Raises ConfigError if another variable has
-    different values.
+    different values for two architectures.
     """
     result, lines = {}, list(notes)
     for name in dict.fromkeys(name for values in by_arch.values() for name in values):
@@ -177,7 +188,7 @@ class LockedArchive(Model):
 
 
 class ImageFacts(Model):
-    """Facts from the configuration of an image."""
+    """Facts that `imagebuild lock` reads from the configuration of an image."""
 
     environment: dict[str, str] = Field(default_factory=dict)
     held: tuple[str, ...] = ()
@@ -196,36 +207,37 @@ class LockedImage(Model):
 
 
 class LockedRepository(Model):
-    """A signed package repository at the time of locking."""
+    """What the lock contains about a signed package repository."""
 
     fingerprint: Fingerprint
     """Fingerprint of the key that signed the repository."""
     packages: dict[str, str] = Field(default_factory=dict)
-    """Maps each used package to its exact version. If a component requests `name=version`, this whole text is the key,
-    because another target may request another version."""
+    """Maps each used package to its exact version. If a component requests `name=version`, the key is `name=version`
+    instead of the name, because another target may request another version."""
     candidates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Maps each package to all its versions in the repository, oldest first."""
 
 
 class Lock(Model):
-    """The file `imagebuild.lock`: sources pinned by content."""
+    """The file `imagebuild.lock`: the hashes, commits and digests of all sources (downloads)."""
 
     archives: dict[str, LockedArchive | Sha256] = Field(default_factory=dict)
-    """Maps the address of each archive to its sha256, with facts if the component requests them."""
+    """Maps the address of each archive to its sha256. If the component has the key `unpacked`, the entry also contains
+    facts about the content."""
     git: dict[str, Commit] = Field(default_factory=dict)
     """Maps the address and tag of each git source, separated by a blank, to the commit."""
     images: dict[str, LockedImage] = Field(default_factory=dict)
     """Maps each image, with its tag, to its digests."""
     repositories: dict[str, LockedRepository] = Field(default_factory=dict)
-    """Maps the address of each package repository to its key and the versions of packages."""
+    """Maps the address of each package repository to the fingerprint of its key and the versions of its packages."""
     wheels: dict[str, tuple[Wheel, ...]] = Field(default_factory=dict)
-    """Maps each component and version, separated by a blank, to the wheels."""
+    """Maps each component and version, separated by a blank, to the wheels and their hashes."""
     date: Day | None = None
     """Latest modification time of files in images: the day when the lock was first written, or the value of `lock
-    --date`. No other change of the lock changes the date, because the layers of all images depend on it."""
+    --date`. Other changes of the lock leave the date as it is, because the layers of all images depend on the date."""
 
     def entry(self, key: Key) -> Entry | None:
-        """Return the entry with a key. Return None if there is none."""
+        """Return the entry with a key. Return None if the lock does not contain the key."""
         return cast("Entry | None", getattr(self, key[0]).get(key[1]))
 
     def entries(self) -> Iterator[tuple[Key, Entry]]:
@@ -237,7 +249,7 @@ class Lock(Model):
 KINDS: Mapping[str, str] = {
     "archives": "archive", "git": "git", "images": "image", "repositories": "packages", "wheels": "wheels",
 }  # fmt: skip
-"""Maps each field of the lock with entries to the word for an entry in messages."""
+"""Maps each field of the lock that contains entries to the word that messages use for such an entry."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +269,7 @@ class Archive:
     component: str
     url: str
     tree: Unpacked | None = field(default=None, compare=False)
-    """How to read the archive. None if the lock need not contain facts about it."""
+    """How to read the content of the archive. None if the lock needs only the hash of the archive."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +338,7 @@ def source_title(source: Source) -> str:
 
 
 def lacks(lock: Lock, source: Source) -> str:
-    """Return what the lock lacks for a source, as a phrase. Empty if the source is pinned.
+    """Return what the lock lacks for a source, as text for a message. Empty if the source is pinned.
 
     Raises ConfigError if a requirement of a wheel cannot be read.
     """
@@ -358,9 +370,9 @@ def lacks(lock: Lock, source: Source) -> str:
 
 
 def check_pinned(lock: Lock, sources: Iterable[Source], command: str = "imagebuild lock") -> None:
-    """Raise ConfigError with a list of the sources without a pin, if there are any.
+    """Raise ConfigError with a list of all sources (downloads) without a pin in the lock, if there are any.
 
-    `command` is the command that pins them.
+    The message tells the user to run `command`.
     """
     found = [(source_title(source), lacks(lock, source)) for source in sources]
     if lacking := {title: what for title, what in found if what}:
@@ -372,9 +384,9 @@ def check_pinned(lock: Lock, sources: Iterable[Source], command: str = "imagebui
 
 
 def digest_of(lock: Lock, reference: str) -> str:
-    """Return `image:tag@digest`. Without a pin, the digest is `sha256:unresolved`.
+    """Return `image:tag@digest`. If the lock does not contain the image, the digest is `sha256:unresolved`.
 
-    Only an image from the command line may have no digest.
+    An image from the option `--base-image` may have no digest. For such an image, return `image:tag`.
     """
     image = lock.images.get(reference)
     digest = image.digest if image else f"sha256:{UNRESOLVED}"
@@ -382,13 +394,13 @@ def digest_of(lock: Lock, reference: str) -> str:
 
 
 def hash_of(lock: Lock, url: str) -> str:
-    """Return the sha256 of an archive. Return `unresolved` without a pin."""
+    """Return the sha256 of an archive. Return `unresolved` if the lock does not contain the archive."""
     entry = lock.archives.get(url, UNRESOLVED)
     return entry.sha256 if isinstance(entry, LockedArchive) else entry
 
 
 def commit_of(lock: Lock, git: GitRef) -> str:
-    """Return the commit of a git source. Return `unresolved` without a pin."""
+    """Return the commit of a git source. Return `unresolved` if neither the matrix nor the lock contains the commit."""
     return git.commit or lock.git.get(key_of(git)[1], UNRESOLVED)
 
 
@@ -398,12 +410,15 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
 
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
-    """Return wheels with their hashes. Empty without a pin; pip refuses an empty list."""
+    """Return the wheels of a component, with their hashes. Empty if the lock does not contain the wheels.
+
+    A build without pinned wheels fails, because pip refuses an empty list of requirements.
+    """
     return lock.wheels.get(key_of(wheels)[1], ())
 
 
 def pinned_text(lock: Lock, source: Source) -> str:
-    """Return a source and its pin as text."""
+    """Return a source and its pin (hash, commit or digest) as text, for the hash of all pins of a target."""
     pin: object = lock.entry(key_of(source)) or UNRESOLVED
     match source, pin:
         case GitRef(), _:

@@ -25,7 +25,8 @@ from imagebuild.core.fields import (
 )
 
 REPOSITORY = Form(
-    r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*", "lower case as ghcr.io/acme, without a tag"
+    r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*",
+    "a repository without a tag, in lower case, such as ghcr.io/acme",
 )
 FIELD = re.compile(r"{([^{}]*)}")
 """Pattern of a placeholder in a template: `{name}`."""
@@ -44,10 +45,10 @@ Attachment = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
 
 class Requirement(Model):
-    """Checks that must have passed on the image, on any machine. A skipped check is not enough."""
+    """Checks that must have passed for the image on at least one machine. A skipped check does not count as passed."""
 
     when: Condition = Field(default_factory=dict)
-    """Condition on the targets that the requirement is for. It may name axes, `image` and `arch`."""
+    """Condition on the targets that must fulfil the requirement. The condition may contain axes, `image` and `arch`."""
     checks: Annotated[tuple[str, ...], Field(min_length=1)]
     """Checks as `component/check` or shell patterns. The name of a component stands for all checks of the component."""
 
@@ -59,7 +60,8 @@ class Publish(Model):
     """
 
     staging: str = "{repository}/{image}-staging"
-    """Repository that builds are pushed to by digest, before they are verified."""
+    """Template of the staging repository. `build --push` pushes images to this repository by digest, before
+    verification."""
     require: tuple[Requirement, ...] = ()
     """Additional checks that must have passed, for example on GPUs."""
     require_attachments: tuple[Attachment, ...] = ()
@@ -75,7 +77,7 @@ def _pins(value: Any) -> Any:
 
 
 class Pin(Model):
-    """A version of a component. The first version whose condition holds applies."""
+    """A version of a component. If the conditions of several versions hold, the first of these versions applies."""
 
     when: Condition = Field(default_factory=dict)
     version: VersionText
@@ -96,20 +98,20 @@ class Base(Model):
     image: Annotated[str, IMAGE]
     """Official image of the release in a registry, with a tag. The lock contains its digest."""
     release: Name | None = None
-    """Code name of the release in the Debian archive. Builds can bootstrap the base from that archive instead of the
-    official image."""
+    """Code name of the release in the Debian archive. If set, builds can create the base from packages of this archive
+    instead of using the official image."""
     build_on: Release | None = None
-    """Older release on which portable components are compiled, so that they run on both releases. Default: this
-    release."""
+    """Older release on which portable components are compiled, so that the compiled files run on both releases.
+    Default: this release."""
 
 
 class GpuArchitecture(Model):
     """A compute capability to compile for."""
 
     gpus: str
-    """GPUs with this compute capability."""
+    """Names of the GPUs with this compute capability."""
     cuda: str
-    """Version specifier of the CUDA toolkits that can compile for it, such as `>=12.8`."""
+    """Version specifier of the CUDA toolkits that can compile for this compute capability, such as `>=12.8`."""
     arch: tuple[Arch, ...] = ("amd64", "arm64")
     """CPU architectures of the machines that have such GPUs."""
 
@@ -131,14 +133,15 @@ RuleName = Literal[
 
 
 class CheckWaiver(Model):
-    """A finding of an image check that is accepted."""
+    """An accepted finding of an image check. The check does not fail because of this finding."""
 
     rule: RuleName
     """Name of the image check, as `imagebuild verify` prints it."""
     subject: str
-    """Subject of the finding, as printed before the colon: a path or a name, or a shell pattern."""
+    """What the finding is about: the path or name that `imagebuild verify` prints before the colon, or a shell
+    pattern."""
     when: Condition = Field(default_factory=dict)
-    """Condition on the targets that the waiver is for. It may name axes, `arch` and `image`."""
+    """Condition on the targets that the waiver applies to. The condition may contain axes, `arch` and `image`."""
     reason: str
 
 
@@ -147,11 +150,14 @@ def _alias(value: Any) -> Any:
 
 
 class Alias(Model):
-    """A tag that publishing moves. If several targets have the same alias, the last target in the matrix gets it."""
+    """A tag that `imagebuild publish` moves.
+
+    If several targets have the same alias, the last target in the matrix gets the tag.
+    """
 
     tag: str
-    """Template as in `tags`. It may also contain `{<axis>-major}` and `{<axis>-minor}`: `13` and `13.2` for
-    `13.2.1`."""
+    """Template of the tag, with the placeholders of `tags` except `{revision}`. Additional placeholders are
+    `{<axis>-major}` and `{<axis>-minor}`: `13` and `13.2` for `13.2.1`."""
     when: Condition = Field(default_factory=dict)
     """Condition on the targets that may get the tag."""
 
@@ -168,25 +174,27 @@ class Image(Model):
 
     description: Line
     base: Annotated[str, IMAGE] | None = None
-    """Template of the image to start from, which may contain axes: `nvidia/cuda:{cuda}-base-{os}`. Default: the base of
-    the axis `os`."""
+    """Template of the image to start from. Axes are placeholders: `nvidia/cuda:{cuda}-base-{os}`. Default: the image in
+    `bases` for the value of the axis `os`."""
     axes: dict[Name, Annotated[tuple[VersionText, ...], Field(min_length=1)]]
     """Maps each axis to its values. Each combination of values is a target. The values of `os` are names of `bases`.
     The values of `variant` are `runtime` and `devel`."""
     platforms: Annotated[tuple[Platform, ...], Field(min_length=1), AfterValidator(distinct)]
     components: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(distinct)]
-    """Components of the image. Components that they require are added automatically."""
+    """Components of the image. Components that one of the listed components requires are added automatically."""
     build_with: dict[Name, Name] = Field(default_factory=dict)
-    """Maps a name in `build-requires` to the component whose build stage fulfils the requirement, for example if the
-    image does not contain such a component."""
+    """Maps a name in the `build-requires` of components to the component whose build stage is used for this name.
+    Needed, for example, if the image contains no component that provides the name."""
     build_on: Release | None = None
-    """Release on which portable components are compiled for all releases. Default: the `build-on` of each base."""
+    """Release on which portable components are compiled, whatever release the image is based on. Default: the
+    `build-on` of each base."""
     tags: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Tags that publishing gives once and never moves, as templates such as
+    """Templates of tags that `imagebuild publish` creates and never moves, such as
     `{repository}/{image}:{cuda}-{os}-{revision}`. Placeholders are axes, `image`, `repository`, `revision` (the first
-    seven digits of the commit), and `<name>.version` for a component or a name that it provides."""
+    seven digits of the commit), and `<name>.version`, where the name is a component or a name that a component
+    provides."""
     aliases: tuple[Annotated[Alias, BeforeValidator(_alias)], ...] = ()
-    """Tags that publishing moves to the newest image."""
+    """Tags that `imagebuild publish` moves to the newest image."""
     size_limit_mb: Annotated[int, Field(gt=0)] | dict[VariantName, Annotated[int, Field(gt=0)]] | None = None
     """Maximum size of the compressed layers in megabytes (10^6 bytes), for all variants or for each variant."""
     waivers: tuple[CheckWaiver, ...] = ()
@@ -194,10 +202,10 @@ class Image(Model):
     packages: ImagePackages = ImagePackages()
     """Packages that do not belong to a component."""
     env: dict[Variable, EnvironmentValue] = Field(default_factory=dict)
-    """Environment variables. They replace variables of components. Lists of folders (`PATH`, …) are prepended to the
-    existing list."""
+    """Environment variables of the image. These values replace the values from components. Lists of folders (`PATH`, …)
+    are prepended to the existing list."""
     labels: dict[LabelName, Line] = Field(default_factory=dict)
-    """Additional labels, such as `com.acme.team`. They replace labels that imagebuild sets."""
+    """Additional labels, such as `com.acme.team`. These labels replace labels of the same name that imagebuild sets."""
     user: User | None = None
     """User that containers run as. Default: root."""
     cmd: Annotated[tuple[Line, ...], Field(min_length=1)] = ("bash",)
@@ -213,7 +221,7 @@ class GitProject(Model):
     """Address of the git repository."""
     commit: Commit
     folder: str = "."
-    """Folder of the project's matrix in the repository."""
+    """Folder in the repository that contains the project's `matrix.yaml`."""
 
 
 class Matrix(Model):
@@ -221,8 +229,9 @@ class Matrix(Model):
 
     extends: str | GitProject | None = None
     """A project to extend: `imagebuild` for the project that comes with imagebuild, a folder relative to this file, or
-    a commit of a git repository. This project gets the bases, versions, rules, components, profiles and job facts of
-    that project, but not its images. Own entries replace entries of the same name."""
+    a commit of a git repository. This project inherits bases, versions, rules, components, profiles and job facts
+    (descriptions of fabrics and clusters), but no images. Entries of this project replace inherited entries of the same
+    name."""
     repository: Annotated[str, REPOSITORY]
     """Registry and path of all images, such as `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
     bases: dict[Release, Base] = Field(default_factory=dict)

@@ -22,8 +22,8 @@ from imagebuild.project.project import Project
 TAGGED = re.compile(rf"(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:{TAG}")
 """Pattern of a repository with a tag."""
 REVISION = "{revision}"
-"""Placeholder that stays in the tags of a plan, so that the plan does not depend on the commit. Publishing replaces
-it."""
+"""Placeholder that stays in the tags of a plan, so that the plan does not depend on the commit. `imagebuild publish`
+replaces the placeholder."""
 REVISION_DIGITS = 7
 
 
@@ -44,16 +44,16 @@ class Target(Model):
     axes: dict[Name, str]
     platforms: tuple[Platform, ...]
     components: dict[Name, str]
-    """Maps each component to its version, requirements first."""
+    """Maps each component to its version. Each component comes after the components that it requires."""
     name: str
     """Name of the image in the engine's image store: the repository, with the id as the tag."""
     tags: tuple[str, ...]
-    """Tags that publishing gives and never moves. Publishing also replaces `{revision}`."""
+    """Tags that `imagebuild publish` creates and never moves. `imagebuild publish` also replaces `{revision}`."""
     aliases: tuple[str, ...] = ()
-    """Tags that publishing moves to this target."""
+    """Tags that `imagebuild publish` moves to the image of this target."""
     stages: dict[str, str] = Field(default_factory=dict)
-    """Maps each build stage to its key, a digest of all that its result depends on. Stages with equal keys are built
-    once."""
+    """Maps each build stage to its key, a digest of everything that the result of the stage depends on. Stages with
+    equal keys are built once."""
 
     @property
     def bake_name(self) -> str:
@@ -82,7 +82,7 @@ class Plan(Model):
     restricted: dict[Name, str] = Field(default_factory=dict)
     """Maps each component with a restricted licence to the terms to accept before an image with it is published."""
     provides: dict[Name, tuple[Name, ...]] = Field(default_factory=dict)
-    """Maps each component to the roles that it fulfils, such as `nccl-wheel` to `nccl`."""
+    """Maps each component to the names in its `provides`, such as `nccl-wheel` to `nccl`."""
     gpu_architectures: dict[str, str] = Field(default_factory=dict)
     """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it, such as `>=11.8`."""
 
@@ -128,8 +128,8 @@ def make_plan(project: Project) -> Plan:
             lacking = [project.components[c].model.pin or c for c, version in present.items() if version is None]
             problem = f"no version applies to {combination_id(name, axes)}"
             if not changes.values.keys().isdisjoint(axes):
-                # A value of --set may fit only some images. Combinations without a version for it are excluded, not
-                # refused.
+                # A value of --set may fit only some images. Therefore a combination without a version is excluded,
+                # and is not a mistake.
                 against += [(f"versions.{pin}", problem) for pin in lacking]
             if against:
                 rule, reason = against[0]
@@ -137,7 +137,7 @@ def make_plan(project: Project) -> Plan:
                 continue
             for pin in lacking:
                 where = f"{project.matrix.at('versions', pin)}: versions.{pin}"
-                mistakes.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes it")
+                mistakes.add_once(where, f"{problem}; add `{pin}: VERSION`, or a rule that excludes this combination")
             if not lacking:
                 versions = {c: str(version) for c, version in present.items()}
                 targets.append(make_target(project, name, axes, versions, mistakes))
@@ -159,9 +159,9 @@ def make_plan(project: Project) -> Plan:
 
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
-    """Return the components of an image and their requirements, requirements first.
+    """Return the components of an image and all components that they require, requirements first.
 
-    Collect unfulfilled requirements.
+    Add a mistake for each requirement that no component fulfils, and for each name that several components provide.
     """
     where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
     own, changes = project.matrix.model.images[image].components, project.changes
@@ -197,7 +197,10 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
 
 
 def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequence[str]]:
-    """Return the values of each axis of an image, replaced by those of `--set`. Collect invalid values."""
+    """Return the values of each axis of an image. Values of `--set` replace the values in the matrix.
+
+    Add a mistake for each invalid value.
+    """
     matrix, changed = project.matrix.model, project.changes.values
     known_values: Mapping[str, tuple[str, Collection[str]]] = {
         "os": ("no base", matrix.bases),
@@ -223,7 +226,7 @@ def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequen
 def _objections(
     project: Project, image: str, facts: Mapping[str, str], versions: Mapping[str, str | None]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the rules that exclude a combination, with their reasons."""
+    """Yield each rule or component that excludes a combination: the name, and the reason."""
     for rule in project.matrix.model.rules:
         if matches(rule.when, {"image": image, **facts}):
             yield rule.name, rule.reason
@@ -254,7 +257,7 @@ def make_target(
     known = {**axis_facts(axes), "image": image}
 
     def filled(field: str, i: int, template: str, values: Mapping[str, str]) -> str:
-        """Fill the template of a tag. Collect names without a value, and results that are not tags."""
+        """Return a tag: the template with all values. Add a mistake for an unknown name or an invalid tag."""
         where = f"{project.matrix.at('images', image, field, i)}: images.{image}.{field}.{i}"
         for name in [name for name in FIELD.findall(template) if name not in values]:
             mistakes.add_once(where, f"no value for {{{name}}}{suggestion(name, values)}")
@@ -289,16 +292,19 @@ def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
 
 
 def repository_name(project: Project, image: str) -> str:
-    """Return the staging repository of an image, with its registry.
+    """Return the name of an image's staging repository, with its registry.
 
-    Builds are pushed to it before they are verified.
+    Builds are pushed to the staging repository before they are verified.
     """
     matrix = project.matrix.model
     return matrix.publish.staging.replace("{repository}", matrix.repository).replace("{image}", image)
 
 
 def staged_tag(digest: str, now: datetime) -> str:
-    """Return the tag that protects a staged image from garbage collection: `staged-20261121T104500Z-0123456789ab`."""
+    """Return a tag that protects an image in the staging repository from garbage collection.
+
+    The tag contains the time and the first digits of the digest: `staged-20261121T104500Z-0123456789ab`.
+    """
     return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:12]}"
 
 
@@ -312,7 +318,7 @@ def _check_use(
     used: Collection[str],
     mistakes: Mistakes,
 ) -> None:
-    """Collect rules that exclude nothing, and images without any target."""
+    """Add a mistake for each rule that excludes nothing, and for each image without any target."""
     matrix, at = project.matrix.model, project.matrix.at
     for i, row in enumerate(matrix.rules):
         if row.name not in used and project.is_own("rules", i):
@@ -321,18 +327,21 @@ def _check_use(
             )
     for name in matrix.images.keys() - {target.image for target in targets}:
         item = next(item for item in excluded if item.image == name)
-        problem = f"no target is left, for example {item.rule} excludes {item.id}: {item.reason}; change axes or rules"
+        example = f"{item.rule} excludes {item.id}: {item.reason}"
+        problem = f"all combinations are excluded; for example, {example}; change axes or rules"
         mistakes.add(f"{at('images', name, 'axes')}: images.{name}.axes", problem)
 
 
 def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes) -> None:
-    """Collect tags that two targets have, and aliases that are also tags."""
+    """Add a mistake for each tag that two targets have, and for each alias that is also a tag."""
     owners: dict[str, str] = {}
     for target in targets:
         for i, tag in enumerate(target.tags):
             if (owner := owners.setdefault(tag, target.id)) != target.id:
                 where = project.matrix.at("images", target.image, "tags", i)
-                mistakes.add(where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs")
+                mistakes.add(
+                    where, f"tag {tag} names both {owner} and {target.id}; add the axis that differs to the tag"
+                )
     for target in targets:
         for alias in target.aliases:
             if alias in owners:
@@ -343,7 +352,7 @@ def check_tags(project: Project, targets: Collection[Target], mistakes: Mistakes
 
 
 def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes) -> None:
-    """Collect wrong templates of the staging repository, and required checks that do not exist."""
+    """Add a mistake for each wrong name of a staging repository, and for each required check that does not exist."""
     policy, at = project.matrix.model.publish, project.matrix.at
     known = {f"{name}/{check.name}" for name, document in project.components.items() for check in document.model.checks}
     for i, row in enumerate(policy.require):
@@ -351,7 +360,7 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             full = pattern if "/" in pattern else f"{pattern}/*"
             fits = any(fnmatchcase(name, full.removesuffix("-speed")) for name in known)
             if not fits and not full.startswith("image/"):
-                problem = f"publish.require: no check {pattern}{suggestion(full, known)}"
+                problem = f"publish.require: no component has the check {pattern}{suggestion(full, known)}"
                 mistakes.add(at("publish", "require", i, "checks", j), problem)
     where = at("publish", "staging")
     for target in targets:
@@ -363,5 +372,6 @@ def check_policy(project: Project, targets: Iterable[Target], mistakes: Mistakes
             mistakes.add_once(f"{where}: publish.staging", problem)
         if name in {tag.rpartition(":")[0] for tag in (*target.tags, *target.aliases)}:
             mistakes.add(
-                where, f"publish.staging: {name} is the published repository of {target.image}; name another one"
+                where,
+                f"publish.staging: {name} is the published repository of {target.image}; choose another repository",
             )

@@ -18,7 +18,7 @@ from imagebuild.project.matrix import Base, Matrix, Pin
 
 @dataclass(frozen=True)
 class Project:
-    """A project: its matrix, components and lock, together with those of the project that it extends."""
+    """A project: its matrix, components and lock, combined with those of the project that it extends."""
 
     matrix: YamlFile[Matrix]
     components: Mapping[str, YamlFile[Component]]
@@ -36,9 +36,9 @@ class Project:
         return self.matrix.path.parent
 
     def is_own(self, *place: str | int) -> bool:
-        """Return whether a value is from the project's own matrix, not from an extended one.
+        """Return whether a value is from the project's own matrix, not from the matrix of an extended project.
 
-        True for a matrix in JSON.
+        `place` are the keys that lead to the value. Always True if the own matrix is a JSON file.
         """
         return not self.matrix.lines or place in self.matrix.lines
 
@@ -68,7 +68,10 @@ class Project:
         return replace(self, matrix=replace(self.matrix, model=model), lock=lock, changes=changes)
 
     def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:
-        """Return the pins among the values of `--set`. The other values belong to axes."""
+        """Return the values of `--set` that replace pins (versions of components). Other values replace values of axes.
+
+        Raises ConfigError for an unknown name, and for a value that is not a version.
+        """
         mistakes, versions = Mistakes(), self.matrix.model.versions
         pins: dict[str, tuple[Pin, ...]] = {}
         axes = {axis for image in self.matrix.model.images.values() for axis in image.axes}
@@ -77,7 +80,7 @@ class Project:
             if name in axes:
                 continue
             if name not in {*versions, *self.components}:
-                problem = f"is neither an axis nor a pin{suggestion(name, {*axes, *versions})}"
+                problem = f"is neither an axis nor an entry of `versions`{suggestion(name, {*axes, *versions})}"
                 mistakes.add(f"--set {name}={value}", problem)
                 continue
             try:
@@ -94,19 +97,26 @@ class Project:
         return self.components[component].path.parent
 
     def template(self, name: str) -> Path:
-        """Return the file of a template: `components/NAME/FILE`, or the first shared file of that name in `roots`."""
+        """Return the path of a template.
+
+        `name` is `components/COMPONENT/FILE`, or the name of a shared file. The first folder in `roots` that contains
+        the shared file is used.
+        """
         if name.startswith("components/"):
             _, component, file = name.split("/", 2)
             return self.folder(component) / file
         return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
 
     def pin(self, component: str, facts: Mapping[str, str]) -> Pin | None:
-        """Return the first pin of a component whose condition holds. `facts` are the axes of the target."""
+        """Return the row of `versions` that sets the version of a component. Return None if no condition holds.
+
+        If several conditions hold, the first row is returned. `facts` are the axes of the target.
+        """
         rows = self.matrix.model.versions.get(self.components[component].model.pin or component, ())
         return next((pin for pin in rows if matches(pin.when, facts)), None)
 
     def version(self, component: str, facts: Mapping[str, str]) -> str | None:
-        """Return the version of a component in a target with these axes. Return None if no pin applies."""
+        """Return the version of a component in a target with the axes `facts`. Return None if no version applies."""
         if axis := self.components[component].model.version_axis:
             return facts[axis]
         pin = self.pin(component, facts)
@@ -115,7 +125,8 @@ class Project:
     def provider(self, wanted: str, present: Collection[str], preferred: Mapping[str, str] | None = None) -> str | None:
         """Return the component that fulfils a requirement. Return None if no component does.
 
-        The order is: the preferred component, a component that is present, the component with the required name.
+        The first of these is returned: the component in `preferred`, a component in `present`, the component that has
+        the name `wanted`.
         """
         if preferred and wanted in preferred:
             return preferred[wanted]

@@ -27,7 +27,7 @@ class BuildResult(Model):
 
     target: str
     digest: str | None
-    """Digest of the result: an index or a manifest."""
+    """Digest of the built image: the digest of an index or of a manifest."""
     tags: tuple[str, ...]
     platforms: tuple[Platform, ...]
     size_bytes: int | None
@@ -37,7 +37,7 @@ class BuildResult(Model):
     manifests: dict[Platform, str] = Field(default_factory=dict)
     """Maps each platform to the digest of its manifest, if the result was pushed or written as an OCI layout."""
     repository: str | None = None
-    """Staging repository, with its registry, that the result was pushed to by digest."""
+    """Staging repository, with its registry, to which the image was pushed by digest."""
     revision: str | None = None
     """Commit of the project, with `-dirty` if files had changed."""
     dockerfile: str | None = None
@@ -50,9 +50,11 @@ class BuildResult(Model):
     run: str = ""
     """Address of the CI run that built the image."""
     workflow: str = ""
-    """Address of the workflow of that run, with its revision. The provenance names it as the builder."""
+    """Address of the workflow of the CI run, with the revision of the workflow. The provenance states this address as
+    the builder."""
     replaced: dict[str, str] = Field(default_factory=dict)
-    """Maps each replaced image or stage of the Dockerfile to its replacement: the digest of an image, or `folder`."""
+    """Maps each replaced image or build stage of the Dockerfile to the digest of its replacement, or to `folder` if the
+    replacement has no digest."""
     rebuilt: date | None = None
     """Day of `build --rebuild`, which installs newer packages than the first build of the commit."""
 
@@ -95,8 +97,8 @@ class ScanResult(Model):
 
 
 State = Literal["published", "unchanged", "possible", "refused", "failed"]
-"""`possible`: `--dry-run` found that the target can be published. `failed`: a registry failed, or another publisher
-interfered."""
+"""State of a target after `imagebuild publish`. `possible`: `--dry-run` found that the target can be published.
+`failed`: a registry failed, or another publisher interfered."""
 
 
 class Published(Model):
@@ -111,7 +113,7 @@ class Published(Model):
     platforms: dict[Platform, str] = Field(default_factory=dict)
     """Maps each platform to the digest of its image."""
     given: tuple[str, ...] = ()
-    """New tags."""
+    """Tags that were created."""
     kept: tuple[str, ...] = ()
     """Tags and aliases that already named the image."""
     moved: dict[str, str] = Field(default_factory=dict)
@@ -131,7 +133,7 @@ class PublishResult(Model):
 
     @property
     def exit_status(self) -> int:
-        """0 if all targets are published, 1 if a target was refused, 4 if a registry failed."""
+        """Exit status: 0 if all targets are published, 1 if a target was refused, 4 if a registry failed."""
         states = {target.state for target in self.targets}
         return 4 if "failed" in states else 1 if "refused" in states else 0
 
@@ -148,7 +150,7 @@ class AttachedFile(Model):
 
 
 class Scan(Model):
-    """Summary of a scan."""
+    """Summary of a scan for vulnerabilities."""
 
     verdict: Literal["passed", "failed"]
     reason: str = ""
@@ -162,14 +164,14 @@ class Scan(Model):
 
 
 class Checks(Model):
-    """Summary of a verification."""
+    """Summary of the checks of an image."""
 
     passed: int
     failed: int
     skipped: int
     started: str = ""
     runner: str = ""
-    """Runner of the checks. Empty if no check could run."""
+    """Runner: the tool that ran the checks in the image, such as Docker. Empty if no check could run."""
     gpus: int = 0
     nodes: int = 1
     device: str = ""
@@ -186,7 +188,7 @@ class PublishedPlatform(Model):
     size_bytes: int
     """Size of the compressed layers."""
     created: str = ""
-    """Creation time in the image's configuration. For an image from `build --push`, the date of its lock."""
+    """Creation time in the image's configuration. For an image from `build --push`, the date in `imagebuild.lock`."""
     labels: dict[str, str] = Field(default_factory=dict)
     packages: int | None = None
     """Number of packages in the SBOM. None without an SBOM."""
@@ -194,7 +196,7 @@ class PublishedPlatform(Model):
     updates: int | None = None
     """Number of packages with a newer security update. None if `imagebuild freshness` did not examine the image."""
     checks: tuple[Checks, ...] = ()
-    """Verifications, newest first."""
+    """Summaries of all verifications, newest first."""
     evidence: tuple[AttachedFile, ...] = ()
 
 
@@ -218,15 +220,15 @@ class PublishedImage(Model):
     aliases: tuple[Tag, ...]
     """Tags that may move, and that name the image now."""
     revision: str = ""
-    """Commit of the project in the annotations of the index."""
+    """Commit of the project that the image was built from, as the annotations of the index state."""
     created: str = ""
-    """Creation time of the newest platform."""
+    """Creation time of the image. If the platforms have different times, the newest time."""
     platforms: Annotated[tuple[PublishedPlatform, ...], Field(min_length=1)]
     restricted: dict[str, str] = Field(default_factory=dict)
     """Maps each component with a restricted licence to the terms to accept before the image is redistributed."""
     verified_by: str | None = None
-    """The requested key or identity, if it signed the index. Empty if it did not. None if no signature was
-    requested."""
+    """Key or identity that signed the index. Empty if the requested key or identity did not sign the index. None if no
+    signature was requested."""
 
     @property
     def reference(self) -> str:

@@ -17,8 +17,8 @@ from imagebuild.project.load import MATRIX
 def files_at_revision(reference: str, folder: Path, run: RunProgram = run_program) -> Iterator[Path]:
     """Yield a folder with another state of the project: a copy in a folder, or a git revision.
 
-    For a revision, the whole tree with its submodules is checked out until the `with` block ends. Mistakes in its files
-    are shown as `REF:file:line`. Raises ConfigError if `reference` is neither a folder nor a revision.
+    For a revision, the whole tree with its submodules is checked out until the `with` block ends. Mistakes in files of
+    the revision are shown as `REF:file:line`. Raises ConfigError if `reference` is neither a folder nor a revision.
     """
     copy = Path(reference)
     if (copy / MATRIX).is_file():
@@ -42,7 +42,9 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
         _checkout(top, commit, Path(name), run)
         there = Path(name) / place.relative_to(top)
         if not (there / MATRIX).is_file():
-            raise ConfigError(f"{reference}: has no {place.relative_to(top) / MATRIX}; name a revision that has it")
+            raise ConfigError(
+                f"{reference}: has no {place.relative_to(top) / MATRIX}; name a revision that contains this file"
+            )
         try:
             yield there
         except ConfigError as error:
@@ -86,8 +88,8 @@ def origin_of_build(folder: Path, environ: Mapping[str, str], run: RunProgram = 
 def current_revision(folder: Path, run: RunProgram = run_program) -> str | None:
     """Return the commit of a project, with `-dirty` if tracked files changed or inputs of builds are not tracked.
 
-    Return None if the project is not in a git repository, if the repository ignores it (as for an installed project),
-    or if git does not run.
+    Return None if the project is not in a git repository, if git ignores the project's files (as for an installed
+    project), or if git does not run.
     """
     git, inputs = ("git", "-C", str(folder)), (MATRIX, "dockerfiles")
     try:

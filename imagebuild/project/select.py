@@ -29,13 +29,16 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
 
 
 def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, str]:
-    """Map each restricted component of these targets to the terms to accept before they are published."""
+    """Map each component with a restricted licence to the terms to accept before these targets are published."""
     used = {component for target in targets for component in target.components}
     return {name: text for name, text in plan.restricted.items() if name in used}
 
 
 def select_one(plan: Plan, name: str) -> Target:
-    """Return the target with an id, or the only target that fits a glob. Raises NothingSelected or ConfigError."""
+    """Return the target with an id, or the only target that fits a glob.
+
+    Raises NothingSelected if no target fits, and ConfigError if several targets fit.
+    """
     chosen = select_targets(plan, [name])
     if len(chosen) > 1:
         first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")
@@ -44,12 +47,12 @@ def select_one(plan: Plan, name: str) -> Target:
 
 
 def select_excluded(plan: Plan, selectors: Iterable[str]) -> tuple[Excluded, ...]:
-    """Return the excluded combinations that fit the selectors."""
+    """Return the excluded combinations that fit the selectors of `select_targets`."""
     return tuple(e for e in plan.excluded if _fits(e, tuple(selectors)))
 
 
 def _fits(item: Target | Excluded, selectors: tuple[str, ...]) -> bool:
-    """Return whether a combination fits the selectors."""
+    """Return whether a combination fits the selectors of `select_targets`."""
     values = {"image": item.image, **item.axes}
     pairs = [selector.split("=", 1) for selector in selectors if "=" in selector]
     globs = [selector for selector in selectors if "=" not in selector]

@@ -27,7 +27,8 @@ def package_arguments(recipe: Recipe) -> list[str]:
             exact.update(exact_packages(part.name, part.repository))
         else:
             others.update(part.packages)
-    # The distribution's archive keeps one version of a package. A stable update or a rebuild may change its suffix.
+    # The distribution's archive keeps one version of a package. An update may change the end of the version, so `*` is
+    # appended to the version.
     own = {f"'{package}*'" if "=" in package else package for package in others}
     return sorted(exact | own, key=lambda package: package.strip("'"))
 
@@ -35,9 +36,9 @@ def package_arguments(recipe: Recipe) -> list[str]:
 def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
     """Return a component's packages from a signed repository, each with a version.
 
-    The version is from the lock if the component does not state it. Architectures without a pin are ignored, because no
-    image is built for them. Raises ConfigError if the lock has different versions for two architectures, because they
-    share one Dockerfile.
+    A version that the component does not state is from the lock. Architectures that the lock does not contain are
+    ignored, because no image is built for them. Raises ConfigError if the lock has different versions for two
+    architectures, because both architectures share one Dockerfile.
     """
     result = []
     for package in pinned.packages:
@@ -52,7 +53,7 @@ def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
 
 
 def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]:
-    """Return the template values for adding a component's own package repository."""
+    """Return the values with which a template adds the signed package repository of a component."""
     first = next(iter(pinned.repositories.values()))
     result = {"name": first.name, "suite": first.suite, "key": first.key, "urls": pinned.urls, "stage": component}
     if not first.configured:
@@ -91,7 +92,7 @@ def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str
 
 
 def library_folders(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return the folders in which the loader looks for libraries, in order, each with its component."""
+    """Return a pair of component and folder for each folder in which the loader looks for libraries, in order."""
     result = []
     for part in recipe.components:
         unpacked = part.component.unpacked
@@ -101,7 +102,7 @@ def library_folders(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def adaptations(recipe: Recipe) -> Iterator[str]:
-    """Yield a line for each difference between the image and its archives or its base."""
+    """Yield a note for each difference between the image and the archives or the base image that it is made from."""
     for stage in recipe.stages:
         yield from (f"{stage.name}: {line}" for line in stage.archive_environment[1])
     base = recipe.base.partition("@")[0]
@@ -113,9 +114,9 @@ def adaptations(recipe: Recipe) -> Iterator[str]:
 
 
 def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
-    """Return the environment variables that a component takes from the base.
+    """Return the environment variables that a component takes from the base image.
 
-    Empty if the lock has no facts about the base.
+    Empty if the lock does not contain the environment of the base image.
     """
     by_platform: dict[str, dict[str, str]] = {}
     for platform in sorted(recipe.target.platforms) if recipe.base_facts else ():
@@ -141,8 +142,8 @@ def _archive_environment(recipe: Recipe, part: Part) -> dict[str, str]:
 def image_labels(recipe: Recipe) -> dict[str, str]:
     """Return the labels of the image.
 
-    The digest of the base is left out if builds may bootstrap the base, because such builds do not use the official
-    image.
+    The digest of the base is left out if builds may create the base from packages of the distribution, because such
+    builds do not use the official image.
     """
     target = recipe.target
     base_name, _, base_digest = recipe.base.partition("@")

@@ -15,7 +15,7 @@ from imagebuild.project.plan import Target
 
 
 class OwnedSource(NamedTuple):
-    """A source, and the part of the project that it belongs to."""
+    """A source (something to download), and the part of the project that needs the source."""
 
     owner: str
     """Name of a component, a base (a value of the axis `os`) or an image."""
@@ -42,7 +42,7 @@ class PinnedPackages:
         return {arch: repository.url for arch, repository in self.repositories.items()}
 
     def source(self, arch: Arch, packages: tuple[str, ...]) -> PackageSource:
-        """Return the repository of an architecture as the source of packages."""
+        """Return the source of packages for an architecture: the repository, with these packages."""
         found = self.repositories[arch]
         return PackageSource(found.url, found.suite, found.key, packages)
 
@@ -54,21 +54,23 @@ class BuildStage:
     name: str
     component: Component
     values: Mapping[str, Any]
-    """Variables of the template `build.j2`. The renderer adds `gpu` and `signed`, which may raise errors."""
+    """Variables for the template `build.j2`. The renderer adds the variables `gpu` and `signed`, because computing
+    these two may raise errors."""
     tag: str
     """Git tag of the version. Empty without a git source, or if the matrix states the commit."""
     toolkit: str
     """Version of the CUDA toolkit that compiles the component. Empty if `gpu` is not in the component's key."""
     archive_facts: Mapping[Arch, TreeFacts]
-    """Facts in the lock about the archive of each architecture."""
+    """Maps each architecture to the facts about its archive: what `imagebuild lock` read from the archive."""
     packages: PinnedPackages | None
-    """Packages of all variants. None if the packages come from the distribution's own archive."""
+    """Packages of all variants, with their signed repository. None if the packages come from the distribution's own
+    archive."""
     sources: tuple[OwnedSource, ...]
-    """All sources except package repositories."""
+    """All sources (downloads) of the stage, except package repositories."""
 
     @cached_property
     def archive_environment(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """The environment that images take from the unpacked archive, and a line for each difference from the archive.
+        """The variables that images take from the unpacked archive, and a note for each difference from the archive.
 
         Raises ConfigError if the archives of two architectures set a variable differently.
         """
@@ -77,19 +79,20 @@ class BuildStage:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Everything that one component contributes to a target."""
+    """A part of a recipe: everything that one component contributes to a target."""
 
     name: str
     file: YamlFile[Component]
     version: str
     pin: Pin | None
-    """The row of `versions` in the matrix that applies to the target. None if no row applies."""
+    """The row of `versions` in the matrix that sets the component's version in the target. None if no row applies."""
     stage: BuildStage | None
-    """None if the target does not need the component's build stage."""
+    """The build stage of the component. None if the target does not need the build stage."""
     packages: tuple[str, ...]
     """Packages to install in the image, each as `name` or `name=version`."""
     repository: PinnedPackages | None
-    """The same packages, with their repository. None if the packages come from the distribution's own archive."""
+    """The packages in `packages`, with their signed repository. None if the packages come from the distribution's own
+    archive."""
     versioned: tuple[tuple[PackageSource, str], ...]
     """Packages whose version contains the component's version. Each entry is the repository with one package, and the
     template of the package's version, such as `{version}-1`."""
@@ -113,23 +116,27 @@ class Recipe:
     base: str
     """The image that the target starts from, with its digest."""
     is_bootstrapped: bool
-    """Whether builds may bootstrap the base from the distribution's archive instead of the official image."""
+    """Whether builds may create the base from packages of the distribution instead of using the official image."""
     base_facts: Mapping[Platform, ImageFacts]
-    """Facts in the lock about the base. Empty if the lock has none."""
+    """Maps each platform to the facts about the base image: what `imagebuild lock` read from its configuration. Empty
+    if the lock contains no facts."""
     parts: Mapping[str, Part]
-    """The components of the image, requirements first, then the components that only have a build stage."""
+    """Maps each component to its part of the recipe: first the components of the image, requirements first, then the
+    components that only have a build stage."""
     stages: tuple[BuildStage, ...]
     """Build stages that the target needs, each after the stages that it uses."""
     toolkit: str
-    """Version of the CUDA toolkit that the compute capabilities of the image depend on. `0` without a toolkit."""
+    """Version of the CUDA toolkit, which limits the compute capabilities that the image can contain code for. `0`
+    without a toolkit."""
     sources: tuple[OwnedSource, ...]
-    """All sources except the distribution's own archive, whose signed index verifies its packages."""
+    """All sources (downloads), except packages from the distribution's own archive. The signed index of this archive
+    verifies these packages."""
     lock_hash: str
     """Digest of all versions and pins that the Dockerfile contains: 12 hex digits."""
 
     @property
     def components(self) -> tuple[Part, ...]:
-        """The components of the image, requirements first."""
+        """The parts of the components in the image. Each component comes after the components that it requires."""
         return tuple(self.parts[name] for name in self.target.components)
 
     def sources_for(self, platforms: Collection[Platform]) -> tuple[OwnedSource, ...]:

@@ -31,16 +31,16 @@ from imagebuild.render.templates import Templates
 
 
 class Renderer:
-    """The renderer of a project's targets. Parts and stages that targets share are computed once."""
+    """Renderer of the Dockerfiles of a project. Build stages that several targets share are rendered only once."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
         self._templates = Templates(project)
         self._shared = SharedParts(project)
         self._stages: dict[BuildStage, str] = {}
-        """Maps each build stage to its text."""
+        """Maps each build stage to its text in the Dockerfile."""
         self._installs: dict[tuple[str, str, str], str] = {}
-        """Maps component, version and variant to the steps that install the component in the final stage."""
+        """Maps component, version and variant to the instructions that install the component in the final stage."""
 
     def recipe(self, target: Target) -> Recipe:
         return resolve_recipe(self.project, target, self._shared)
@@ -58,8 +58,8 @@ class Renderer:
     def dockerfile(self, target: Target, options: Sequence[str] = ()) -> Dockerfile:
         """Render the self-contained Dockerfile of a target.
 
-        `options` are added to the command in the header. A source without a pin is rendered as `unresolved`, which
-        every builder refuses. Raises ConfigError if a template is wrong.
+        `options` are added to the `imagebuild render` command in the comment at the top. A source without a pin is
+        rendered as `unresolved`, which no builder accepts. Raises ConfigError if a template is wrong.
         """
         recipe = self.recipe(target)
         image, components, variant = recipe.image, recipe.components, target.axes["variant"]
@@ -140,7 +140,7 @@ class Renderer:
         return self._stages.setdefault(stage, f"{heading}\n{text}")
 
     def _install(self, name: str, version: str, variant: str) -> str:
-        """Return the steps with which the final stage installs a component."""
+        """Return the Dockerfile instructions that install a component in the final stage."""
         if (name, version, variant) not in self._installs:
             template, file = f"components/{name}/install.j2", partial(self._templates.file, name)
             text = self._templates.render(template, version=version, variant=variant, file=file)

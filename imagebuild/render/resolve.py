@@ -1,4 +1,4 @@
-"""The recipe of a target, computed from the files of the project: stages, versions, facts, sources, packages, pins."""
+"""The recipe of a target (everything that its Dockerfile is made from), computed from the files of the project."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ VERSION = "{version}"
 
 @dataclass(frozen=True, eq=False)
 class SharedParts:
-    """Parts and build stages that the recipes of a project have in common. Equal inputs make one part or stage."""
+    """Parts and build stages that several recipes of a project share.
+
+    A part is everything that a component contributes to a target. The keys are the inputs: targets with equal inputs
+    share a part or a build stage.
+    """
 
     project: Project
     parts: dict[tuple[object, ...], Part] = field(default_factory=dict)
@@ -44,13 +48,13 @@ class SharedParts:
 
     @cached_property
     def with_stage(self) -> frozenset[str]:
-        """Components that have a build stage."""
+        """Names of the components that have a build stage."""
         folders = {name: self.project.folder(name) for name in self.project.components}
         return frozenset(name for name, folder in folders.items() if (folder / "build.j2").exists())
 
     @cached_property
     def roles(self) -> frozenset[str]:
-        """Requirements of all build stages."""
+        """All names in the `build-requires` of components."""
         return frozenset(role for file in self.project.components.values() for role in file.model.build_requires)
 
     @cached_property
@@ -66,9 +70,10 @@ class SharedParts:
 
 
 def resolve_recipe(project: Project, target: Target, shared: SharedParts | None = None) -> Recipe:
-    """Return the recipe of a target. Pass the same `shared` for all targets of a project to save time.
+    """Return the recipe of a target: everything that its Dockerfile is made from.
 
-    Raises ConfigError if files contradict each other.
+    To save time, pass the same `shared` for all targets of a project. Raises ConfigError if files contradict each
+    other.
     """
     matrix, lock = project.matrix.model, project.lock
     image = matrix.images[target.image]
@@ -98,9 +103,11 @@ def resolve_recipe(project: Project, target: Target, shared: SharedParts | None 
 
 
 def gpu_capabilities(project: Project, target: Target, toolkit: str) -> dict[str, tuple[str, ...]]:
-    """Map each architecture to the wanted compute capabilities that a CUDA toolkit can compile for.
+    """Map each CPU architecture to the compute capabilities that a CUDA toolkit can compile for.
 
-    Raises ConfigError if an architecture of the target has none.
+    `toolkit` is the version of the CUDA toolkit. Only compute capabilities in `gpu-architectures` of the matrix are
+    considered; with an axis `gpu`, only its value. Raises ConfigError if no compute capability is left for an
+    architecture of the target.
     """
     generation = target.axes.get("gpu")
     wanted = {n: gpu for n, gpu in project.matrix.model.gpu_architectures.items() if generation in (None, n)}
@@ -120,7 +127,7 @@ def archs_of(target: Target) -> tuple[Arch, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A target, with the values that its parts depend on."""
+    """A target, with the values that its recipe is computed from."""
 
     project: Project
     target: Target
@@ -136,19 +143,19 @@ class _Chosen:
 
     @cached_property
     def providers(self) -> Mapping[str, str]:
-        """Maps each requirement of a build stage to the component whose stage fulfils it."""
+        """Maps each name in the `build-requires` of components to the component whose build stage is used."""
         present, preferred = self.target.components, self.image.build_with
         return {role: self.project.provider(role, present, preferred) or role for role in self.shared.roles}
 
     def build_providers(self, name: str) -> dict[str, str]:
-        """Map each requirement of a component's stage to the component whose stage fulfils it."""
+        """Map each name in the `build-requires` of one component to the component whose build stage is used for it."""
         return {role: self.providers[role] for role in self.component(name).build_requires}
 
     def pin(self, name: str) -> Pin | None:
         return self.project.pin(name, self.axes)
 
     def version(self, name: str) -> str:
-        """Return the version of a component. Raises ConfigError if the matrix has none for this target."""
+        """Return the version of a component. Raises ConfigError if the matrix has no version for this target."""
         if name in self.target.components:
             return self.target.components[name]
         if version := self.project.version(name, self.axes):
@@ -165,7 +172,7 @@ class _Chosen:
 
 
 def _stage_order(chosen: _Chosen) -> tuple[str, ...]:
-    """Return the components whose build stage the target needs, each after the components that it builds with."""
+    """Return the components whose build stage the target needs, each after the components whose stages it uses."""
     project = chosen.project
     order: list[str] = []
 
@@ -199,7 +206,7 @@ def _base_reference(chosen: _Chosen) -> str:
 
 
 def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
-    """Return everything that a component contributes to the target. Targets with equal inputs share the part."""
+    """Return everything that a component contributes to the target. Targets with equal inputs share the result."""
     target, shared = chosen.target, chosen.shared
     owner = chosen.component(name).packages_from or name
     stage_inputs = (
@@ -218,7 +225,7 @@ def _part(chosen: _Chosen, name: str, *, with_stage: bool) -> Part:
 
 
 def _new_part(chosen: _Chosen, name: str, stage: BuildStage | None) -> Part:
-    """Return everything that a component contributes to the target."""
+    """Return everything that a component contributes to the target, without looking for a shared result."""
     in_image, devel = name in chosen.target.components, chosen.target.axes["variant"] == "devel"
     repository = _pinned_packages(chosen, name, every=devel, stage=False) if in_image else None
     signed = [packages for packages in (repository, stage and stage.packages) if packages]
@@ -284,7 +291,7 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
 
 
 def _git(chosen: _Chosen, name: str) -> GitRef | None:
-    """Return the git source of a component. Return None if it has none."""
+    """Return the git source of a component. Return None if the component has no git source in this target."""
     component, pin = chosen.component(name), chosen.pin(name)
     if not component.git or pin is None:
         return None
@@ -293,7 +300,7 @@ def _git(chosen: _Chosen, name: str) -> GitRef | None:
 
 
 def _wheels(chosen: _Chosen, name: str) -> WheelSet | None:
-    """Return the wheels of a component. Return None if it has none."""
+    """Return the wheels of a component. Return None if the component has no wheels."""
     owner, version = chosen.component(name).wheels_from or name, chosen.version(name)
     if not chosen.component(owner).wheels:
         return None
@@ -303,7 +310,7 @@ def _wheels(chosen: _Chosen, name: str) -> WheelSet | None:
 
 
 def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
-    """Return a component's packages for the runtime variant, or with `every` for all variants."""
+    """Return the packages of a component that `runtime` images install. With `every`, of all images."""
     packages = chosen.component(name).packages
     wanted = (*packages.runtime, *(packages.devel if every else ()))
     values = _values(chosen, name) if wanted else {}
@@ -311,10 +318,10 @@ def _packages(chosen: _Chosen, name: str, *, every: bool) -> tuple[str, ...]:
 
 
 def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) -> PinnedPackages | None:
-    """Return packages with their repository. Return None if the packages come from the distribution's own archive.
+    """Return the packages of a component, with their signed repository.
 
-    `every`: include the packages of all variants. `stage`: use the release that the stage is built on instead of the
-    image's release.
+    Return None if the packages come from the distribution's own archive. `every`: include the packages of all variants.
+    `stage`: use the release that the stage is built on instead of the image's release.
     """
     owner = chosen.component(name).packages_from or name
     repository = chosen.component(owner).repository
@@ -339,7 +346,10 @@ def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) ->
 def _versioned(
     chosen: _Chosen, name: str, repository: PinnedPackages, *, every: bool
 ) -> Iterator[tuple[PackageSource, str]]:
-    """Yield each package whose version contains the component's version, with the template of its version."""
+    """Yield each package whose version contains the component's version: its repository, and a template.
+
+    The template is the version of the package with the placeholder `{version}`, such as `{version}-1`.
+    """
     packages = chosen.component(name).packages
     used = (*packages.runtime, *(packages.devel if every else ()))
     texts = [text for text in used if VERSION in text and "=" in text]
@@ -369,7 +379,7 @@ def _labels(chosen: _Chosen, name: str, stage: BuildStage | None) -> dict[str, s
 
 
 def _key(chosen: _Chosen, name: str) -> dict[str, str]:
-    """Map each entry of a component's `key` to its value.
+    """Map each entry of a component's `key`, except `gpu`, to its value.
 
     Raises ConfigError for an entry that is neither an axis nor a component of the target.
     """
@@ -397,7 +407,11 @@ def _values(chosen: _Chosen, name: str, arch: Arch | None = None, *, stage: bool
 
 
 def _with_facts(chosen: _Chosen, name: str, values: dict[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    """Add a component's facts to `values`. Each fact is from the first row whose condition holds for `known`."""
+    """Add the `facts` of a component (values for templates) to `values`, and return `values`.
+
+    For each name, the first row that sets the name and whose condition holds for `known` is used. Existing values are
+    kept.
+    """
     for fact, text in first_values(chosen.component(name).facts, known).items():
         values.setdefault(fact, _fill(chosen, name, text, values, "facts"))
     return values

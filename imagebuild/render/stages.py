@@ -1,4 +1,4 @@
-"""A Dockerfile, and the keys of its stages and steps. BuildKit executes steps with equal keys only once. Pure."""
+"""Keys (digests) of the stages and steps of a Dockerfile. BuildKit executes steps with equal keys only once. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Dockerfile:
 
     @cached_property
     def stages(self) -> Mapping[str, str]:
-        """Maps each stage, in order of appearance, to its key: a digest of all that it depends on, on any platform."""
+        """Maps each stage, in order of appearance, to its key: a digest of everything that the stage depends on.
+
+        The key covers all platforms.
+        """
         first, *others = (stages_of(self.text, platform) for platform in get_args(Platform))
         return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in first.items()}
 
@@ -42,7 +45,7 @@ class Stage:
     """A build stage for one platform. Dockerfiles with the same stage share this object."""
 
     key: str
-    """Digest of the stage's text, and of all stages and images that it starts from, mounts or copies from."""
+    """Digest of the stage's text, and of all stages and images that the stage starts from, mounts or copies from."""
     files: str
     """Digest of all that the stage's files depend on."""
     environment: str = ""
@@ -50,7 +53,7 @@ class Stage:
     steps: tuple[tuple[str, str], ...] = ()
     """Steps in order, each as its instruction (one of `STEPS`) and its key."""
     needs: frozenset[str] = field(default_factory=frozenset)
-    """Names of all stages that this stage is made from."""
+    """Names of all other stages that this stage needs, directly or through other stages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +120,7 @@ def check_appended(text: str, where: str) -> None:
 
 
 def needed_stages(stages: Mapping[str, Stage]) -> dict[str, Stage]:
-    """Return the last stage and the stages that it needs. BuildKit executes only these."""
+    """Return the last stage and all stages that the last stage needs. BuildKit executes only these stages."""
     *_, last = stages
     return {name: stage for name, stage in stages.items() if name == last or name in stages[last].needs}
 
@@ -168,14 +171,17 @@ def _block(text: str) -> _Block:
 def _stage(
     block: _Block, platform: str, start: str, image: tuple[str, str], earlier: tuple[tuple[str, Stage], ...]
 ) -> Stage:
-    """Return a stage, which starts from an image (reference and platform) or from one of the earlier stages."""
+    """Return a stage with its keys.
+
+    The stage starts from `image` (reference and platform), or from the stage `start` if `earlier` contains this stage.
+    """
     stages = dict(earlier)
     base = stages.get(start) or Stage(digest(*image), digest(*image))
     files, environment, steps, configuration = base.files, base.environment, [], [base.key]
     for word, text, names in block.instructions:
         if word in STEPS:
             used = [stages[name].files for name in names if name in stages]
-            # With --link, a step does not depend on earlier steps. Later steps depend on both.
+            # A step with --link does not depend on the steps before. The steps after depend on all steps before.
             before = "" if "--link " in text.partition("\n")[0] else files
             key = digest(before, environment if word == "RUN" or "$" in text else "", word, text, *used)
             steps.append((word, key))

@@ -1,4 +1,4 @@
-"""The templates of a project. jinja2 fills them in a sandbox, and caches them in compiled form."""
+"""The templates of a project. jinja2 fills the templates in a sandbox, and caches them in compiled form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Templates:
         self.project = project
 
     def rule(self, title: str, about: str) -> str:
-        """Return the heading of a section. Raises ConfigError if `macros.j2` does not define the macro `rule`."""
+        """Return the comment that begins a section of a Dockerfile.
+
+        Raises ConfigError if `macros.j2` does not define the macro `rule`.
+        """
         rule: Any = self._environment.globals.get("rule")
         if not callable(rule):
             where = f"{self.project.template('macros.j2')}:1"
@@ -32,7 +35,7 @@ class Templates:
         return str(rule(title, about))
 
     def file(self, component: str, name: str) -> str:
-        """Return the text of a component's file, or of another component's file for `OTHER/file`.
+        """Return the text of a file of a component. `OTHER/file` names a file of the component OTHER.
 
         Templates call this function as `file(name)`.
         """
@@ -74,7 +77,7 @@ class Templates:
         return environment
 
     def _template(self, name: str) -> tuple[str, str, None]:
-        """Load a template: return its text and its path, as a loader of jinja2."""
+        """Return the text and the path of a template. jinja2 calls this function to load templates."""
         path = self.project.template(name)
         if not path.exists():
             remedy = "write `extends: imagebuild` in the matrix to use imagebuild's template"
