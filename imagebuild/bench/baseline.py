@@ -2,14 +2,15 @@
 
 Two results are compared if collective, ranks, nodes, type and operation are the same. Runs and tables are compared size
 by size, matrices cell by cell. Sizes below 1 MiB (perftest: 64 KiB) are left out, because they show latency. If there
-are several runs, the median at each size counts. The change at a size or cell is new / old - 1. A result is too slow if
+are several runs, the median of the runs at each size counts. The change at a size or cell is new value / old value - 1.
+A result is too slow if
 
-* the median change is more than 5 % below the baseline (`MEDIAN`). It is computed over the sizes of 1 GiB and more, or
-  over all sizes if there are no larger ones.
-* or the change at any size or cell is more than 15 % below the baseline (`POINT`).
+* the median of the changes is below -5 % (`MEDIAN`). The median is computed over the sizes of 1 GiB and more, or over
+  all sizes if none is that large.
+* or the change at any size or cell is below -15 % (`POINT`).
 
-If the runs of one document differ by more than 20 % (`SPREAD`), a result that is not too slow stays open. The limits
-are choices: on a healthy machine, single runs deviated by 2 %, and single sizes by 5 %.
+If the runs of one of the two reports differ by more than 20 % (`SPREAD`), a result that is not too slow is not judged.
+The limits are choices: on a healthy machine, single runs deviated by 2 %, and single sizes by 5 %.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from imagebuild.bench.models import (
     Run,
     SpeedClaim,
 )
+from imagebuild.core.errors import plural
 
 MEDIAN, POINT, SPREAD = 0.05, 0.15, 0.20
-"""Limits in the docstring of the module."""
-NO_DATA = Claim(state="not applicable", reason="compared with the baseline")
+"""Limits for the median change, for the change at one size or cell, and for the difference between runs, as fractions.
+The docstring of the module explains each limit."""
+NO_DATA = Claim(state="not applicable", reason="the comparison with the baseline does not check data")
 
 Point = int | tuple[int, int]
 """A size in bytes, or the row and column of a cell in a matrix."""
@@ -66,7 +69,7 @@ class Series:
 
 
 def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
-    """Return a judgement for each series of both documents. A series that is only in the baseline is a failure."""
+    """Return a judgement (three claims) for each series in either report. One that is only in the baseline fails."""
     new_series, old_series = _series_of(new), _series_of(old)
     judgements = []
     for name in dict.fromkeys((*new_series, *old_series)):
@@ -74,8 +77,8 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
         if now and before:
             speed, vanished = _compare(now, before), _vanished(now, before)
         else:
-            vanished = "" if now else "the baseline has it, but it was not measured this time"
-            speed = SpeedClaim(state="not judged", reason=vanished or "the baseline does not have it")
+            vanished = "" if now else "the baseline contains this result, but the new measurement does not"
+            speed = SpeedClaim(state="not judged", reason=vanished or "the baseline does not contain this result")
         participation = Claim(state="incomplete", reason=vanished) if vanished else NO_PARTICIPATION
         claims = {"data": NO_DATA, "participation": participation, "speed": speed}
         judgements.append(Judgement(source=(now or old_series[name]).source, subject=name, **claims))
@@ -83,25 +86,32 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
 
 
 def _vanished(new: Series, old: Series) -> str:
-    """Return which cells and larger sizes of the baseline are missing in the new measurement; empty if none."""
+    """Return a sentence about the cells and larger sizes that are in the baseline, but not in the new measurement.
+
+    Return an empty text if there are none.
+    """
     largest = max((point for point in new.medians if isinstance(point, int)), default=0)
     lost = sorted(p for p in old.medians.keys() - new.medians.keys() if not isinstance(p, int) or p > largest)
     if not lost:
         return ""
-    what = f"sizes of {lost[0]} to {lost[-1]} bytes" if isinstance(lost[0], int) else f"pairs of devices ({len(lost)})"
-    return f"not measured this time: {what}, which the baseline has"
+    what = (
+        f"sizes of {lost[0]} to {lost[-1]} bytes"
+        if isinstance(lost[0], int)
+        else f"{plural(len(lost), 'pair')} of devices"
+    )
+    return f"not measured this time, but in the baseline: {what}"
 
 
 def _compare(new: Series, old: Series) -> SpeedClaim:
-    """Judge one series by the rules in the docstring of the module."""
+    """Return the claim about the speed of one series, by the rules in the docstring of the module."""
     now, before = new.medians, old.medians
     changes = {point: now[point] / before[point] - 1 for point in now.keys() & before.keys()}
     problem = new.problem or (old.problem and f"in the baseline, {old.problem}")
     if new.devices and old.devices and new.devices != old.devices:
         names = (", ".join(sorted(series.devices)) for series in (new, old))
-        problem = problem or "the GPU is {}, in the baseline it is {}".format(*names)
+        problem = problem or "the GPU is {}, but the GPU of the baseline is {}".format(*names)
     if not changes or problem:
-        problem = problem or "no size of 1 MiB or more was measured in both"
+        problem = problem or "no size of 1 MiB or more is in both measurements"
         return SpeedClaim(state="not judged", reason=problem, allow="unjudged")
     large = [change for point, change in changes.items() if isinstance(point, int) and point >= GATE_BYTES]
     centre = median(large or changes.values())
@@ -110,8 +120,8 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
     point, limit = (worst, POINT) if is_slow and centre >= -MEDIAN else (best, MEDIAN)
     where = f"{worst} bytes" if isinstance(worst, int) else f"row {worst[0]}, column {worst[1]}"
     reason = (
-        f"median change {centre:+.1%} over {len(large or changes)} values, the worst {changes[worst]:+.1%} at {where}; "
-        f"the limits are {-MEDIAN:+.0%} and {-POINT:+.0%}"
+        f"median change {centre:+.1%} over {len(large or changes)} values (limit {-MEDIAN:+.0%}); "
+        f"worst change {changes[worst]:+.1%} at {where} (limit {-POINT:+.0%})"
     )
     scattered = None if is_slow else next((series for series in (new, old) if series.spread > SPREAD), None)
     if scattered:
@@ -129,10 +139,10 @@ def _compare(new: Series, old: Series) -> SpeedClaim:
 
 
 def _series_of(results: Results) -> dict[str, Series]:
-    """Return the series in the results by name. Failed runs are used only for a series without a successful run."""
+    """Return the series in the results, by name. A failed run is used only if its series has no successful run."""
     series: dict[str, Series] = {}
     for result in sorted(results.measured, key=lambda result: result.verdict != "ok"):
-        problem = "" if result.verdict == "ok" else f"its verdict is {result.verdict}"
+        problem = "" if result.verdict == "ok" else f"the verdict of the result is {result.verdict}"
         devices = set(result.devices[:1]) if isinstance(result, Run) else set()
         for name, values in _values_of(result).items():
             if name not in series:
@@ -144,7 +154,7 @@ def _series_of(results: Results) -> dict[str, Series]:
 
 
 def _values_of(result: Measurement) -> dict[str, dict[Point, float]]:
-    """Return the values of a result by the name of their series. Each type and operation is a series of its own."""
+    """Return the values of a result by the name of their series. Each data type and operation has a separate series."""
     values: defaultdict[str, dict[Point, float]] = defaultdict(dict)
     match result:
         case Run():

@@ -89,7 +89,7 @@ _SPLIT, _SHARP, _PARTS = "k*(n-1)/(n*(k-1))", "2*(n-1)/n", "(n-1)/(g*(n-g))"
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm("ring", (*REDUCING, "broadcast", "reduce"), "1", "1"),
-    # Also trees: on average, each GPU and node moves the same number of bytes.
+    # Trees belong to this class, too: on average, each GPU and each node moves the same number of bytes.
     Algorithm("hierarchical", REDUCING, _LOCAL, _SPLIT, within=False),
     Algorithm("nvls", ("all_reduce",), "2*(n-1)/(n+1)", None, nvls=True),
     Algorithm("nvls", ("all_gather", "reduce_scatter"), "(n-1)/n", None, nvls=True),
@@ -97,10 +97,11 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm("sharp", ("all_reduce",), _LOCAL, _SHARP, sharp=True, within=False),
     Algorithm("nvls-sharp", ("all_reduce",), _NVLS, _SHARP, nvls=True, sharp=True, within=False),
     Algorithm("pairwise", ("alltoall", "hypercube"), _PEERS, _PARTS),
-    # 41 % on two H200: docs/evidence.md
+    # The default of 0.5 is too high for alltoallv, which reached 41 % of its ceiling on two H200: docs/evidence.md
     Algorithm("pairwise", ("alltoallv",), _PEERS, _PARTS, floor_fraction=0.25),
     Algorithm("pairwise", ("gather", "scatter"), _PEERS, "(n-1)/(n-g)"),
-    # 15.2 GB/s on ten nodes of H100 with 400 Gb/s NICs, on which all other tests reached 80 to 90 % of their ceilings:
+    # sendrecv reached only 15.2 GB/s on ten H100 nodes with 400 Gb/s NICs. All other tests reached 80 to 90 % of their
+    # ceilings on these nodes:
     # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
     Algorithm("pairwise", ("sendrecv",), "1", "1", one_peer=True, floor_fraction=0.25),
 )
@@ -117,12 +118,12 @@ _CLASSES: Mapping[str, tuple[AlgorithmName, ...]] = {
     "collnetchain": ("sharp",),
     "collnet": ("sharp",),
 }
-"""Maps the name of an algorithm in NCCL_ALGO or in NCCL's output to its possible classes. Within a node, a tree is not
-faster than a ring."""
+"""Maps the name of an algorithm in NCCL_ALGO or in NCCL's output to its possible classes. Trees are also in the class
+of rings, because a tree is not faster than a ring within a node."""
 
 
 def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
-    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE allow; empty if they allow all."""
+    """Return the classes that NCCL_ALGO and NCCL_NVLS_ENABLE allow, or an empty tuple if both allow all classes."""
     everything: tuple[AlgorithmName, ...] = tuple(dict.fromkeys(algorithm.name for algorithm in ALGORITHMS))
     chosen = set(everything)
     setting = variables.get("NCCL_ALGO", "").strip("\"' ").lower()
@@ -137,8 +138,8 @@ def forced_classes(variables: Mapping[str, str]) -> tuple[AlgorithmName, ...]:
 def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Ceiling, ...]:
     """Return the ceiling of each class of algorithms that the hardware can run.
 
-    Empty for a single rank, because it moves nothing, and for domains with different numbers of ranks. Also empty for
-    several domains if their network is unknown.
+    Return an empty tuple for a single rank, which moves nothing between GPUs; for NVLink domains with different numbers
+    of ranks; and for several domains if the bandwidth of the network is unknown.
     """
     domains = layout.domains
     if ranks < 2 or domains < 1 or ranks % domains:
@@ -167,13 +168,13 @@ def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Cei
 
 
 def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
-    """Return how ranks on `nodes` hosts use the hardware. Raises NotComparable if they do not fit it.
+    """Return how ranks on `nodes` hosts use the hardware. Raises NotComparable if the ranks do not fit the hardware.
 
-    Hosts with a rack-wide link are assumed to fill racks: 32 hosts in racks of 18 hosts are two domains. W is the
-    bandwidth of all NICs of the hosts in use, but not more than the host links of the GPUs in use can carry.
+    Hosts with a rack-wide link are assumed to fill racks: 32 hosts in racks of 18 hosts are two domains. The network
+    bandwidth of a domain is the sum of the NICs of its hosts, but at most the sum of the host links of its GPUs.
     """
     if ranks % nodes or ranks > nodes * profile.node.gpus:
-        there = f"{profile.name}, which has {plural(profile.node.gpus, 'GPU')} a node"
+        there = f"{profile.name}, which has {plural(profile.node.gpus, 'GPU')} per node"
         raise NotComparable(f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} do not fit {there}")
     hosts = profile.hosts_per_domain
     domains = -(-nodes // hosts)
@@ -200,7 +201,8 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
 # Copies between devices, and single NICs
 
 GB_UNITS = {"MB/sec": 2**20 / 1e9, "MiB/sec": 2**20 / 1e9, "Gb/sec": 1 / 8, "MB/s": 1e-3, "GB/s": 1.0}
-"""Maps the unit of a table to GB/s. perftest prints MB/sec for 2^20 bytes, OSU prints MB/s for 10^6 bytes."""
+"""Maps the unit of a table to its value in GB/s. perftest prints MB/sec for 2^20 bytes, OSU prints MB/s for 10^6
+bytes."""
 
 _PATHS = (
     (r"latency|local", None, 0, 0.0),
@@ -219,21 +221,24 @@ _PATHS = (
 """Limits of the tests of nvbandwidth, NVSHMEM and perftest. The first row whose pattern matches the test's name counts.
 
 Each row has the pattern, the path that limits the test, the factor between the path's bandwidth and the ceiling, and
-the fraction of the ceiling that healthy machines reach. A fraction of 0 stands for no floor, because the output does
-not say whether both GPUs are in one node.
+the fraction of the ceiling that healthy machines reach. A fraction of 0 means that no smallest acceptable speed (floor)
+is known, because the output does not say whether both GPUs are in one node.
 
 A bidirectional test of nvbandwidth reports each direction and the total between GPUs. Before release 0.3, it reports
 only one direction. Between a GPU and its host, it reports only the direction in its name.
 
-Healthy machines reach 83 to 92 % between GPUs, and 61 to 91 % between GPU and host. In bidirectional tests, they reach
-35 % between GPU and host, and 43 % of the total between GPUs with nvbandwidth 0.2. Sources: a public write-up of
-nvbandwidth 0.2 (8 H800), superbenchmark's tests (GH200), and docs/evidence.md (H200, also for kernels that call
-NVSHMEM).
+Healthy machines reach 83 to 92 % of the ceiling between GPUs, and 61 to 91 % between GPU and host. In bidirectional
+tests, healthy machines reach 35 % between GPU and host, and 43 % of the total between GPUs with nvbandwidth 0.2.
+Sources: a public write-up of nvbandwidth 0.2 (8 H800), superbenchmark's tests (GH200), and docs/evidence.md (H200, also
+for kernels that call NVSHMEM).
 """
 
 
 def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
-    """Return the ceiling and the floor of a copy between devices, or of a test of one NIC. None: not known."""
+    """Return the ceiling and the floor of a copy between devices, or of a test of one NIC.
+
+    The floor is the smallest acceptable bandwidth. A limit that is not known is None.
+    """
     path, times, least = next((row[1:] for row in _PATHS if re.search(row[0], test.casefold())), (None, 0, 0.0))
     if path in ("pair", "link"):
         # The output does not say which link joins a pair. The fastest link sets the ceiling, the slowest the floor.
@@ -263,7 +268,8 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
 
     A row is one of these:
 
-    * a ceiling with one of its references. A reference of an unknown class is shown with the highest ceiling.
+    * a ceiling with one of its references (measured results). A reference whose class of algorithms is unknown is shown
+      with the highest ceiling.
     * a ceiling without references.
     * a test of copies or of one NIC.
 
@@ -305,12 +311,14 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
 
 
 def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
-    """Note the mistakes in a valid profile: references that do not fit its hardware, or are not below a ceiling."""
+    """Add to `mistakes`: links in a wrong order, and references that do not fit the hardware or exceed its ceilings."""
     profile = document.model
     if any(link.gpus < 2 for link in profile.links):
         mistakes.add(document.at("links"), "links: a link joins at least two GPUs; set `gpus` to their number")
     if sorted(link.gpus for link in profile.links) != [link.gpus for link in profile.links]:
-        mistakes.add(document.at("links"), "links: are not in order; list the link that joins the fewest GPUs first")
+        mistakes.add(
+            document.at("links"), "links: are in the wrong order; list the link that joins the fewest GPUs first"
+        )
     inherited = len(profile.references) - sum(loc[:1] == ("references",) and len(loc) == 2 for loc in document.lines)
     keys = set()
     limited: list[tuple[str, str, float, Limit | None]] = []
@@ -341,7 +349,9 @@ def lint_profile(document: YamlFile[Profile], mistakes: Mistakes) -> None:
             limited += [(where, test, named.rate, path_limits(profile, test)[0]) for test in named.tests]
     for where, name, value, limit in limited:
         if limit is None:
-            mistakes.add(where, f"{name}: the profile has no rate that limits it; add its links, host-link or network")
+            mistakes.add(
+                where, f"{name}: the profile has no rate that limits this test; add links, host-link or network"
+            )
         elif value >= limit.value:
             most = f"the ceiling, {limit.value:.1f} GB/s ({limit.what})"
             mistakes.add(

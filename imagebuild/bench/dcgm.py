@@ -13,7 +13,7 @@ _VERDICTS: dict[str, tuple[Verdict, str]] = {
     "pass": ("ok", ""), "passed": ("ok", ""), "fail": ("failed", ""), "failed": ("failed", ""), "warn": ("warned", ""),
     "skip": ("waived", "skipped"), "skipped": ("waived", "skipped"), "notrun": ("waived", "not run"),
 }  # fmt: skip
-"""Maps each status of dcgmi to a verdict, and to the reason if the result has no messages."""
+"""Maps each status of dcgmi to a verdict and a reason. The reason is used only if dcgmi printed no message."""
 _JSON_TITLES = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 
 
@@ -46,7 +46,7 @@ def parse_dcgm_json(source: str, document: JsonDocument) -> Parsed[Diagnostic] |
 
 
 def _json_results(source: str, category: str | None, test: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Yield the result of the whole test, if the document has it, and the result of each tested part."""
+    """Yield the result of the whole test, if any, then the result of each tested part, such as a GPU."""
     entries: list[tuple[str | None, Mapping[str, Any]]] = []
     if isinstance(summary := test.get("test_summary"), dict):
         entries.append((None, summary))
@@ -64,7 +64,9 @@ def _json_results(source: str, category: str | None, test: Mapping[str, Any]) ->
                 text = json_text(message.get("warning") if isinstance(message, dict) else message) or ""
                 messages += [text.strip()] if text.strip() else []
         printed = str(entry.get("status")).strip().lower()
-        verdict, word = _VERDICTS.get(re.sub("[ _-]", "", printed), ("failed", f"its status is {excerpt(printed)}"))
+        verdict, word = _VERDICTS.get(
+            re.sub("[ _-]", "", printed), ("failed", f"the status of the test is {excerpt(printed)}")
+        )
         yield Diagnostic(
             source=source, category=category, test=test["name"], entity=entity, verdict=verdict,
             reason="; ".join(messages) or word,

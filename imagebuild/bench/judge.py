@@ -1,14 +1,15 @@
 """Judge results: are the data right, did all ranks and GPUs take part, is the result fast enough? Pure.
 
-Every result gets three claims. A claim passes only if the output shows it. Otherwise, it stays open.
+Every result gets three claims. A claim passes if the output proves it, fails if the output contradicts it, and stays
+open if the output does not say.
 
 * Data: the benchmark validated the data and finished, and its figures do not contradict each other.
-* Participation: the numbers of ranks and nodes are the requested ones, or include all GPUs of the nodes in the profile.
-  The devices in the output are those of the profile.
+* Participation: the numbers of ranks and nodes are those that the user passed. If the user passed none, there is one
+  rank for each GPU that the nodes have according to the profile. The profile describes the GPUs in the output.
 * Speed: a collective is judged by its best row of 1 GiB or more, never by the average over sizes. A result above its
-  ceiling by more than `MARGIN` is a measuring error. A result is fast enough if it reaches tolerance * reference. If
-  there is no reference for exactly these ranks, nodes and class of algorithms, the result must reach a floor
-  (`floor_of`).
+  ceiling by more than `MARGIN` is a measuring error. A result is fast enough if it reaches tolerance * reference. A
+  reference is a measured result in the profile. If there is no reference for exactly these ranks, nodes and class of
+  algorithms, the result must reach a floor: the smallest acceptable speed (`floor_of`).
 """
 
 from __future__ import annotations
@@ -42,29 +43,30 @@ from imagebuild.bench.profiles import Measured, Profile
 from imagebuild.core.errors import ConfigError, plural
 
 MARGIN = 0.02
-"""Fraction by which a figure may exceed its ceiling. Timers start late, and figures are rounded: a loopback on a 200
-Gb/s NIC showed 201.8 Gb/s."""
+"""Fraction by which a bandwidth may exceed its ceiling, because timers start late and figures are rounded: a loopback
+test on a 200 Gb/s NIC printed 201.8 Gb/s."""
 GATE_BYTES, WIRE_BYTES = 2**30, 2**16
-"""Smallest messages that show bandwidth rather than latency: for collectives, and for one NIC."""
+"""Smallest message sizes in bytes for which speed is judged, because smaller messages show latency rather than
+bandwidth: for collectives, and for tests of one NIC."""
 NEVER_COMPARE = ("all_reduce_bench",)
-"""Tools that cannot validate data. The claim about their data is skipped, not open."""
+"""Tools that cannot validate data. For these tools, the claim about data is skipped instead of open."""
 COLLAPSE = 0.5
-"""Fraction of the best row that all rows of larger sizes must reach."""
+"""Fraction of the best bandwidth that every row with a larger message size must reach."""
 RATIO_ERROR = 0.002
-"""Largest difference between busbw / algbw and the ratio that follows from the number of ranks."""
+"""Largest accepted difference between the printed busbw / algbw and the ratio that follows from the number of ranks."""
 RATIO_LEAST = 20.0
-"""Smallest algbw in GB/s for which the ratio is checked."""
+"""Smallest algbw, in GB/s, for which the ratio busbw / algbw is checked."""
 SOFTWARE = ("deployment", "software", "integration")
 """Categories of dcgmi diag whose tests check only software."""
 
 UNKNOWN_GPU = "Graphics Device"
 """Suffix of the name that a driver gives to an unknown GPU."""
-NO_PARTICIPATION = Claim(state="not applicable", reason="the output says nothing of ranks and GPUs")
+NO_PARTICIPATION = Claim(state="not applicable", reason="the output does not list ranks or GPUs")
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The values that the user expects. They are checked if the output states them, and assumed otherwise."""
+    """Values that the user expects. A value is checked if the output contains it. Otherwise, the value is assumed."""
 
     ranks: int | None = None
     nodes: int | None = None
@@ -77,7 +79,7 @@ class Expected:
 def judge_results(
     results: Results, profile: Profile | None = None, expected: Expected | None = None
 ) -> tuple[Judgement, ...]:
-    """Return a judgement for each measured result, in order, then one for each dcgmi diag.
+    """Return a judgement (three claims) for each result in the order of the results, then one for each dcgmi diag.
 
     Raises ConfigError if an expected algorithm is not a class in `ceilings.ALGORITHMS`.
     """
@@ -94,9 +96,9 @@ def judge_results(
 
 
 def data_claim(result: Measurement | Diagnostic) -> Claim:
-    """Return the claim about the data of a result: right if the benchmark validated them and finished."""
+    """Return the claim about the data of a result: `right` if the benchmark validated the data and finished."""
     if result.verdict != "ok":
-        # A waived test does not fit the machine, which is not a failure.
+        # The tool skipped (waived) a test that does not fit the machine. A skipped test is not a failure.
         words: dict[str, ClaimWord] = {"waived": "not applicable", "warned": "not compared", "wrong-data": "wrong"}
         state = words.get(result.verdict, "wrong" if isinstance(result, Diagnostic) else "unfinished")
         allow: Openness | None = "unvalidated" if state == "not compared" else None
@@ -105,7 +107,7 @@ def data_claim(result: Measurement | Diagnostic) -> Claim:
         case BandwidthTest():
             dead = sum(pair <= 0 for pair in result.pairs)
             reason = f"{dead} of {plural(len(result.pairs), 'figure')} are not above 0"
-            right = Claim(state="right", reason="the benchmark compared what it copied")
+            right = Claim(state="right", reason="the benchmark compared the copied data")
             return Claim(state="unfinished", reason=reason) if dead else right
         case Run(compared=True, partial_rows=0) | PerftestTable(compared=True) | Diagnostic():
             return Claim(state="right", reason=result.reason)
@@ -115,7 +117,7 @@ def data_claim(result: Measurement | Diagnostic) -> Claim:
 
 
 def _unsound(data: Claim) -> str:
-    """Return why the speed of a result with this data cannot be judged; empty if it can be."""
+    """Return why speed cannot be judged if `data` failed, or an empty text if `data` did not fail."""
     return "its data failed, so its speed is not judged" if data.standing() == "failed" else ""
 
 
@@ -123,7 +125,7 @@ def _unsound(data: Claim) -> str:
 
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
-    """Judge one of the runs of a report."""
+    """Return the judgement on one run. `runs` are all runs of the report."""
     data, participation = data_claim(run), _participation(run, runs, profile, expected)
     run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)})
     speed = _speed_of_run(run, profile, expected, _unsound(data))
@@ -133,8 +135,8 @@ def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected:
 def _nodes_of(run: Run, expected: Expected) -> int | None:
     """Return the number of hosts in the output, or else the expected number.
 
-    Several hosts with the same name look like one host whose ranks share GPUs. NCCL does not allow that, so the
-    expected number counts.
+    Several hosts with the same name look like one host whose ranks share GPUs. NCCL does not allow ranks to share a
+    GPU. In this case, the expected number therefore counts.
     """
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
@@ -142,7 +144,7 @@ def _nodes_of(run: Run, expected: Expected) -> int | None:
 
 
 def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Claim:
-    """Compare the ranks, nodes and devices of a run with the expected ones, the profile and the run's own figures."""
+    """Return the claim about participation: whether the ranks, nodes and GPUs of a run are the expected ones."""
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
     counts = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
     wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
@@ -171,9 +173,10 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
 
 
 def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
-    """Return a sentence if single-rank runs look like the ranks of one job that MPI did not join; else empty.
+    """Return a sentence if several runs of one rank look like the ranks of one job that MPI did not join.
 
-    Runs in different files count only if several ranks were expected.
+    Return an empty text otherwise. Runs in different files count only if `wanted`, the expected number of ranks, is
+    above 1.
     """
     alike = [other for other in runs if run.ranks == other.ranks == 1 and other.collective == run.collective]
     tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
@@ -184,7 +187,7 @@ def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
 
 
 def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
-    """Compare the number of GPUs with the wanted number. If both are equal, `scale` is the reason."""
+    """Return the claim that all wanted GPUs took part. If the numbers are equal, `scale` is the reason."""
     counts = f"{found} of {wanted} GPUs took part"
     if found != wanted:
         return Claim(state="incomplete", reason=counts, allow="partial" if found < wanted else None)
@@ -192,16 +195,16 @@ def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
 
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
-    """Return a sentence about devices that are not in the profile; empty if there are none, or without a profile."""
+    """Return a sentence about GPUs that the profile does not describe, or an empty text if there are none."""
     others = [name for name in names if profile and not name.endswith(UNKNOWN_GPU) and not profile.has(name)]
     if not profile or not others:
         return ""
     own = " or ".join(name.strip("*") for name in profile.gpu.names)
-    return f"it ran on {', '.join(others)}, but {profile.name} describes {own}"
+    return f"the benchmark ran on {', '.join(others)}, but {profile.name} describes {own}"
 
 
 def _wrong_ratio(run: Run, ranks: int | None) -> str:
-    """Return a sentence if busbw / algbw does not fit the number of ranks; else empty."""
+    """Return a sentence if busbw / algbw does not fit the number of ranks, else an empty text."""
     ratio = bus_ratio(run.rows, RATIO_LEAST)
     known = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
     if ratio is None or not ranks or run.ranks == 1 or run.collective not in known:
@@ -214,18 +217,18 @@ def _wrong_ratio(run: Run, ranks: int | None) -> str:
 
 
 def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound: str) -> SpeedClaim:
-    """Judge the speed of a run on the profile's hardware. `unsound` is the reason if the run cannot be judged."""
+    """Return the claim about the speed of a run. If speed cannot be judged, `unsound` is the reason, else empty."""
     measured, size = best_row(run)
     facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
     if expected.least is not None and not unsound:
-        facts["floor"] = Limit(value=expected.least, what="asked for with --min-bw")
+        facts["floor"] = Limit(value=expected.least, what="the limit set with --min-bw")
         if not _speeds(run, _least_size(run)):
-            problem = "speed is judged at 1 GiB or more, which was not measured"
+            problem = "speed is judged at message sizes of 1 GiB or more, but none was measured"
             return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
         if (measured or 0) < expected.least:
-            return SpeedClaim(state="too slow", reason=f"less than the {expected.least:g} GB/s asked for", **facts)
+            return SpeedClaim(state="too slow", reason=f"less than the {expected.least:g} GB/s of --min-bw", **facts)
         if profile is None:
             return SpeedClaim(state="fast enough", **facts)
     unsound = unsound or _foreign_devices(run.devices, profile)
@@ -239,7 +242,7 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
-    """Judge a run by its best row of 1 GiB or more. Raises NotComparable if the run does not fit the hardware."""
+    """Return the claim about the speed of a run. Raises NotComparable if the run does not fit the hardware."""
     if not (run.collective and run.ranks and run.nodes):
         lacking = "number of nodes" if run.ranks else "number of ranks"
         raise NotComparable(f"the output does not say the {lacking if run.collective else 'collective'}")
@@ -248,7 +251,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     measured, size = best_row(run)
     if measured is None or size is None:
         raise NotComparable("no bus bandwidth was read")
-    # A class that the collective does not have, such as a ring for alltoall, was not used.
+    # Leave out classes of algorithms that do not exist for this collective, such as a ring for alltoall.
     own = {algorithm.name for algorithm in ceilings.ALGORITHMS if collective in algorithm.collectives}
     used = own.intersection(expected.algorithms or run.algorithms)
     names = " or ".join(sorted(used))
@@ -270,7 +273,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         floor = floor_of(profile, layout, known)
     notes = [f"as {names}"] if len(used) == 1 else []
     if all(name.endswith(UNKNOWN_GPU) for name in run.devices):
-        notes.append(f"the output does not name the GPU, assumed to be {profile.name}'s")
+        notes.append(f"the output does not name the GPU; imagebuild assumes that it is the GPU of {profile.name}")
     if not reference or measured < reference.rate * reference.tolerance:
         others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
         shares = (f"{measured / r.rate:.0%} of the reference with {r.algorithm}" for r in others)
@@ -289,9 +292,10 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
 
 
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
-    """Return the bandwidth that every healthy run reaches, with any of the classes of algorithms.
+    """Return the floor: the bandwidth that every healthy run reaches, whichever class of algorithms is used.
 
-    The floor is the `floor_fraction` of the lowest ceiling, or the fraction in the `network` of the profile.
+    The floor is a fraction of the lowest ceiling. The fraction is the one in the `network` of the profile, or else the
+    `floor_fraction` of the ceiling. Return None if no floor is known.
     """
     own = profile.network.floor if profile.network and layout.domains > 1 else None
     if not known or (own is None and layout.domains > 1 and profile.hosts_per_domain > 1):
@@ -309,12 +313,18 @@ def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
 
 
 def best_row(run: Run) -> tuple[float | None, int | None]:
-    """Return the highest bus bandwidth and its size, among rows of 1 GiB or more, or among all rows without those."""
+    """Return the highest bus bandwidth and its message size, among rows of 1 GiB or more if there are any.
+
+    Return None for both if no row has a bandwidth.
+    """
     return max(_speeds(run, _least_size(run)) or _speeds(run, 0), default=(None, None))
 
 
 def _least_size(run: Run) -> int:
-    """Return 1 GiB less the bytes that collectives lose when they divide data evenly: up to 16 for each rank."""
+    """Return the size from which a row counts as 1 GiB.
+
+    To divide data evenly, a collective rounds 1 GiB down by up to 16 bytes for each rank.
+    """
     return GATE_BYTES - 16 * (run.ranks or 1)
 
 
@@ -322,7 +332,9 @@ def _least_size(run: Run) -> int:
 
 
 def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
-    """Judge a matrix. Its worst pair is compared with the reference, its best pair with the ceiling."""
+    """Return the judgement on a matrix. The slowest pair must reach the reference or floor. The fastest pair must not
+    exceed the ceiling.
+    """
     name, data, pairs, cells = test.subject, data_claim(test), test.pairs, test.cells
     participation = NO_PARTICIPATION
     gpus = len(test.devices) or max(map(len, test.matrix or ()), default=0)
@@ -331,7 +343,7 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     elif len(pairs) < len(cells):
         joined = profile and any(link.gpus >= gpus for link in profile.links)
         state: ClaimWord = "incomplete" if joined else "not known"
-        reason = f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured: N/A"
+        reason = f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured (N/A in the output)"
         participation = Claim(state=state, reason=reason, allow="partial" if profile else None)
     elif profile and gpus and test.verdict != "waived":
         participation = _gpus_claim(gpus, expected.ranks or profile.node.gpus * (expected.nodes or 1))
@@ -339,7 +351,7 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     if test.verdict == "waived":
         speed = SpeedClaim(state="not applicable")
     elif test.unit != "GB/s" or "local" in name:
-        reason = "times are not judged" if test.unit != "GB/s" else "it uses no link between devices"
+        reason = "times are not judged" if test.unit != "GB/s" else "the test uses no link between devices"
         speed = SpeedClaim(state="not applicable", reason=reason)
     else:
         lowest, highest = min(pairs, default=None), max(pairs, default=None)
@@ -349,7 +361,7 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Judge a table by its row with the highest average bandwidth."""
+    """Return the judgement on a table, by the row with the highest average bandwidth."""
     test, data = table.subject, data_claim(table)
     best, unsound = table.best, _unsound(data)
     scale = ceilings.GB_UNITS.get(table.unit or "")
@@ -357,9 +369,9 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
     size = best.size_bytes if best else None
     unjudged = {
         "times are not judged": any(row.latency_us for row in table.rows),
-        "no profile has references for ucx_perftest": table.tool == "ucx_perftest",
-        "OSU does not say which link it uses": table.tool == "osu",
-        "messages of 8 bytes show no bandwidth": "Atomic" in test,
+        "no profile contains measured results of ucx_perftest": table.tool == "ucx_perftest",
+        "the output of OSU does not say which link was used": table.tool == "osu",
+        "atomic operations of 8 bytes show latency, not bandwidth": "Atomic" in test,
     }
     if reason := next((reason for reason, holds in unjudged.items() if holds), ""):
         speed = SpeedClaim(state="not applicable", reason=reason, measured=measured, size_bytes=size)
@@ -375,11 +387,11 @@ def _speed_of_path(
     profile: Profile | None, test: str, *, measured: float | None, size: int | None = None,
     highest: float | None = None, unsound: str, problem: str,
 ) -> SpeedClaim:  # fmt: skip
-    """Judge a copy between devices or a test of one NIC, in GB/s.
+    """Return the claim about the speed of a copy between devices or a test of one NIC.
 
-    `measured` is compared with the reference, `highest` (default: `measured`) with the ceiling. `problem` is the reason
-    if nothing was measured. The output of perftest does not say whether the buffers were in GPU memory, so the lower
-    reference counts.
+    `measured`, in GB/s, is compared with the reference, `highest` (default: `measured`) with the ceiling. `problem` is
+    the reason if nothing was measured. The output of perftest does not say whether the buffers were in host or GPU
+    memory, so the lower of both references counts.
     """
     if profile is None or unsound or measured is None:
         return _not_judged(profile, unsound, problem, measured=measured, size_bytes=size)
@@ -398,7 +410,7 @@ def _speed_of_path(
 
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
-    """Judge one dcgmi diag. It passes if it ran tests of the hardware, and no test failed or warned."""
+    """Return the judgement on one dcgmi diag. The diag passes if a hardware test ran, and no test failed or warned."""
     on_gpus = {d.entity for d in diagnostics if d.verdict != "waived" and (d.entity or "").startswith("GPU")}
     failed, warned = (
         "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
@@ -423,7 +435,7 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
 
 
 def _not_judged(profile: Profile | None, unsound: str, problem: str = "", **facts: Any) -> SpeedClaim:
-    """Return why speed was not judged. The claim stays open if there is a profile and the result is not `unsound`."""
+    """Return the claim that speed was not judged. The claim is open if there is a profile and `unsound` is empty."""
     reason = unsound or (problem if profile else "no profile says how fast it should be")
     return SpeedClaim(state="not judged", reason=reason, allow="unjudged" if profile and not unsound else None, **facts)
 
@@ -438,17 +450,18 @@ def _speed(
     notes: Sequence[str] = (),
     highest: float | None = None,
 ) -> SpeedClaim:
-    """Compare a measurement with its ceiling, then with the reference or, without a reference, with the floor.
+    """Return the claim about the speed of a measurement. Bandwidths are in GB/s.
 
-    `limits` are the ceiling and the floor. `missing` is the reason why there is no reference. `highest` (default:
-    `measured`) is compared with the ceiling.
+    `limits` are the ceiling and the floor (the smallest acceptable bandwidth). `measured` is compared with the
+    reference. If there is no reference, `measured` is compared with the floor, and `missing` says why there is no
+    reference. `highest` (default: `measured`) is compared with the ceiling.
     """
     ceiling, floor = limits
     facts: dict[str, Any] = {"size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
     highest = highest or measured
     if ceiling and highest > ceiling.value * (1 + MARGIN):
         facts |= {"state": "impossible", "measured": highest}
-        text = "more than the hardware can move: wrong profile, scale or measurement"
+        text = "more than the hardware can move; check the profile, the numbers of ranks and nodes, and the measurement"
     elif reference is not None:
         rate, tolerance = reference.rate, reference.tolerance
         is_fast = measured / rate >= tolerance

@@ -1,4 +1,4 @@
-"""Split a log into the lines of each process and JSON documents, and read the numbers in them.
+"""Split a log into JSON documents and the lines of each process, and read the numbers in these parts.
 
 This module removes launcher prefixes, colours and debug output, so that a parser sees only the output of its program.
 """
@@ -48,8 +48,8 @@ class Log:
     warnings: list[LogLine] = field(default_factory=list)
     """The first warnings of NCCL, which are not in `lines`. They may explain why a run failed."""
     settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
-    """Algorithms that NCCL was told to use, or used for 1 GiB or more. Each item has the number of the line and the
-    environment variables that select the algorithm."""
+    """Algorithms that NCCL was told to use, or used for messages of 1 GiB or more. Each item has the number of the line
+    and the environment variables that select the algorithm."""
 
 
 Item = TypeVar("Item")
@@ -57,7 +57,7 @@ Parsed = list[Item | str]
 """The results that a parser found, and the shortened text of lines or JSON that look like results but could not be
 read."""
 ParsedLines = list[tuple[int, Item | str]]
-"""`Parsed` for text output: each item has the number of its first line."""
+"""`Parsed` for text output: pairs of an item and, before it, the number of the item's first line in the log."""
 
 
 def lines_of(tool: re.Pattern[str], lines: Sequence[LogLine], longest: int) -> Iterator[tuple[int, str]]:
@@ -78,22 +78,24 @@ class JsonDocument:
     value: object
     is_whole: bool
     number: int
-    """Number of its first line in the log."""
+    """Number of the document's first line in the log."""
 
 
 # Reading a file: encodings, line ends, colours, debug output
 
 _LONGEST_LINE = 64 << 20
-"""Longer lines are split, so that a file without line ends does not fill the memory."""
+"""Largest number of characters in a line. Longer lines are split, so that a file without line ends does not fill the
+memory."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,300}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DEBUG = re.compile(
-    # node1:123:456 [0] NCCL INFO …, also with a time stamp before it, or with file and function. The end of a row may
-    # precede it without a blank: `0.00      0node1:…`, `N/Anode1:…`, `1e+05node1:…`.
+    # Messages of NCCL: `node1:123:456 [0] NCCL INFO …`. A time stamp may precede the host name. File and function may
+    # precede `NCCL`. The end of a row may precede the message without a blank: `0.00      0node1:…`, `N/Anode1:…`,
+    # `1e+05node1:…`.
     r"(?:\[[\d :.,TZ/+-]{8,40}\] ?)?(?:(?<!N/)(?!e[+-]\d)[A-Za-z][\w.-]{0,254}|\d{1,3}(?:\.\d{1,3}){3})"
     r":\d{1,10}:\d{1,10}(?: \[-?\d{1,4}\])?(?: [^\s\[]{1,200}){0,3}?"
     r" NCCL (?P<level>INFO|WARN|TRACE|CALL|ABORT)(?=\s|$)"
-    # [1734567.123456] [node1:77:0]     ucp_context.c:2119 UCX  INFO …
+    # Messages of UCX: `[1734567.123456] [node1:77:0]     ucp_context.c:2119 UCX  INFO …`
     r"|\[\d{1,12}\.\d{1,9}\] \[[^\]\s]{1,300}\]\s{1,12}[^\s:]{1,100}:\d{1,6}\s{0,8}"
     r" UCX  (?:DEBUG|TRACE|INFO|REQ|DATA|ASYNC|FUNC|POLL) "
 )
@@ -108,14 +110,14 @@ _ALGORITHMS = {
 }  # fmt: skip
 """Maps the numbers of algorithms, which older releases of NCCL print, to their names."""
 _HEAD_WINDOW = 700
-"""Number of characters before ` NCCL ` that are searched for the beginning of a message."""
+"""Number of characters before ` NCCL ` or ` UCX  ` that are searched for the beginning of a debug message."""
 _OUTPUT_TAG = re.compile(r"[ \t]*\[[^\]\s]{1,300}\]<std\w{2,4}>: ?\Z")
 _CUT_ROW = re.compile(r"[\s|]*(?:\d{1,20}(?:[\s|]|$)|#)")
 
 
 @contextmanager
 def open_log(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, which gzip may have compressed. The path `-` stands for the standard input.
+    """Open a file, which may be compressed with gzip. The path `-` stands for the standard input.
 
     Raises OSError if the file cannot be opened. Raises ResultError in the `with` block if compressed data are damaged.
     """
@@ -126,7 +128,9 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
         try:
             yield cast(BinaryIO, gzip.GzipFile(fileobj=content)) if is_compressed else content
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise ResultError(f"{path}: its compressed data are cut or damaged: {error}; copy the file again") from None
+            raise ResultError(
+                f"{path}: the compressed data in the file are cut or damaged: {error}; copy the file again"
+            ) from None
 
 
 @cache
@@ -188,7 +192,7 @@ def _read(log: Log, file: TextIO) -> None:
 
 
 def settings_in(text: str) -> Mapping[str, str]:
-    """Return the environment variables about algorithms, with their values, in a command or a message of NCCL."""
+    """Return the environment variables that select algorithms, by name, in a command or a message of NCCL."""
     if "NCCL_" not in text and "-> Algo " not in text:
         return {}
     return {
@@ -316,7 +320,7 @@ class Failure(NamedTuple):
 
 
 def failure_of(text: str, number: int) -> Failure | None:
-    """Return the failure that a line reports, or None. `# error:` does not count, as successful runs print it, too."""
+    """Return the failure that a line reports, or None. `# error:` is not a failure: successful runs print it, too."""
     text = text[:2000]
     if not _ANY_FAILURE.search(text) or text.lstrip("# ").startswith("error:"):
         return None
@@ -331,12 +335,13 @@ _BEGIN = re.compile(r"(?:^|(?<=\}))[ \t]*(?=\{)", re.MULTILINE)
 _TOKEN = re.compile(r'\s*([{}\[\]:,]|"(?:[^"\\]|\\.)*"|[^\s"{}\[\]:,]+)', re.DOTALL)
 _KNOWN_KEYS = re.compile(r'"?(?:results|testcases|nvbandwidth|bus_bw|test_categories)"?\s{0,8}:')
 _KEYS_WITHIN = 100_000
-"""How far to search a broken document for one of `_KNOWN_KEYS`, in characters, before giving up."""
+"""Number of characters of a broken document that are searched for one of `_KNOWN_KEYS`."""
 _NEXT_DOCUMENT = re.compile(r'\n\s{0,8}\{\s{0,40}"?(?:version|nvbandwidth|test_info)\b')
 _MOST_ATTEMPTS = 200
-"""Number of failed attempts to read a document after which the rest of a process's output is taken as text."""
+"""Number of failed attempts to read a JSON document. After this number, the remaining output of the process is text."""
 _BROKEN_COST = 50
-"""Number of attempts that a broken document counts as, because reading it may take the whole rest of the output."""
+"""Number of failed attempts for which a broken document counts, because to read it may mean to read all the remaining
+output."""
 _YAML = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 

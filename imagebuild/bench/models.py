@@ -27,7 +27,7 @@ Verdict = Literal[
     "ok", "wrong-data", "comm-failure", "cuda-failure", "timeout", "truncated", "damaged", "no-data", "failed",
     "warned", "waived",
 ]  # fmt: skip
-"""What the output says about its result.
+"""The outcome of a benchmark, according to its output.
 
 `damaged`: figures contradict each other or are not numbers. `warned`: a diagnosis ended with a warning. `waived`: the
 tool skipped the test.
@@ -42,7 +42,9 @@ class Result(Model):
     reason: str = ""
 
     def spoiled(self, verdict: Verdict, reason: str) -> Self:
-        """Return the result with a verdict about output that followed it. A failed result keeps its own verdict."""
+        """Return the result with a verdict about later output. A failed result keeps its verdict, and gets one more
+        reason.
+        """
         if self.verdict in ("wrong-data", "comm-failure", "cuda-failure", "timeout", "failed"):
             return self.model_copy(update={"reason": f"{self.reason}; {reason}"})
         return self.model_copy(update={"verdict": verdict, "reason": reason})
@@ -82,7 +84,7 @@ class NcclRow(Model):
 
 
 def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
-    """Return the median of busbw / algbw over halves with an algbw of at least `least` GB/s. None without any half."""
+    """Return the median of busbw / algbw over halves with an algbw of at least `least` GB/s. None if there are none."""
     halves = (half for row in rows for half in row.halves)
     ratios = [h.busbw_gb_s / h.algbw_gb_s for h in halves if h.busbw_gb_s and h.algbw_gb_s and h.algbw_gb_s >= least]
     return median(ratios) if ratios else None
@@ -134,12 +136,13 @@ class BandwidthTest(Result):
     """`GB/s`, `ns` or `us`, as printed."""
     matrix: tuple[tuple[float | None, ...], ...] | None
     """`None` in a cell stands for a printed N/A: the diagonal, or a pair of devices without peer access. In
-    nvbandwidth's JSON, a bidirectional test between devices has three matrices in one: each direction, then their
-    total."""
+    nvbandwidth's JSON, the matrix of a bidirectional test between devices consists of three matrices, one below the
+    other: one for each direction, then the total."""
     sum: float | None
-    """The printed sum. With three matrices, the sum of the last one."""
+    """The sum of the matrix, as nvbandwidth prints it. If a test prints three matrices (two directions and the total),
+    the sum of the last matrix."""
     devices: tuple[str, ...] = ()
-    """The name of each GPU, if the output has them."""
+    """The name of each GPU. Empty if the output does not name the GPUs."""
 
     @property
     def tool(self) -> str:
@@ -155,7 +158,7 @@ class BandwidthTest(Result):
         matrix, name = self.matrix or (), self.name or ""
         width = len(matrix[0]) if matrix else 0
         if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
-            matrix = matrix[2 * width :]  # each direction, then their total
+            matrix = matrix[2 * width :]  # keep the total, which follows a matrix for each direction
         is_within, is_between = "local" in name and len(matrix) > 1, "device_to_device" in name
         places = [(row == column, cell) for row, cells in enumerate(matrix) for column, cell in enumerate(cells)]
         return [cell for is_own, cell in places if is_own == is_within or not (is_within or is_between)]
@@ -166,7 +169,9 @@ class BandwidthTest(Result):
 
 
 class TableRow(Model):
-    """One row of a table. `bw_*` has the unit of the table, `msg_rate` is in millions of messages a second."""
+    """One row of a table. `bw_peak` and `bw_average` have the unit of the table, `msg_rate` is in million messages per
+    second.
+    """
 
     size_bytes: int | None
     bw_peak: float | None = None
@@ -202,7 +207,7 @@ class PerftestTable(Result):
 
 
 class Diagnostic(Result):
-    """One result of `dcgmi diag`. The reason contains its messages."""
+    """One result of `dcgmi diag`. The field `reason` contains the messages of dcgmi."""
 
     category: str | None
     test: str
@@ -225,7 +230,8 @@ class Source(Model):
     examples: tuple[str, ...] = ()
     """The first unread lines."""
     is_lost: bool = False
-    """Whether the run left no output: the file is empty, or contains only errors and messages of the library."""
+    """Whether the file shows that a run left no results: the file is empty, or contains only error messages and debug
+    output of libraries."""
     note: str = ""
 
 
@@ -261,8 +267,8 @@ class Limit(Model):
 State = Literal["failed", "open", "skipped", "passed"]
 """The outcome of a claim or a check, the worst first. The first two make a report fail.
 
-`open`: the user asked for it, but the output does not show it. `skipped`: the user did not ask for it, or accepted it
-with `--allow`.
+`open`: the user asked for the claim, but the output does not prove it. `skipped`: the user did not ask for the claim,
+or accepted the claim with `--allow`.
 """
 STATES: tuple[State, ...] = get_args(State)
 
@@ -292,7 +298,8 @@ class Claim(Model):
     state: ClaimWord
     reason: str = ""
     allow: Openness | None = None
-    """The value of `--allow` that accepts this state. `None`: no value does, or the user did not ask for this claim."""
+    """The value of `--allow` that accepts this state. `None`: no value accepts this state, or the user did not ask for
+    the claim."""
 
     def standing(self, allowed: Collection[str] = ()) -> State | None:
         """Return the outcome of the claim if `allowed` was passed to `--allow`. None if it is not applicable."""
@@ -307,7 +314,8 @@ class SpeedClaim(Claim):
     """A statement about the speed of a result."""
 
     measured: float | None = None
-    """Bandwidth in GB/s: the best row of 1 GiB or more of a collective, or the worst pair of a matrix."""
+    """The bandwidth that is judged, in GB/s. For a collective, the best row of 1 GiB or more. For a matrix, the slowest
+    pair of devices. For a table, the highest average."""
     size_bytes: int | None = None
     ceiling: Limit | None = None
     reference: Limit | None = None

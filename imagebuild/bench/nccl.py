@@ -1,6 +1,8 @@
-"""Read the runs that nccl-tests and rccl-tests print, as text or as the JSON of option `-J`, and judge each by itself.
+"""Read the runs that nccl-tests and rccl-tests print, as text or as the JSON of option `-J`, and give each run a
+verdict.
 
-`nccl_lines` reads single lines, `nccl_table` collects the lines of one run, and this module makes a `Run` of them.
+`nccl_lines` reads single lines, `nccl_table` collects the lines of one run, and this module makes a `Run` from these
+lines.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from imagebuild.bench.nccl_table import Table, table_in_json, tables_in_lines
 from imagebuild.core.errors import plural
 
 _OWN_FAILURE = re.compile("Test (?:NCCL failure|CUDA failure|failure|timeout)")
-"""Messages that only these programs print."""
+"""Failure messages that only nccl-tests and rccl-tests print."""
 
 
 def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
-    """Return the runs in a log, and the rows that could not be read; empty if these programs printed nothing.
+    """Return the runs of nccl-tests in a log, and the rows that could not be read.
 
-    A command without output is a run if one of the failures follows.
+    The list is empty if the log has no output of nccl-tests. A command that printed nothing becomes a run if one of
+    `failures` follows the command.
     """
     tables = tables_in_lines(log.lines)
     own = [failure.number for failure in failures if _OWN_FAILURE.search(failure.text)]
@@ -48,7 +51,7 @@ def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
 
 
 def _started(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[Table]:
-    """Yield the tables with output, and the tables of commands that failed without output."""
+    """Yield the tables with output, and the tables of commands that failed before they printed anything."""
     for table, following in zip_longest(tables, tables[1:]):
         if not table.has_output:
             # With `set -x`, the shell's process prints the command, and another process prints the table.
@@ -60,7 +63,10 @@ def _started(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[T
 
 
 def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
-    """Return the run in a JSON document, and the rows that could not be read; None if another program wrote it."""
+    """Return the run in a JSON document, and the rows that could not be read.
+
+    Return None if another program wrote the document.
+    """
     table = table_in_json(document)
     if table is None:
         return None
@@ -75,7 +81,7 @@ def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
 
 
 def _make_run(source: str, table: Table, warning: str = "") -> Run:
-    """Return the run of a table. `warning` is the first warning of NCCL since the run began."""
+    """Return the `Run` that a table describes. `warning` is the first warning of NCCL since the run began."""
     run = Run(
         source=source,
         tool=table.facts.get("tool", "nccl-tests"),
@@ -94,7 +100,7 @@ def _make_run(source: str, table: Table, warning: str = "") -> Run:
     return run.model_copy(update={"verdict": verdict, "reason": reason})
 
 
-# The collective, and who took part
+# The collective, and the hosts and GPUs that took part
 
 
 def _collective_of(program: str) -> str | None:
@@ -106,8 +112,9 @@ def _collective_of(program: str) -> str | None:
 def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
     """Return the only collective that fits the columns and the ratios between them, or None if several fit.
 
-    `busbw / algbw` is 2(n-1)/n for all_reduce and at most 1 for others, with n ranks. The size is `count` elements, or
-    n times `count` elements for collectives that divide the data among ranks. With one rank, bandwidths are 0.
+    With n ranks, `busbw / algbw` is 2(n-1)/n for all_reduce, and at most 1 for other collectives. The size is that of
+    `count` elements or, if a collective divides the data among ranks, of n times `count` elements. With one rank, all
+    bandwidths are 0.
     """
     operations, roots = {row.redop for row in rows}, {row.root for row in rows}
     if operations == {None} and "root" not in labels and not {"redop", "op"}.isdisjoint(labels):
@@ -150,7 +157,7 @@ def _participants(table: Table) -> dict[str, Any]:
     return facts
 
 
-# The verdict: is the output complete, and do its figures fit each other?
+# The verdict: is the output complete, and do the figures fit each other?
 
 Finding = tuple[Verdict, str]
 """A verdict and its reason."""
@@ -173,7 +180,7 @@ def _judge(table: Table, run: Run, warning: str) -> Finding:
 
 
 def _reported_failure(table: Table) -> Finding | None:
-    """Return the failure that the program itself reports."""
+    """Return the failure that the program itself reports, or None."""
     wrong = sum(half.wrong or 0 for row in table.rows for half in row.halves)
     bounds = round(parse_number(table.facts.get("bounds", "")) or 0)
     if wrong or bounds or table.facts.get("bounds_state") == "FAILED":
@@ -184,14 +191,15 @@ def _reported_failure(table: Table) -> Finding | None:
 
 
 _ROUNDED = 0.06
-"""Largest relative difference that rounding explains: a large time has only two digits."""
+"""Largest relative difference between algbw * time / size in one row and the median of all rows. A smaller difference
+comes from rounding: nccl-tests prints large times with only two digits."""
 _ONE_DIGIT_FROM = 950_000
 """Bandwidth in GB/s from which nccl-tests prints one digit, such as `1e+06`. Only a single GPU, which sends nothing,
-reaches it."""
+reaches such a bandwidth."""
 
 
 def _contradiction(table: Table, collective: str | None) -> Finding | None:
-    """Find a row with a figure that is not a number, or with figures that contradict each other.
+    """Return the verdict if a row has a figure that is not a number, or figures that contradict each other; else None.
 
     algbw is size / time, unless the time is CPU time. busbw is algbw times a factor that is the same in all rows. Each
     row is compared with the median of these ratios, if its figures have enough digits.
@@ -216,22 +224,22 @@ def _contradiction(table: Table, collective: str | None) -> Finding | None:
 
 
 def _missing_end(table: Table, run: Run, warned: str) -> Finding | None:
-    """Find a last row or footer that is missing or incomplete."""
+    """Return the verdict if the last row or the footer is missing or incomplete, else None."""
     if isinstance(table.entries[-1], str):
         return "truncated", f"the last row is cut{warned}"
     if "bounds" not in table.found:
-        lack = "its footer has no line `Out of bounds values`" if table.has_footer else "no footer"
+        lack = "the footer has no line `Out of bounds values`" if table.has_footer else "no footer"
         return "truncated", f"{lack}{warned}"
     if run.avg_busbw_gb_s is None:
-        return "truncated", f"its footer has no average bus bandwidth{warned}"
+        return "truncated", f"the footer has no average bus bandwidth{warned}"
     return None
 
 
 def _wrong_size(table: Table, collective: str | None) -> Finding | None:
-    """Find a requested size without a row, or a row of a size that was not requested.
+    """Return the verdict if a requested size has no row, or a row has a size that was not requested; else None.
 
     The program may print the rows of all sizes several times, once for each type and operation. The program rounds a
-    size down by less than half, or to 0. Broken rows count for the missing sizes if their number fits. Sizes of
+    size down by less than half, or to 0. Broken rows count as the missing sizes if their number fits. Sizes of
     alltoallv, and of output that someone shortened, are not compared.
     """
     asked = _requested_sizes(table)
@@ -247,8 +255,8 @@ def _wrong_size(table: Table, collective: str | None) -> Finding | None:
             if want is not None and size is not None and (size == 0 or want / 2 < size <= want):
                 continue
             if len(found) < len(wanted):
-                return "truncated", f"no row of {want} bytes, though it was asked for"
-            return "damaged", f"a row of {size} bytes, where {want or 'none'} were asked for"
+                return "truncated", f"no row of {want} bytes, although this size was requested"
+            return "damaged", f"a row of {size} bytes, where {want or 'none'} were requested"
     return None
 
 
@@ -266,7 +274,10 @@ def _requested_sizes(table: Table) -> Sequence[int]:
 
 
 def _wrong_average(table: Table, run: Run) -> Finding | None:
-    """Find a printed average that differs from the average of the rows. Not checked if rows were left out or broken."""
+    """Return the verdict if the printed average differs from the average of the rows, else None.
+
+    The average is not checked if rows were left out or broken.
+    """
     speeds = [half.busbw_gb_s for row in table.rows for half in row.halves if half.busbw_gb_s is not None] or [0]
     # 1.4e7 is printed as 1e+07, which hides up to half of the power of ten.
     hidden = fmean(10 ** math.floor(math.log10(speed)) / 2 if speed >= _ONE_DIGIT_FROM else 0 for speed in speeds)
@@ -274,8 +285,8 @@ def _wrong_average(table: Table, run: Run) -> Finding | None:
     is_average = math.isclose(fmean(speeds), average, rel_tol=0.0005, abs_tol=0.01 + hidden)
     if table.is_elided or table.partial or is_average:
         return None
-    printed = f"{run.avg_busbw_gb_s} GB/s, as its footer says: a row is missing or wrong"
-    return "damaged", f"the average of its rows is not {printed}"
+    printed = f"{run.avg_busbw_gb_s} GB/s, which the footer prints: a row is missing or wrong"
+    return "damaged", f"the average of the rows is not {printed}"
 
 
 def _remarks(table: Table) -> str:
@@ -287,6 +298,6 @@ def _remarks(table: Table) -> str:
         (table.is_elided, "the output has dots in place of some lines"),
         (partial, f"{plural(partial, 'row')} could not be read"),
         (not compared, "data were not validated"),
-        (0 < compared < len(rows), f"data were compared in {compared} of {len(rows)} rows only"),
+        (0 < compared < len(rows), f"data were validated in only {compared} of {len(rows)} rows"),
     )
     return "; ".join(text for holds, text in remarks if holds)

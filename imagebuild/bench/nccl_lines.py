@@ -42,7 +42,7 @@ _PATTERNS = tuple(
         ("concluded", r"Collective test concluded: (?P<program>\S{1,300})"),
     )
 )
-"""The pattern of each kind of line. The named groups of a pattern are the facts in the line."""
+"""The pattern of each kind of line. The named groups of a pattern are the values to read from the line."""
 _ELISION = re.compile(r"[\s#|]{0,200}(?:\.{3,10}|…|\[(?:\.{3}|…)\]|<(?:snip|\.\.\.)>)\s{0,200}")
 """Dots that someone wrote in place of removed lines when copying the output."""
 _COMMAND = re.compile(
@@ -52,9 +52,9 @@ _COMMAND = re.compile(
 
 
 def read_facts(text: str) -> tuple[str, Mapping[str, str]]:
-    """Return the kind of a line and the facts in it.
+    """Return the kind of a line, and the values in the line by name.
 
-    The kind is one of `_PATTERNS`, `elision` or `command`. It is empty for a row, a failure and any other output.
+    The kind is one of `_PATTERNS`, `elision` or `command`. The kind is empty for a row, a failure and any other output.
     """
     bare = text.lstrip("# \t*>|\\")
     # If the line begins with an unknown prefix, the program's own text starts at the first #.
@@ -86,11 +86,12 @@ _LEAD = re.compile(
     r"(?<![^\s|#])(?P<size>\d{1,20})[\s|]{1,40}(?P<count>\d{1,20})[\s|]{1,40}(?P<dtype>[a-z]\w{2,11})(?![^\s|])"
     rf"(?:{_BLANKS}(?P<redop>sum|prod|max|min|avg|mulsum|none){_WORD_END})?"
 )
-"""The beginning of a row."""
+"""The first columns of a row: size, count, type and operation."""
 _FIGURES = re.compile(
     rf"(?:{_BLANKS}(?P<root>-1|\d{{1,7}}){_WORD_END})??{_HALVES}(?!{_VALUE}|{_BLANKS}(?:{'|'.join(TYPE_BYTES)}){_WORD_END})"
 )
-"""The rest of a row. If a type follows, the last two figures are the size and count of another row."""
+"""The other columns of a row: root and both halves. A type must not follow: then, the last two figures would be the
+size and count of the next row."""
 _END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\d\d|\d\d:\d\d:\d\d)){{0,2}}[\s|]*\Z")
 """The last columns of a row, or a line that contains only the last half."""
 
@@ -128,7 +129,7 @@ def read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
 
 
 def _is_consistent(size: int, data: int, halves: Iterable[Sequence[str]]) -> bool:
-    """Return whether the size is a multiple of the elements' bytes, and algbw is size / time."""
+    """Return whether the size is a multiple of `data`, the bytes of `count` elements, and algbw is size / time."""
     for time, algbw in (map(parse_number, half[:2]) for half in halves):
         if not time or algbw is None or abs(algbw - size / time / 1e3) > 0.1 * size / time / 1e3 + 0.011:
             return False

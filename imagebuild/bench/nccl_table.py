@@ -33,7 +33,8 @@ class Table:
     found: set[str] = field(default_factory=set)
     """Kinds of lines that were found: `row`, and the kinds that `read_facts` returns."""
     facts: dict[str, str] = field(default_factory=dict)
-    """The facts in the lines, and the environment variables of the run. The first occurrence of a fact counts."""
+    """Values that were read from lines, and environment variables of the run, by name. If a name occurs several times,
+    the first value counts."""
     ranks: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Maps each listed rank to its host, and the bus and name of its GPU."""
     entries: list[NcclRow | str] = field(default_factory=list)
@@ -93,12 +94,12 @@ class Table:
         return kind in _STAGES and (is_repeated or _STAGES[kind] < self.stage)
 
     def add(self, kind: str, facts: Mapping[str, str], number: int) -> None:
-        """Add the facts of a line. The caller adds the figures of a row to `entries`."""
+        """Add the values that were read from a line. The caller adds the figures of a row to `entries`."""
         self.found.add(kind)
         self.stage, self.end = max(self.stage, _STAGES.get(kind, 0)), number
         if kind == "rank":
             self.ranks[int(facts["rank"])] = facts
-        # Of several commands before a table, the last one started the run.
+        # If several commands precede a table, the last command started the run.
         self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
 
 

@@ -13,7 +13,7 @@ from imagebuild.bench.models import BandwidthTest, Verdict
 
 _UNIT = re.compile(r"\((GB/s|ns|us)\)")
 
-# Text: the name of the test, the description of the matrix, the matrix, then its sum with the name
+# Text output of a test: the name, the description of the matrix, the matrix, then the name again with the sum
 
 _MARK = re.compile(
     r"[\s>]{0,40}(?:nvbandwidth Version|[Rr]unning \w+_|SUM \w+_|&&&& PERF \w+_|Waived:|Waiving \w+_"
@@ -60,7 +60,7 @@ class _OpenTest:
     """A test that is being read: its output before the line with the sum."""
 
     line: int
-    """Number of its first line."""
+    """Number of the first line of the test."""
     description: str = ""
     columns: int | None = None
     """Number of columns of the matrix; `None` before the header."""
@@ -78,7 +78,7 @@ class _NvbandwidthReader:
     """Name of the last announced test. One or more matrices follow."""
     test: _OpenTest | None = None
     has_failed: bool = False
-    """Whether an error was read. Later errors are consequences."""
+    """Whether an error was read. Later errors are consequences of the first error."""
     has_waived: bool = False
     """Whether a test without a name was waived."""
     devices: list[str] = field(default_factory=list)
@@ -109,7 +109,7 @@ class _NvbandwidthReader:
             if self.test and not self.test.description:
                 name, self.test = name or self.running, None
             self.end_test()
-            # A single result stands for all waived tests of a run without a name.
+            # All waived tests without a name in one run of nvbandwidth become a single result.
             if name or not self.has_waived:
                 self.add(name, "waived", match["reason"].strip())
             self.has_waived = self.has_waived or not name
@@ -155,10 +155,10 @@ class _NvbandwidthReader:
         name = name or (f"{self.running}_{direction[1].lower()}" if self.running and direction else self.running)
         wanted = (test.columns or 1) if "device_to_device" in (name or "") else max(1, rows)
         lacks = {
-            "its sum is cut": has_sum and total is None,
-            "rows of its matrix could not be read": test.has_unread_row,
-            "the output ends before its sum": not has_sum and bool(self.version or not rows),
-            f"its matrix has {rows} of {wanted} rows": bool(test.description) and rows != wanted,
+            "the sum of the matrix is cut": has_sum and total is None,
+            "rows of the matrix could not be read": test.has_unread_row,
+            "the output ends before the sum of the matrix": not has_sum and bool(self.version or not rows),
+            f"the matrix has {rows} of {wanted} rows": bool(test.description) and rows != wanted,
             _OTHER_SUM: "GB/s" in test.description and _is_other_sum(test.rows, total),
         }
         reason = next((reason for reason, holds in lacks.items() if holds), "")
@@ -181,7 +181,7 @@ def _unit_of(description: str | None) -> str | None:
     return match[1] if match else None
 
 
-_OTHER_SUM = "its cells do not add up to the sum that it prints"
+_OTHER_SUM = "the cells of the matrix do not add up to the printed sum"
 
 
 def _is_other_sum(rows: Sequence[Sequence[float | None]], total: float | None) -> bool:
@@ -245,5 +245,5 @@ def _json_matrix(rows: object) -> tuple[tuple[tuple[float | None, ...], ...] | N
         return None, f"bandwidth_matrix {rows!r} cannot be read"
     for cell in (cell for row in rows for cell in row):
         if logs.json_number(cell) is None and str(cell).strip().upper() != "N/A":
-            return None, f"cell {cell!r} of its matrix cannot be read"
+            return None, f"cell {cell!r} of the matrix cannot be read"
     return tuple(tuple(map(logs.json_number, row)) for row in rows) or None, ""

@@ -24,7 +24,7 @@ def _rate(value: Any) -> Any:
         return value
     match = _RATE.fullmatch(value.strip())
     if not match:
-        raise ValueError("needs a number and a unit, one of GB/s, Gb/s")
+        raise ValueError("needs a number and a unit (GB/s or Gb/s)")
     return float(match[1]) / (8 if match[2] == "Gb/s" else 1)
 
 
@@ -34,7 +34,8 @@ Rate = Annotated[
     Field(gt=0),
     WithJsonSchema({"type": "string", "pattern": "^[0-9]+([.][0-9]+)? ?(GB/s|Gb/s)$"}),
 ]
-"""Bandwidth in one direction, in bytes (`450 GB/s`) or bits (`400 Gb/s`). The model has GB/s of 10^9 bytes."""
+"""Bandwidth in one direction, in bytes (`450 GB/s`) or bits (`400 Gb/s`). The model contains GB/s (10^9 bytes a
+second)."""
 Date = Annotated[str, Form("20[0-9]{2}-[0-9]{2}(-[0-9]{2})?", "a date as YYYY-MM or YYYY-MM-DD")]
 Tolerance = Annotated[float, Field(gt=0, le=1)]
 
@@ -95,7 +96,8 @@ class Network(Sourced):
     rate: Rate
     """Bandwidth of one NIC or port in one direction."""
     floor: Floor | None = None
-    """Floor for runs over this network. Default: the floor in `ceilings.ALGORITHMS`."""
+    """Smallest fraction of the ceiling that healthy runs over this network reach. Default: 0.5, but 0.25 for alltoallv
+    and sendrecv, and no limit between racks."""
 
 
 class Measured(Sourced):
@@ -114,13 +116,13 @@ class MeasuredSpeed(Measured):
     nodes: Annotated[int, Field(gt=0)] = 1
     """Number of hosts."""
     algorithm: AlgorithmName | None = None
-    """Class of algorithms that was used. `None`: unknown, so it was the choice of the library."""
+    """Class of algorithms that was used. `None`: unknown; imagebuild assumes that the library chose."""
     forced: bool = False
     """Whether the library was told to use `algorithm`. If so, only runs with the same setting are compared."""
 
 
 class NamedRate(Measured):
-    """The measured bandwidth of tests: the worst pair of nvbandwidth or NVSHMEM, or one NIC of perftest."""
+    """The measured bandwidth of tests: the slowest pair of devices (nvbandwidth, NVSHMEM), or one NIC (perftest)."""
 
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests as printed, such as `RDMA_Write BW`. `*` matches any text."""

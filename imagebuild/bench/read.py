@@ -54,7 +54,7 @@ _ERROR = re.compile(
 
 
 def read_files(files: Iterable[Path | str]) -> Results:
-    """Return the results in files. A file without output of a benchmark has none.
+    """Return the results in files. A file without output of a benchmark adds no result.
 
     Raises ConfigError if a file cannot be opened, ResultError if its compressed data are damaged.
     """
@@ -80,7 +80,7 @@ class _Entry:
     """An item that a parser found: a result, or a text that could not be read."""
 
     line: int
-    """Number of its first line."""
+    """Number of the item's first line in the log."""
     tool: str
     item: Any
     begins_program: bool = False
@@ -88,7 +88,7 @@ class _Entry:
 
 
 def _parse_log(log: Log) -> Results:
-    """Return the results in a log, with the failures in it assigned to them."""
+    """Return the results in a log. Each failure in the log changes the verdict of the result that it belongs to."""
     by_process: dict[str, list[LogLine]] = defaultdict(list)
     for line in log.lines:
         by_process[line.process].append(line)

@@ -21,18 +21,19 @@ class _TableBuilder:
     """A table that is being read."""
 
     line: int
-    """Number of its first line."""
+    """Number of the first line of the table."""
     tool: str
     test: str | None = None
     columns: Sequence[str] = ()
-    """The columns, with the names that `add_row` knows; other names as printed. Empty before the header."""
+    """Names of the columns: for figures, the names that `add_row` knows; for other columns, the printed names. Empty
+    before the header is read."""
     unit: str | None = None
     rows: list[TableRow] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     compared: bool = False
     has_unread_row: bool = False
     wrong_figure: str = ""
-    """The problem of a figure that is not a number, or negative."""
+    """The reason why a figure is wrong: it is negative or not a number. Empty if all figures are right."""
     is_closed: bool = False
     """Whether the table ended."""
 
@@ -50,7 +51,7 @@ class _TableBuilder:
         self.rows.append(TableRow(size_bytes=size, latency_us=latency or None, **rates))
         for value in values.values():
             if value is None or value < 0:
-                self.wrong_figure = f"a figure with {size} bytes is {'not a number' if value is None else 'negative'}"
+                self.wrong_figure = f"a figure for {size} bytes is {'not a number' if value is None else 'negative'}"
 
     def table(self, source: str) -> PerftestTable:
         """Return the table with its verdict: the first problem in order of severity."""
@@ -131,7 +132,8 @@ NVSHMEM = TableFormat(
     decimals=6,
 )
 _NVSHMEM_WRONG = re.compile(r"# (?P<wrong>\d{1,18}) words of 4 bytes were wrong")
-"""The last line of nvshmem-perf in our images. The programs that come with NVSHMEM do not validate data."""
+"""The last line of nvshmem-perf in the images of imagebuild. The programs that come with NVSHMEM do not validate
+data."""
 
 _COLUMN = re.compile(
     r"(?P<name>#?(?:(?:BW|MsgRate|tps|Avg|Min|Max|Message|P\d+ Tail|[\d.]+%{1,2}) )?[^\s\[(#]+)"
@@ -202,7 +204,7 @@ class _TableReader:
         table = announced[-1] if announced else self.begin(self.tables[-1].test if self.tables else None)
         columns = [(match["name"].replace(" ", "_").replace("%%", "%"), match) for match in _COLUMN.finditer(text)]
         table.columns = tuple(_FIGURES.get(name.lower(), name) for name, _ in columns)
-        # OSU has a column with the name `MB/s`.
+        # OSU prints no unit in brackets, but has a column with the name `MB/s`.
         units = (match["unit"] or name for name, match in columns if name.lower() in _FIGURES)
         table.unit = _UNITS.get(next(units, ""))
         table.compared = "Validation" in table.columns
@@ -222,14 +224,14 @@ class _TableReader:
             table.add_row(size, values)
             table.errors += [f"the data of {size} bytes were wrong"] if "fail" in text.lower() else []
         elif words[1:] and parse_integer(words[1]) is None if self.form.is_mixed else len(words) > len(table.columns):
-            return False  # another program printed it
+            return False  # another program printed the line
         else:
             table.has_unread_row = True
             self.unread.append((self.line, excerpt(text)))
         return True
 
     def values_of(self, columns: Sequence[str], words: Sequence[str]) -> dict[str, float | None]:
-        """Return the figures of a row by name; empty if it is not a whole row. Only the CPU usage may be missing."""
+        """Return the figures of a row by name; empty if the row is cut. Only the CPU usage may be missing."""
         if not 0 <= len(columns) - len(words) <= ("CPU_Util" in columns):
             return {}
         pairs = list(zip(columns, words, strict=False))
@@ -284,18 +286,18 @@ _UCX_HEADER = re.compile(r"\|\s*(?P<label>Stage|Test)\s*\| # iterations \|.*")
 _UCX_QUANTITY = re.compile(r"\|(?:\s+\|){1,2}\s+(?P<quantity>latency|overhead) \(usec\) .*")
 _UCX_FIELD = re.compile(r"\| (?P<key>Test|Message size): (?P<value>[^|]*)\|")
 _LEAST_TIME_US = 0.02
-"""Smallest time that is used to check the rate. Smaller times have too few digits, because three decimals are
-printed."""
+"""Smallest time in µs that is used to check the message rate. Smaller times have too few digits, because ucx_perftest
+prints only three decimals."""
 
 
 def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
-    """Return the results of ucx_perftest, and those that could not be read. It prints MB for 2^20 bytes."""
+    """Return the tables of ucx_perftest, and the rows that could not be read. ucx_perftest prints MB for 2^20 bytes."""
     tables: list[_TableBuilder] = []
     unread: ParsedLines[PerftestTable] = []
     test = quantity = size = table = None
 
     def begin(*columns: str) -> _TableBuilder:
-        # The last name may be that of an earlier run, such as a latency test before a table of overheads.
+        # The last name that was read may belong to an earlier run: a latency test before a table of overheads.
         is_of_another = test and quantity and ("latency" in test) != (quantity == "latency")
         tables.append(_TableBuilder(number, "ucx_perftest", quantity if is_of_another else test or quantity, columns))
         return tables[-1]

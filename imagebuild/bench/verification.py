@@ -11,7 +11,8 @@ from imagebuild.core.fields import Model
 
 Outcome = Literal["passed", "failed", "skipped"]
 SPEED = "-speed"
-"""Suffix of the result that judges the speed measured by a check: `nccl-tests/all-reduce-speed`."""
+"""Suffix of a check's name. The check with the suffix judges the speed that the check without the suffix measured:
+`nccl-tests/all-reduce-speed`."""
 
 
 class CheckResult(Model):

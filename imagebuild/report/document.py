@@ -43,7 +43,7 @@ Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
 """The verdict of a report.
 
 `ok`: all three claims hold for every result. `limited`: nothing failed and every requested claim holds, but some claims
-were not requested, or the user accepted them with `--allow`.
+were not requested, or the user accepted them with `--allow`. `open`: the output does not prove a requested claim.
 """
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     name: str
     """The subject of the result. If several results have the same subject, the name includes the file and a number."""
     sweep: Sweep | None
-    """The sweep that the result belongs to, if any."""
+    """The sweep (the same benchmark on several groups of hosts) that contains the result, if any."""
 
 
 class ReportRow(NamedTuple):
@@ -92,7 +92,7 @@ class Assertion(NamedTuple):
     subject: str
     state: State
     word: str
-    """The outcome in the word of the claim or check, such as `wrong`, `too slow` or `skipped`."""
+    """The outcome, as the claim or check names it: `wrong`, `too slow`, `skipped`, …"""
     reason: str = ""
     seconds: float = 0.0
     output: str = ""
@@ -245,16 +245,19 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
                 facts = check.reason, check.seconds, check.output if state == "failed" else ""
                 yield Assertion("check", verification.image, subject, state, state, *facts)
     for file in report.nothing_in:
-        reason = "it has no output of a known benchmark, no result of verify and no report"
+        reason = "the file has no output of a known benchmark, no result of verify and no report"
         yield Assertion("reading", file, file, "failed", "no-result", reason)
     for source in report.sources:
         if not source.tools and source.path not in report.nothing_in:
-            note = source.note or "it does not look like a log of this folder"
+            note = source.note or "the file does not look like the logs in this folder"
             yield Assertion("reading", source.path, source.path, "skipped", "no-result", note)
 
 
 def rows_of(report: Report) -> list[ReportRow]:
-    """Return the table of results: sweeps, results outside of sweeps, diagnoses, comparisons with the baseline."""
+    """Return the rows of the table of results.
+
+    The order is: sweeps, results outside of sweeps, diagnoses, comparisons with the baseline.
+    """
     entries, allowed = report.entries, report.about.allowed
 
     def state_of(judgement: Judgement) -> State:
@@ -274,7 +277,7 @@ def rows_of(report: Report) -> list[ReportRow]:
     for judgement in report.comparisons:
         speed = judgement.speed.measured
         now = NONE if speed is None else f"{format_number(speed)} GB/s"
-        named.append((judgement, f"{judgement.subject}, since the baseline", now))
+        named.append((judgement, f"{judgement.subject}, compared with the baseline", now))
     for judgement, name, best in named:
         facts = words_of(judgement), best, judgement.speed.reason, judgement.source
         rows.append(ReportRow(state_of(judgement), name, *facts))
@@ -297,7 +300,7 @@ def _known_claims(assertions: Sequence[Assertion]) -> str:
         parts += [f"{kind} {word}" + (f" for {n} of {total}" if n < total else "") for word, n in weak.items()]
         if words and not weak and kind != "sweep":
             parts.append(f"{kind} {next(iter(words))[1]}")
-    return ", ".join(parts) or "nothing says whether it is right and fast enough"
+    return ", ".join(parts) or "no claim says whether the results are right and fast enough"
 
 
 def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
@@ -385,8 +388,8 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
 def _judged_checks(verification: VerifyResult) -> Iterator[tuple[Results, Sequence[Judgement]]]:
     """Yield the benchmark results of checks, with the claims about them.
 
-    The claims are those of the check that judges the speed, if there is one. Raises ResultError if they do not match
-    the results.
+    If a second check judges the speed, its claims are used. Raises ResultError if the number of claims is not the
+    number of results.
     """
     judged = {(check.component, check.check): check.judgements for check in verification.checks if check.judgements}
     for check in verification.checks:
@@ -394,7 +397,9 @@ def _judged_checks(verification: VerifyResult) -> Iterator[tuple[Results, Sequen
             own = judge_results(check.results)
             judgements = judged.get((check.component, f"{check.check}{SPEED}"), own)
             if len(judgements) != len(own):
-                raise ResultError(f"{check.component} {check.check}: its judgements do not match its results")
+                raise ResultError(
+                    f"{check.component} {check.check}: the number of `judgements` does not match the number of results"
+                )
             yield check.results, judgements
 
 
@@ -429,12 +434,15 @@ def _files_in(path: Path) -> list[Path]:
         files = [file for file in inner if not any(part.startswith(".") for part in file.relative_to(path).parts)]
     for file in files:
         if re.search("[\ud800-\udfff]", str(file)):  # how Python represents bytes that are not UTF-8
-            raise ConfigError(f"{visible(str(file))}: cannot be read: its name is not UTF-8; rename it")
+            raise ConfigError(f"{visible(str(file))}: cannot be read: the file name is not UTF-8; rename the file")
     return files
 
 
 def read_own_file(file: Path) -> VerifyResult | Report | None:
-    """Return the contents of a file that imagebuild wrote, or None for another file. Raises ResultError if invalid."""
+    """Return the contents of a file that imagebuild wrote, or None for another file.
+
+    Raises ResultError if imagebuild wrote the file, but the contents are not valid.
+    """
     try:
         with open_log(file) as opened:
             head = opened.read(4096)

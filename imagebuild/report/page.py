@@ -1,4 +1,5 @@
-"""Write HTML pages that load nothing from the network: the page of a report, and the frame of the catalogue's page.
+"""Write HTML pages that load nothing from the network: the page of a report, and the frame of the page
+that lists images.
 
 Contents of files are always text in a page, never markup.
 """
@@ -130,7 +131,8 @@ def plotly_js() -> str:
 
 
 KEPT_BYTES = 128 * 1024
-"""Largest part of a log in a page, in bytes. The end is kept. Debug output may have 100 MB."""
+"""Largest part of a log in a page, in bytes. Only the end of a longer log is kept, because debug output may have 100
+MB."""
 MOST_LOG_BYTES = 1024 * 1024
 """Largest total size of the logs in a page, in bytes."""
 
@@ -246,7 +248,7 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
 
 
 def versions_of(report: Report) -> list[tuple[str, str, str]]:
-    """Return the versions of tools, the devices, and facts about the places of checks, each with its source."""
+    """Return the versions of tools, the GPUs, and facts about the hosts on which checks ran, each with its source."""
     about = report.about
     facts = [
         ("imagebuild", about.imagebuild, "this report"),

@@ -32,7 +32,7 @@ def make_report(
 ) -> Report:
     """Make the report on files and folders, and write it as JUnit XML and as an HTML page if requested.
 
-    `profile` and `baseline` are the references for speed. `profiles` are the folders with profiles; a later folder
+    Speed is compared with the profile and the baseline. `profiles` are the folders with profiles; a later folder
     replaces profiles with the same name. `outputs` maps `--json`, `--junit` and `--html` to files; the caller writes
     the JSON. `-` is the standard output. Raises ConfigError if an argument is wrong, an output would overwrite an
     input, or the page needs plotly and it is not installed.
@@ -80,9 +80,9 @@ def check_outputs(outputs: Mapping[str, Path | None], read: Collection[Path]) ->
             continue  # a device can be the output of several options
         place = path.resolve()
         if path != STDOUT and place in read:
-            raise ConfigError(f"{option} {path}: would replace a file that is read; name another one")
+            raise ConfigError(f"{option} {path}: would replace a file that is read; name another file")
         if place in places:
-            raise ConfigError(f"{option} {path}: {places[place]} writes this file, too; name another one")
+            raise ConfigError(f"{option} {path}: {places[place]} writes this file, too; name another file")
         places[place] = option
 
 

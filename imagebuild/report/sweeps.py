@@ -1,7 +1,8 @@
 """Find slow hosts in a sweep: many runs of the same benchmark, each on another group of hosts. Pure.
 
-The value of a run is the bandwidth by which it is judged. The value of a host is its best run, because a slow partner
-makes any run slow: only a slow host has no fast run. The centre is the median of the hosts.
+The value of a run is the bandwidth by which the run is judged. The value of a host is the value of its best run,
+because a slow partner makes any run slow: only a slow host has no fast run. The centre is the median of the values of
+all hosts.
 
 * A run is slow if it is below (1 - LEAST) * centre.
 * A host is slow if its best run is slow and it took part in at least two different groups. In a sweep of single hosts,
@@ -23,11 +24,11 @@ from imagebuild.bench.models import Run, State, describe_run
 from imagebuild.core.fields import Model, natural_order
 
 LEAST = 0.10
-"""Fraction below the centre from which a run is slow."""
+"""Fraction of the centre. A run is slow if its value is more than this fraction below the centre."""
 EVEN = 0.20
-"""Largest difference between the runs of an even sweep, as a fraction of the fastest."""
+"""Largest difference between the slowest and the fastest run of an even sweep, as a fraction of the fastest run."""
 LEAST_GROUPS = 4
-"""Smallest number of different groups in a sweep. The three pairs of three hosts are a sweep, too."""
+"""Smallest number of different groups in a sweep. Exception: the three pairs of three hosts are a sweep, too."""
 
 
 class GroupSpeed(Model):
@@ -59,9 +60,9 @@ class Sweep(Model):
     size_bytes: int
     """The largest message size, which is the same in all runs."""
     centre_gb_s: float
-    """The median of the hosts."""
+    """The median over all hosts of the bandwidth of each host's fastest run."""
     limit_gb_s: float
-    """Runs below this are slow."""
+    """Bandwidth below which a run is slow."""
     groups: tuple[GroupSpeed, ...]
     hosts: tuple[GroupSpeed, ...]
     outliers: tuple[GroupSpeed, ...]
@@ -83,7 +84,7 @@ class Sweep(Model):
 
     @property
     def range(self) -> str:
-        """The centre, and the bandwidths of the slowest and the fastest run, as text."""
+        """A text such as `370 GB/s, 310 to 380`: the median of the hosts, then the slowest and the fastest run."""
         slowest, fastest = self.extremes
         return f"{self.centre_gb_s:.4g} GB/s, {slowest:.4g} to {fastest:.4g}"
 
@@ -97,11 +98,11 @@ class Sweep(Model):
         return "failed" if self.outliers else "passed" if self.word == "even" else "open"
 
     def holds(self, result: object) -> bool:
-        """Return whether a result is a run of this sweep, also if its data are wrong."""
+        """Return whether a result is a run of this sweep. A run with wrong data counts, too."""
         return isinstance(result, Run) and sweep_key(result) == tuple(getattr(self, name) for name in KEY_FIELDS)
 
     def reason(self, outlier: GroupSpeed) -> str:
-        """Return how slow an outlier is, and how often. If its best run is fast, the slowest run counts."""
+        """Return how slow an outlier (host or group) is, and how often. If its best run is fast, the slowest counts."""
         slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
         return (
             f"{slow:.4g} GB/s, {1 - slow / self.centre_gb_s:.0%} below the median of {self.scope}, {self.subject}; "
@@ -135,7 +136,9 @@ def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
 
 
 def _sweep_of(runs: list[Run]) -> Sweep | None:
-    """Return the sweep that these runs make, or None if there are too few groups with a bandwidth."""
+    """Return the sweep that these runs make, or None if there are too few groups with a bandwidth (see
+    `LEAST_GROUPS`).
+    """
     by_group: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     by_host: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:

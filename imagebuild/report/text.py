@@ -28,7 +28,7 @@ from imagebuild.report.document import (
 STATE_COLOURS: dict[State, str] = {"passed": "green", "failed": "red", "open": "red", "skipped": "yellow"}
 MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", "skipped": "-"}
 MOST_PROBLEMS, MOST_SKIPS, MOST_SOURCES = 12, 8, 3
-"""Largest numbers of problems, skips and files with unread lines below the table."""
+"""Largest numbers of problems, skipped assertions, and files with unread lines that are printed below the table."""
 
 
 def print_report(report: Report) -> None:
@@ -111,7 +111,7 @@ SIGNS: dict[State, str] = {"passed": "✅", "skipped": "☑️", "open": "⚠️
 MOST_LINES = 50
 """Largest number of lines in a list or table."""
 MOST_CHARACTERS = 65_000
-"""Largest length of the text. A comment on a GitHub pull request can have 65,536 characters."""
+"""Largest length of the Markdown. A comment on a GitHub pull request can have 65,536 characters."""
 
 
 def report_markdown(report: Report) -> str:
@@ -135,7 +135,8 @@ def markdown_cell(value: str) -> str:
 # JUnit
 
 OUTPUT_CHARACTERS = 64 * 1024
-"""Largest length of a failed check's output. The end is kept. Servers that show JUnit refuse large files."""
+"""Largest number of characters of a failed check's output. Only the end of longer output is kept, because servers that
+show JUnit refuse large files."""
 
 
 def report_junit(report: Report) -> str:

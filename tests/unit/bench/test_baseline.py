@@ -51,10 +51,10 @@ def test_noise_alone_is_seldom_flagged_and_a_drop_of_8_percent_is(noise: float, 
 @pytest.mark.parametrize(
     ("factor", "state", "size", "reason"),
     [
-        (0.9, "too slow", SIZES[-1], "median change -10.0% over 5 values, the worst -10.0% at "),
+        (0.9, "too slow", SIZES[-1], "median change -10.0% over 5 values (limit -5%); worst change -10.0% at "),
         (lambda size: 0.8 if size == 2**26 else 1.0, "too slow", 2**26,
-         "median change +0.0% over 5 values, the worst -20.0% at 67108864 bytes; the limits are -5% and -15%"),
-        (0.96, "fast enough", SIZES[-1], "the limits are -5% and -15%"),
+         "median change +0.0% over 5 values (limit -5%); worst change -20.0% at 67108864 bytes (limit -15%)"),
+        (0.96, "fast enough", SIZES[-1], "(limit -15%)"),
         (lambda size: 0.1 if size < 2**20 else 1.0, "fast enough", SIZES[-1], ""),  # small sizes show latency
     ],
 )  # fmt: skip
@@ -81,8 +81,8 @@ def test_runs_that_differ_too_much_are_no_pass(factors: tuple[float, ...]) -> No
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"devices": ("NVIDIA B200",)}, "the GPU is NVIDIA B200, in the baseline it is NVIDIA H200"),
-        ({"verdict": "wrong-data"}, "its verdict is wrong-data"),
+        ({"devices": ("NVIDIA B200",)}, "the GPU is NVIDIA B200, but the GPU of the baseline is NVIDIA H200"),
+        ({"verdict": "wrong-data"}, "the verdict of the result is wrong-data"),
     ],
 )
 def test_results_that_cannot_be_compared(changes: dict[str, object], reason: str) -> None:
@@ -93,7 +93,10 @@ def test_results_that_cannot_be_compared(changes: dict[str, object], reason: str
 
 def test_a_failed_baseline_is_none_and_a_failed_run_does_not_spoil_others() -> None:
     good, bad = sweep(random.Random(9), 0.01), sweep(random.Random(9), 0.01, 0.1, verdict="timeout")
-    assert verdict_of(Results(runs=(good,)), Results(runs=(bad,))).reason == "in the baseline, its verdict is timeout"
+    assert (
+        verdict_of(Results(runs=(good,)), Results(runs=(bad,))).reason
+        == "in the baseline, the verdict of the result is timeout"
+    )
     assert verdict_of(Results(runs=(bad, good)), Results(runs=(good,))).state == "fast enough"
 
 
@@ -101,8 +104,8 @@ def test_what_vanished_fails_and_what_is_new_does_not() -> None:
     one, other = sweep(random.Random(8), 0.0), sweep(random.Random(8), 0.0, collective="all_gather")
     vanished, new = compare_with_baseline(Results(runs=(one,)), Results(runs=(other,)))[::-1]
     assert (vanished.subject, vanished.worst().standing()) == ("all_gather, 8 ranks, 1 node, float sum", "failed")
-    assert vanished.participation.reason == "the baseline has it, but it was not measured this time"
-    assert (new.worst().standing(), new.speed.reason) == ("skipped", "the baseline does not have it")
+    assert vanished.participation.reason == "the baseline contains this result, but the new measurement does not"
+    assert (new.worst().standing(), new.speed.reason) == ("skipped", "the baseline does not contain this result")
 
 
 LONE = matrix("device_to_device_memcpy_read_ce", (None, 390.0), (None, None))
@@ -113,10 +116,10 @@ PAIR = matrix("device_to_device_memcpy_read_ce", (None, 390.0), (391.0, None))
     ("new", "old", "reason"),
     [
         (run((GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)),
-         f"not measured this time: sizes of {2 * GIB} to {4 * GIB} bytes, which the baseline has"),
+         f"not measured this time, but in the baseline: sizes of {2 * GIB} to {4 * GIB} bytes"),
         # The new run may have larger steps or more sizes.
         (run((GIB, 480.0, 480.0), (4 * GIB, 480.0, 480.0)), run((GIB, 480.0, 480.0), (2 * GIB, 480.0, 480.0)), ""),
-        (LONE, PAIR, "not measured this time: pairs of devices (1), which the baseline has"),
+        (LONE, PAIR, "not measured this time, but in the baseline: 1 pair of devices"),
         (PAIR, LONE, ""),
     ],
 )  # fmt: skip
@@ -144,4 +147,4 @@ def test_types_matrices_and_tables_are_compared_apart() -> None:
         ("float sum", "too slow"), ("half sum", "fast enough"),
         ("device_to_device_memcpy_read_ce", "too slow"), ("RDMA_Write BW", "too slow"),
     ]  # fmt: skip
-    assert "the worst -48.8% at row 1, column 0" in judged[2].speed.reason
+    assert "worst change -48.8% at row 1, column 0" in judged[2].speed.reason

@@ -136,7 +136,7 @@ def test_lint_of_copies(tmp_path: Path) -> None:
     assert (
         "box.yaml:14: host_to_device_memcpy_ce: 64 GB/s is not below the ceiling, 63.0 GB/s (PCIe 5, one way)" in text
     )
-    assert "box.yaml:14: other: the profile has no rate that limits it" in text
+    assert "box.yaml:14: other: the profile has no rate that limits this test" in text
 
 
 def layout(name: str, ranks: int, nodes: int) -> RankLayout:

@@ -94,9 +94,9 @@ ROWS = log().count(" float ")
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), None, {}, "failed", "the ranks were not joined"),
         (log(validate=False), "h100", {}, "open", "data were not validated"),
         (log().replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # like the in-place half of a collective that has none
-        (log().replace("  0\n", " N/A\n", 1), "h100", {}, "open", f"data were compared in {ROWS - 1} of {ROWS} rows only"),
+        (log().replace("  0\n", " N/A\n", 1), "h100", {}, "open", f"data were validated in only {ROWS - 1} of {ROWS} rows"),
         (matrices().replace(H100, "NVIDIA GeForce RTX 5090", 1), "h100", {}, "failed", "RTX 5090"),
-        (matrices().replace("393.00", "   nan", 1), "h100", {}, "failed", "rows of its matrix could not be"),
+        (matrices().replace("393.00", "   nan", 1), "h100", {}, "failed", "rows of the matrix could not be"),
         (log(ranks=16, hosts=2, peak=50), "h100", {}, "failed", "of the reference, below"),
         ("\n".join(line for line in log().split("\n") if not line.startswith(f"{1 << 30:12d}")), "h100", {}, "failed",
          f"no row of {1 << 30} bytes"),

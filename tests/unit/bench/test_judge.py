@@ -135,7 +135,10 @@ def test_what_only_the_caller_knows() -> None:
     assert judge(bare, "coreweave-h100").worst().standing() == "open"
     judgement = judge(bare, "coreweave-h100", ranks=96, nodes=12)
     assert (judgement.worst().standing(), judgement.subject) == ("passed", "all_reduce, 96 ranks, 12 nodes")
-    assert "the output does not name the GPU, assumed to be coreweave-h100's" in judgement.speed.reason
+    assert (
+        "the output does not name the GPU; imagebuild assumes that it is the GPU of coreweave-h100"
+        in judgement.speed.reason
+    )
     ring = judge(run((4 * GIB, 365.7, 365.5)), algorithms=("ring",)).speed
     assert ring.reference
     assert (ring.state, ring.reference.value) == ("fast enough", 367.61)

@@ -244,17 +244,17 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (TABLE.text() + "imagebuild: FAILED\n", {"verdict": "failed"}),
     # Footers.
     (TABLE.text().replace(AVERAGE, f"{AVERAGE}FAILED"), {"verdict": "failed", "avg_busbw_gb_s": TABLE.average}),
-    (TABLE.text().replace(AVERAGE, ""), {"verdict": "truncated", "reason": "its footer has no average bus bandwidth"}),
+    (TABLE.text().replace(AVERAGE, ""), {"verdict": "truncated", "reason": "the footer has no average bus bandwidth"}),
     (TABLE.text().replace(AVERAGE, "# Avg bus bandwidth    : 482.3 "),
-     {"verdict": "damaged", "reason": "the average of its rows is not 482.3 GB/s, as its footer says: a row is missing or wrong"}),
+     {"verdict": "damaged", "reason": "the average of the rows is not 482.3 GB/s, which the footer prints: a row is missing or wrong"}),
     (ONE_GPU, {"verdict": "ok", "ranks": 1}),
     (ONE_GPU.replace("2.54811e+06", "3.54811e+06"), {"verdict": "damaged"}),
-    (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "its footer has no line `Out of bounds values`"}),
+    (TABLE.text().replace(BOUNDS, ""), {"verdict": "truncated", "reason": "the footer has no line `Out of bounds values`"}),
     # Requested sizes
-    (SHORT_TEXT, {"verdict": "truncated", "reason": f"no row of {SHORT.sizes[-1] * 8} bytes, though it was asked for"}),
+    (SHORT_TEXT, {"verdict": "truncated", "reason": f"no row of {SHORT.sizes[-1] * 8} bytes, although this size was requested"}),
     (SHORT_TEXT.replace("#   ", REDUCED, 1), {"verdict": "ok"}),
     (Table(sizes=tuple(sorted((*TABLE.sizes, TABLE.sizes[4])))).text(),
-     {"verdict": "damaged", "reason": f"a row of {TABLE.sizes[4]} bytes, where {TABLE.sizes[5]} were asked for"}),
+     {"verdict": "damaged", "reason": f"a row of {TABLE.sizes[4]} bytes, where {TABLE.sizes[5]} were requested"}),
     (Table(sizes=TABLE.sizes * 3).text(), {"verdict": "ok"}),
     (STEPS.replace("maxBytes 10240", "maxBytes 12000"), {"verdict": "truncated"}),
     # Participation

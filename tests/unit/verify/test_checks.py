@@ -262,7 +262,7 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
         (result(run(480.0)), CHECK, "passed", ""),
         (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
         (result(run(2000.0)), CHECK, "failed", "impossible"),
-        (result(run(devices=("NVIDIA A40",))), CHECK, "failed", "it ran on NVIDIA A40"),
+        (result(run(devices=("NVIDIA A40",))), CHECK, "failed", "the benchmark ran on NVIDIA A40"),
         (result(run(360.0, ranks=4)), CHECK, "passed", ""),
         (result(run(), outcome="failed"), CHECK, "skipped", "the check of the data failed"),
         (result(run(30.0, nodes=2)), SEVERAL, "skipped", "the nodes are containers on one host"),
