@@ -1,1 +1,1 @@
-"""Publishing of verified images, with attestations; scans, comparison, listing and pruning of images."""
+"""Modules that publish verified images with attestations, judge scans, and compare, list and delete images."""

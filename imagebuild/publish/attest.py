@@ -1,4 +1,6 @@
-"""Verification and addition of attachments, such as SBOMs, to images in registries."""
+"""The attachments of an image in a registry, such as SBOMs: `attest verify` judges them, and `attest add` adds new
+ones.
+"""
 
 from __future__ import annotations
 
@@ -31,44 +33,48 @@ from imagebuild.project.records import ScanResult
 from imagebuild.publish.evidence import PREDICATES, NewAttachment, about, attachment_of, mismatch, read_attached
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
-from imagebuild.publish.signatures import WHOSE, Signer
+from imagebuild.publish.signatures import SIGNER_OPTIONS, Signer
 from imagebuild.report.document import Report
 
 INDEX = "index"
 DEFAULT_KINDS = ("sbom", "provenance", "verification")
-"""The kinds of attachments that `attest verify` requires if no others are named."""
+"""The kinds of attachments that `attest verify` requires if `--require` is not used."""
 
 
 # Verify
 
 
 Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
-"""The outcome for an attachment.
+"""The outcome of judging one attachment.
 
-`failed`: the attachment is intact, but it reports a failure, or its signature is not trusted. `broken`: the attachment
-is damaged or about another image. `skipped`: the attachment does not count.
+`passed`: the attachment is intact and reports success. `failed`: the attachment is intact, but reports a failure, or
+the signature of the image is not trusted. `broken`: the attachment is damaged or about another image. `missing`: the
+image has no attachment of a required kind. `skipped`: the attachment does not count, because it has no trusted
+signature, a newer scan exists, or the kind is neither attached nor required.
 """
 
 
 class AttestFinding(Model):
-    """The outcome for one attachment of an image, or for one that is missing."""
+    """The outcome for one attachment of an image, or for a kind of attachment that the image does not have."""
 
     subject: str
-    """The platform of the image, or `index`."""
+    """Platform of the image that the attachment belongs to. `index` if the attachment belongs to the index of all
+    platforms."""
     digest: str
-    """Digest of the manifest that the attachment refers to."""
+    """Digest of the manifest of the image or index that the attachment belongs to."""
     kind: str
-    """`sbom`, `provenance`, `verification`, `benchmark`, `scan` or `signature`."""
+    """Kind of the attachment: `sbom`, `provenance`, `verification`, `benchmark`, `scan` or `signature`."""
     outcome: Outcome
     detail: str
     attachment: str | None = None
-    """Digest of the attachment's own manifest. None if the attachment is missing, and for signatures."""
+    """Digest of the attachment's own manifest. None if the attachment is missing or is a signature."""
     required: bool = False
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the image must not be trusted. Damaged attachments always count. Other outcomes count only for
-        required kinds.
+        """Whether the image must not be trusted because of this outcome.
+
+        True if the outcome is `broken`, or if the kind is required and the outcome is not `passed`.
         """
         return self.outcome == "broken" or (self.required and self.outcome != "passed")
 
@@ -90,18 +96,18 @@ class AttestResult(Model):
 def verify_attachments(
     reference: ImageReference, registry: Registry, required: Collection[str], trust: Signer | None = None
 ) -> AttestResult:
-    """Judge every attachment of an image, and report the required kinds that are missing.
+    """Judge every attachment of an image, and return the outcomes. A required kind that is missing is an outcome, too.
 
-    Without `trust`, signatures are not checked, so only damaged attachments and attachments of other images are found.
-    A tag is resolved once; after that, only its digest is used. Raises ConfigError if the image does not exist or
-    `required` is not valid, CommandError if the registry fails, and ResultError if the name is not the name of an
-    image.
+    `trust` is the signer whose signatures are trusted. If `trust` is None, signatures are not checked, so a forged
+    attachment is not detected. A tag is resolved to a digest only once, so all outcomes are about the same image.
+    Raises ConfigError if the image does not exist or `required` is not valid, CommandError if the registry fails, and
+    ResultError if `reference` does not name an image.
     """
     known = (*PREDICATES, SIGNATURE)
     if unknown := [kind for kind in required if kind not in known]:
         raise ConfigError(f"--require {unknown[0]}: unknown kind; use one of {', '.join(known)}")
     if SIGNATURE in required and not trust:
-        raise ConfigError(f"--require signature: the signer is not named; add {WHOSE}")
+        raise ConfigError(f"--require signature: the signer is not named; add {SIGNER_OPTIONS}")
     found = image_in_registry(str(reference), reference, registry, Path())
     place, index = registry.at(reference.repository), str(found.digest)
     platforms = {platform: str(found.image(platform).digest) for platform in sorted(found.platforms)}
@@ -112,9 +118,9 @@ def verify_attachments(
         judged = list(_judge_attached(place, digest, members, index, trust))
         if trust:
             problem = trust.image_problem(reference.at(digest))
-            signed = problem or "by the named key or identity"
+            signed = problem or "signed by the named key or identity"
             judged.append((SIGNATURE, "failed" if problem else "passed", signed, None))
-        none = f"the registry lists none{' that is signed' if trust else ''}"
+        none = f"the registry contains no attachment of this kind{' with a trusted signature' if trust else ''}"
         counted = {kind for kind, outcome, *_ in judged if outcome != "skipped"}
         absent = [kind for kind in PREDICATES if kind not in counted and name != INDEX]
         judged += [(kind, "missing" if kind in asked else "skipped", none, None) for kind in absent]
@@ -133,13 +139,13 @@ def _judge_attached(
 ) -> Iterator[tuple[str, Outcome, str, str | None]]:
     """Yield the kind, outcome, detail and digest of each attachment of a manifest.
 
-    `members` maps platforms to digests: all images of an index, or only the image itself. An attachment may be about
-    any of them.
+    `digest` is the digest of the manifest. `members` maps platforms to the digests of the images that an attachment may
+    be about: all images if the manifest is an index, otherwise only the image itself.
     """
     manifest = place.manifest(digest).content
     believed: list[tuple[Attestation, BaseModel]] = []
     for attestation, value, problem in read_attached(place, digest):
-        # Everybody who may push can attach files, so an attachment without a trusted signature does not count.
+        # Everybody who may push images can attach files, so attachments without a trusted signature do not count.
         unsigned = trust.attestation_problem(attestation, manifest) if trust and attestation.content else ""
         if unsigned:
             yield attestation.kind, "skipped", f"not trusted: {unsigned}", attestation.digest
@@ -156,19 +162,24 @@ def _judge_attached(
         verdicts = [judge_predicate(value, member, platform, index) for platform, member in members.items()]
         outcome, detail = next((verdict for verdict in verdicts if verdict[0] != "broken"), verdicts[0])
         if isinstance(value, ScanResult) and outcome != "broken" and value.started < newest[_scanned(value)]:
-            outcome, detail = "skipped", f"{detail}; only the newest scan counts"
+            outcome, detail = "skipped", f"{detail}; this scan does not count, because a newer scan exists"
         yield attestation.kind, outcome, detail, attestation.digest
 
 
 def _scanned(scan: ScanResult) -> tuple[str, str]:
-    """Return the scanner without its version, and the image. Only the newest scan for such a pair counts."""
+    """Return the name of the scanner without its version, and the digest of the scanned image.
+
+    If several scans have the same name and digest, only the newest of these scans counts.
+    """
     return scan.scanner.partition(" ")[0], scan.digest
 
 
 def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) -> tuple[Outcome, str]:
-    """Judge whether a predicate is about the image of a platform and reports success. Anybody may have written it.
+    """Return the outcome for a predicate (the content of an attestation), and the details as text.
 
-    `index` is the digest of the index that lists the image. If there is no index: the digest of the image.
+    The outcome is `broken` if the predicate is not about the image of the platform, `failed` if the predicate reports a
+    failure, otherwise `passed`. Anybody may have written the predicate. `index` is the digest of the index that lists
+    the image. If there is no index, `index` is the digest of the image.
     """
     if other := mismatch(value, digest, platform, (index,)):
         return "broken", other
@@ -177,7 +188,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
         case SpdxDocument():
             summary = f"{len(value.contents)} packages and components"
         case Provenance():
-            summary = f"{value.sources}, {len(value.replaced)} of them instead of sources in the lock"
+            summary = f"{value.sources}, {len(value.replaced)} of these sources are not the sources in the lock"
             if value.folders:
                 failure = f"built from local folders, whose content is unknown: {', '.join(value.folders)}"
         case VerifyResult():
@@ -190,7 +201,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
             summary, failure = f"{count} results", "" if count else "nothing was measured"
         case ScanResult():
             summary = f"{value.scanner}, {len(value.findings)} findings, {value.started[:10]}"
-            failure = value.reason or "the policy does not allow it" if value.verdict == "failed" else ""
+            failure = value.reason or "the policy does not allow the findings" if value.verdict == "failed" else ""
     return ("failed", f"{failure}; {summary}") if failure else ("passed", summary)
 
 
@@ -201,15 +212,18 @@ def add_attachment(
     reference: ImageReference, registry: Registry, kind: str, content: bytes, *, file: Path,
     platform: str | None = None, signer: Signer | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Attach a file to the images that the file is about, and to the index if `reference` names one.
+    """Attach a file to each image that the file is about, and return the digests of the new attachments.
 
-    Return the digests of the new attachments. With a signer, they are signed. Raises ConfigError if the image is not
-    named by digest or the content is about another image. Raises ResultError if the content is of another kind.
+    If `reference` names an index, the file is also attached to the index. If `signer` is set, the signer signs the
+    attachments. Raises ConfigError if `reference` is not a digest or the file is about another image. Raises
+    ResultError if the content of the file is not of the kind `kind`.
     """
     place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
     index = str(found.digest)
     if not reference.digest:
-        raise ConfigError(f"{reference}: a tag may move; name the image by its digest, which is {index} now")
+        raise ConfigError(
+            f"{reference}: is a tag, and a tag may move; name the image by its digest, which is {index} now"
+        )
     value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
     # A file that names neither an image nor a platform is about the platform that the user named.
     names = found.platforms if platform is None and any(about(value)) else (platform,)
@@ -217,7 +231,7 @@ def add_attachment(
     problem = ""
     for image in map(found.image, names):
         if other := mismatch(value, image.digest, image.platform, (index,)):
-            problem = f"{file}: is not a {kind} of {image.digest}: {other}"
+            problem = f"{file}: cannot be attached to {image.digest}: the file {other}"
             continue
         new = attachment_of(value, document, image.digest, image.platform)
         manifests = map(place.manifest, dict.fromkeys((image.digest, index)))
@@ -231,13 +245,14 @@ def add_attachment(
 def missing_attachments(
     place: Repository, wanted: Iterable[tuple[Descriptor, Sequence[NewAttachment]]], signer: Signer | None
 ) -> list[tuple[Descriptor, NewAttachment]]:
-    """Return the wanted attachments that the images do not have yet.
+    """Return the wanted attachments that do not exist yet, each with the image or index that lacks the attachment.
 
-    With a signer, only attachments with its signature count, because everybody who may push can attach files.
+    If `signer` is set, an attachment counts as existing only if this signer signed the attachment, because everybody
+    who may push can attach files.
     """
 
     def identity(kind: str, content: str) -> tuple[str, str]:
-        # A rebuild of the same image needs no second provenance, which would differ only in the time.
+        # If the same image is built again, a second provenance is not needed: only the times would differ.
         return kind, "" if kind == "provenance" else content
 
     missing: list[tuple[Descriptor, NewAttachment]] = []
@@ -249,7 +264,8 @@ def missing_attachments(
         present = Counter(same for same, _ in listed)
         if signer and listed:
             manifest = place.manifest(subject.digest).content
-            # Only attachments with the wanted content are verified, because an image gets another scan every week.
+            # Signatures are verified only for attachments with the wanted content. An image gets a new scan every week,
+            # so verifying all attachments would take longer and longer.
             asked = {identity(new.kind, digest_of(new.content)) for new in attachments}
             read = [read_attestation(place, item, subject.digest) for same, item in listed if same in asked]
             trusted = [item for item in read if not signer.attestation_problem(item, manifest)]
@@ -263,9 +279,9 @@ def missing_attachments(
 
 
 def attach(place: Repository, subject: Descriptor, new: NewAttachment, signer: Signer | None = None) -> str:
-    """Attach a predicate to an image, and return the digest of the attachment. A signer signs it first.
+    """Attach a predicate (the content of an attestation) to an image or index. Return the digest of the attachment.
 
-    Raises CommandError if the registry or the signer fails.
+    If `signer` is set, the signer signs the predicate first. Raises CommandError if the registry or the signer fails.
     """
     name = place.name.rpartition("/")[2]
     bundle = b""

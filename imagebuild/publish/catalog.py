@@ -1,4 +1,4 @@
-"""The catalogue of published images (`images.json`), and the README's table of images."""
+"""The catalogue of published images (`images.json`), and the table of images for a README."""
 
 from __future__ import annotations
 
@@ -40,47 +40,59 @@ from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 
 WORKERS = 8
-"""Maximum number of images that are read at the same time. Each takes a few requests."""
+"""Maximum number of images that are read at the same time. Reading one image takes a few requests."""
 READ_ERRORS = (CommandError, ConfigError, ResultError, LookupError, TypeError, ValueError)
-"""Errors that an image of another tool can cause."""
+"""Errors that can occur while imagebuild reads an image that another tool made. The catalogue lists these
+errors as problems."""
 REVISION = "org.opencontainers.image.revision"
-"""Annotation of an index: the commit that its images were built from."""
+"""Annotation of an index. The value is the git commit from which the images in the index were built."""
 
 
 def read_catalog(path: Path) -> Catalog:
-    """Read an `images.json`. Raises ConfigError if the file does not exist, ResultError if it is not a catalogue."""
+    """Read an `images.json`, and return the catalogue.
+
+    Raises ConfigError if the file does not exist, ResultError if the file is not a catalogue.
+    """
     return read_written(Catalog, files.read_text(path), str(path))
 
 
 @dataclass(frozen=True)
 class CatalogReader:
-    """The reader of a plan's published images. Images that cannot be read become problems in the catalogue."""
+    """Reader of the published images of all targets in a plan.
+
+    If an image cannot be read, the catalogue contains a problem instead of the image.
+    """
 
     project: Project
     plan: Plan
     trust: Signer | None = None
-    """The signer whose signatures the catalogue reports. None: signatures are not checked."""
+    """The trusted signer. The catalogue shows which images this signer signed. None: signatures are not checked."""
     freshness: Freshness | None = None
-    """The security updates for the packages of these images."""
+    """The result of `imagebuild freshness`: available security updates for packages in the published images. None: the
+    catalogue shows no updates."""
     connect: Callable[[str], Registry] = connect_registry
 
     @cached_property
     def _pending(self) -> dict[str, int]:
-        """Maps the digest of each judged image to the number of its packages that have updates."""
+        """Maps the digest of each image in `freshness` to the number of its packages that have security updates.
+
+        Images whose updates are unknown are left out.
+        """
         judged = self.freshness.images if self.freshness else ()
         return {image.digest: len(image.updates) for image in judged if not image.problem}
 
     def read(self, now: datetime) -> Catalog:
-        """Return the catalogue of all images.
+        """Read all published images from the registries, and return the catalogue.
 
-        Raises ConfigError if a tag does not name a registry, CommandError if a registry cannot be read at all.
+        `now` is the time that the catalogue states. Raises ConfigError if a tag in the plan does not name a registry,
+        CommandError if a registry cannot be read at all.
         """
         problems: list[str] = []
         images: list[PublishedImage] = []
         names = {tag.rpartition(":")[0]: t.image for t in self.plan.targets for tag in (*t.tags, *t.aliases)}
         if bare := [name for name in names if full_reference(name) != name]:
             raise ConfigError(
-                f"catalog: {bare[0]} does not name a registry; add --registry, or `repository:` to the matrix"
+                f"catalog: {bare[0]} does not name a registry; add --registry, or add `repository:` to the matrix"
             )
         registries = {host: self.connect(host) for host in {parse_reference(name).host for name in names}}
         for name, image in names.items():
@@ -100,9 +112,10 @@ class CatalogReader:
     def _image(
         self, place: Repository, image: str, tagged: tuple[str, Sequence[str]]
     ) -> tuple[PublishedImage | None, list[str]]:
-        """Return the image with a digest, and problems while reading it. The image is None if it cannot be read.
+        """Return the catalogue entry of one image, and the problems that occurred while the image was read.
 
-        `tagged` is the digest and the tags that name it.
+        The entry is None if the image cannot be read. `place` is the repository, `image` is the name of the image in
+        the matrix, and `tagged` contains the digest of the image and the tags that name this digest.
         """
         digest, tags = tagged
         name, problems = f"{place}@{digest}", list[str]()
@@ -113,9 +126,9 @@ class CatalogReader:
             platforms = tuple(self._platform(place, image_of(place, m), digest, problems) for m in manifests)
             revision = str((top.document.get("annotations") or {}).get(REVISION, ""))
             longest_first = sorted(tags, key=lambda tag: (-len(tag), tag))
-            # Tags that name the commit never move.
+            # A tag that contains the commit never moves to another image.
             fixed = tuple(tag for tag in longest_first if revision and revision[:REVISION_DIGITS] in tag)
-            labels = platforms[0].labels  # all platforms belong to one target
+            labels = platforms[0].labels  # the images of all platforms belong to the same target
             entry, axes, versions = self.project.matrix.model.images[image], axes_of(labels), components_of(labels)
             unsigned = self.trust.image_problem(parse_reference(name)) if self.trust else ""
             published = PublishedImage(
@@ -159,36 +172,39 @@ class CatalogReader:
 
 
 def newest_first(images: Iterable[PublishedImage]) -> list[PublishedImage]:
-    """Sort the images of a repository by time, then by version."""
+    """Return the images of a repository, the newest first: by creation time, then start of the checks, then tag."""
 
     def age(image: PublishedImage) -> tuple[str, str]:
-        # All reproducible images of a commit have the same time, so the time of their checks decides.
+        # Reproducible images of one commit have the same creation time, so the start of their checks decides.
         return image.created, max((c.started for p in image.platforms for c in p.checks), default="")
 
     return sorted(images, key=lambda image: (*age(image), natural_order(image.tag), image.digest), reverse=True)
 
 
 def _tags_by_digest(place: Repository) -> dict[str, list[str]]:
-    """Return a mapping from each digest to the tags that name it."""
+    """Return a mapping from each digest in a repository to the tags that name this digest."""
     tags = [tag for tag in place.tags() if not REFERRERS_TAG.fullmatch(tag)]
     by_digest: dict[str, list[str]] = {}
     for tag, digest in zip(tags, for_each(place.digest, tags, place.registry, jobs=WORKERS), strict=True):
-        if digest:  # None if the tag was deleted meanwhile
+        if digest:  # the digest is None if the tag was deleted in the meantime
             by_digest.setdefault(digest, []).append(tag)
     return by_digest
 
 
 def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
-    """Return the versions of NCCL and MPI. People choose an image by these and by its axes."""
+    """Return the versions of NCCL (key `nccl`) and MPI (key `mpi`) in an image.
+
+    Users choose an image by these versions. `versions` maps each component of the image to its version.
+    """
     provides = {name: component.model.provides for name, component in project.components.items()}
     known = {name: version for c, version in versions.items() for name in (c, *provides.get(c, ()))}
-    # HPC-X states only the series of its Open MPI, but its own version is exact.
+    # HPC-X states only the release series of its Open MPI, so the exact version of HPC-X is used instead.
     mpi = f"HPC-X {known['hpcx']}" if "hpcx" in known else f"Open MPI {known['mpi']}" if "mpi" in known else ""
     return {name: text for name, text in (("nccl", known.get("nccl", "")), ("mpi", mpi)) if text}
 
 
 def scan_summary(result: ScanResult) -> Scan:
-    """Return the catalogue's summary of a scan."""
+    """Summarise a scan for the catalogue: the verdict, the scanner, and the number of findings of each severity."""
     facts = result.model_dump(include={"verdict", "reason", "scanner", "database", "started"})
     counts = Counter(finding.severity for finding in result.findings)
     waived = sum(finding.waived is not None for finding in result.findings)
@@ -196,7 +212,7 @@ def scan_summary(result: ScanResult) -> Scan:
 
 
 def checks_summary(result: VerifyResult) -> Checks:
-    """Return the catalogue's summary of a verification, with the GPU that its benchmarks name."""
+    """Summarise a verification for the catalogue: the number of checks with each outcome, and the GPU."""
     counts = Counter(check.outcome for check in result.checks)
     place = result.surroundings or Surroundings(runner="")
     runs = [run for check in result.checks if check.results for run in check.results.runs]
@@ -210,24 +226,25 @@ def checks_summary(result: VerifyResult) -> Checks:
 
 BEGIN, END = "<!-- images:begin -->", "<!-- images:end -->"
 MOST_VALUES = 3
-"""Maximum number of values of an axis that are listed. If there are more, only the first and the last are listed."""
+"""Maximum number of values of an axis in a table cell. If an axis with numbers has more values, the cell contains only
+the first and the last value."""
 
 
 def replace_table(name: str, text: str, table: str) -> str:
-    """Replace the table between the markers of a text.
+    """Return a text in which the table between the two markers is replaced with a new table.
 
-    `name` is the name of the file. Raises ConfigError unless the text contains each marker once, in this order.
+    `name` is the name of the file. Raises ConfigError unless the text contains each marker once, `BEGIN` before `END`.
     """
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ConfigError(
-            f"{name}: table markers are missing or repeated; write one line {BEGIN} and, after it, one line {END}"
+            f"{name}: table markers are missing, repeated or swapped; write one line {BEGIN} and, below, one line {END}"
         )
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{table}{END}{rest.partition(END)[2]}"
 
 
 def images_table(project: Project, plan: Plan) -> str:
-    """Return a Markdown table of the matrix's images."""
+    """Return a Markdown table with one row for each image in the matrix."""
     images = project.matrix.model.images
     axes = list(dict.fromkeys(axis for image in images.values() for axis in image.axes))
     rows = []
@@ -247,12 +264,12 @@ def images_table(project: Project, plan: Plan) -> str:
             f"at most {', '.join(sizes)}" if sizes else NONE,
         ])  # fmt: skip
     table = markdown_table(["image", "what it is", *axes, "has", "platforms", "targets", "compressed"], rows)
-    note = "; sizes are limits" if any(image.size_limit_mb for image in images.values()) else ""
+    note = " Each size is an upper limit." if any(image.size_limit_mb for image in images.values()) else ""
     total = len(plan.targets)
-    return f"{table}\n\n{total} targets, by `imagebuild catalog --readme` from `matrix.yaml`{note}.\n"
+    return f"{table}\n\n{total} targets. `imagebuild catalog --readme` makes this table from `matrix.yaml`.{note}\n"
 
 
 def _listed(values: Sequence[str]) -> str:
-    if len(values) > MOST_VALUES and values[0][0].isdigit():  # only numbers have an obvious order
+    if len(values) > MOST_VALUES and values[0][0].isdigit():  # a range is clear only for numbers
         return f"{values[0]} to {values[-1]} ({len(values)})"
     return ", ".join(values) or NONE

@@ -1,4 +1,4 @@
-"""The decision whether an image may be published, with all reasons against it, and its tags."""
+"""The decision whether an image may be published, with the reasons against publishing, and the tags of the image."""
 
 from __future__ import annotations
 
@@ -23,62 +23,68 @@ from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_
 from imagebuild.verify.runner import EXEC
 
 READABLE = "readable"
-"""The check that passes if the image's files could be read. If this check passed, a skipped check of the image's files
-does not prevent publishing, because there was nothing to check."""
+"""Name of the check that passes if the files of the image could be read. If this check passed, the image may be
+published although another check of the image's files was skipped: the skipped check does not apply to the image."""
 
 
 @dataclass(frozen=True)
 class PublishRule:
-    """A check that the image of a target may have to pass."""
+    """A check that applies to a target.
+
+    The image must pass the check before publishing if `always` is true or `publish.require` in the matrix names the
+    check.
+    """
 
     name: str
-    """The component and the check, such as `nccl/all-reduce`."""
+    """Name of the component and of its check, such as `nccl/all-reduce`."""
     always: bool
-    """Whether every image must pass the check, because the check needs no special hardware. Several nodes are not
-    special hardware."""
+    """Whether every image must pass the check. True if the check needs no special hardware such as GPUs. A check that
+    needs several nodes needs no special hardware."""
     sha256: str = ""
-    """Hash of the check in this checkout of the project."""
+    """Hash of the check in this checkout. If a check with another hash passed, the result does not count."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The image that was built for a platform, or the reason why no image can be published."""
+    """The image to publish for one platform of a target, or the reason why no image can be published."""
 
     platform: Platform
     digest: str = ""
     builds: tuple[EvidenceFile[BuildResult], ...] = ()
     image: PlatformImage | None = None
-    """The image in the registry. None if the registry does not have it."""
+    """The image as read from the registry. None if the registry does not contain the image."""
     reason: str = ""
 
     @property
     def repository(self) -> str:
-        """The repository that the build pushed the image to."""
+        """The staging repository, for images that are not published yet, to which the build pushed the image."""
         return self.builds[0].value.repository or ""
 
 
 def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
-    """Return the image that the build results of a target name for a platform.
+    """Choose the image to publish for a platform from the build results of a target.
 
-    If the results name different digests, no image is chosen, because the right digest is unknown.
+    Return the digest of the image, and the builds that made the image. Return a reason instead if there is no pushed
+    build, or if the build results name different digests, because nothing shows which digest is right.
     """
     builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
-        return Choice(platform, reason="no build result; run `imagebuild build --push`")
+        return Choice(platform, reason="no build result for this platform; run `imagebuild build --push`")
     if not pushed:
         return Choice(platform, reason=f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`")
     by_digest = {build.value.manifests[platform]: build for build in pushed}
     if len(by_digest) > 1:
         listed = ", ".join(f"{digest} ({build.path})" for digest, build in sorted(by_digest.items()))
-        return Choice(platform, reason=f"several builds: {listed}; remove the results of all but one")
+        several = f"several builds made different images: {listed}; remove the results of all but one build"
+        return Choice(platform, reason=several)
     return Choice(platform, digest=next(iter(by_digest)), builds=tuple(pushed))
 
 
 def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
-    """Return the checks that apply to a target: those of the image's files, and those of its components.
+    """Return the checks that apply to a target: the checks of the image's files, and the checks of each component.
 
-    Raises ConfigError if a script cannot be read.
+    Raises ConfigError if the script of a check cannot be read.
     """
     axes = axis_facts(target.axes)
     sha256 = hash_of_image_checks(project, target.image, target.components)
@@ -87,7 +93,7 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
         for check in project.components[component].model.checks:
             if matches(check.when, axes):
                 sha256 = hash_of_check(check, script_of(project, component, check))
-                # Several nodes are not special hardware, because containers can stand for them.
+                # A check of several nodes needs no special hardware, because containers can act as nodes.
                 anywhere = all(parse_need(need)[0] == "nodes" for need in check.needs)
                 rules.append(PublishRule(f"{component}/{check.name}", anywhere, sha256))
                 if check.results:
@@ -96,11 +102,10 @@ def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
 
 
 def key_of_target(renderer: Renderer, target: Target) -> str:
-    """Return a hash of everything that decides whether a published image of a target is up to date.
+    """Return a hash of everything that the published image of a target depends on.
 
-    This includes the code that checks the image's files.
-
-    Raises ConfigError if a script or a template cannot be read.
+    If the hash changed after an image was published, the image is not up to date. The code that checks the image's
+    files is part of the hash. Raises ConfigError if a script or a template cannot be read.
     """
     return hashlib.sha256(f"{renderer.key(target)} {hash_of_rules()}".encode()).hexdigest()
 
@@ -108,14 +113,15 @@ def key_of_target(renderer: Renderer, target: Target) -> str:
 def objections(
     target: Target, choice: Choice, evidence: Evidence, policy: Publish, rules: Sequence[PublishRule]
 ) -> list[str]:
-    """Return every reason why a chosen image may not be published. Empty if it may be published.
+    """Return every reason why the chosen image may not be published.
 
-    `evidence` contains only results about this image. `rules` are the checks that apply to the target.
+    The list is empty if the image may be published. `evidence` contains only results about this image. `policy` is
+    `publish` in the matrix. `rules` are the checks that apply to the target.
     """
     if not choice.digest:
         return [choice.reason]
     if choice.image is None:
-        return [f"{choice.repository} does not contain the image any more; build it again with --push"]
+        return [f"{choice.repository} does not contain the image any more; build the image again with --push"]
     failed_scans = [scan for scan in evidence.of_type(ScanResult) if scan.value.verdict != "passed"]
     return [
         *_label_objections(target, choice.platform, choice.image),
@@ -125,9 +131,9 @@ def objections(
 
 
 def _label_objections(target: Target, platform: Platform, image: PlatformImage) -> Iterator[str]:
-    """Yield the differences between the plan and the platform and labels of the image."""
+    """Yield each difference between the image and the plan: in platform, target id, components and axes."""
     if image.platform != platform:
-        yield f"the image is for {image.platform}"
+        yield f"the image is for {image.platform}, not for {platform}"
 
     def facts(id_: str, components: Mapping[str, str], axes: Mapping[str, str]) -> dict[str, str]:
         named = [("component", components), ("axis", axes)]
@@ -144,7 +150,7 @@ def _check_objections(
     target: Target, choice: Choice, verifications: Sequence[EvidenceFile[VerifyResult]], policy: Publish,
     rules: Sequence[PublishRule],
 ) -> Iterator[str]:  # fmt: skip
-    """Yield the checks that failed, and the required checks that were skipped or did not run."""
+    """Yield a message for each check that failed, and for each required check that was skipped or did not run."""
     if not verifications:
         yield f"not verified: no result is about {choice.digest}; run `imagebuild verify` on this image"
         return
@@ -161,7 +167,8 @@ def _check_objections(
                 skipped[name] = f"{unproven} ({verification.path})"
             elif check.sha256 != hashes.get(name, check.sha256):
                 skipped[name] = (
-                    f"the result is for another version of the check than in this checkout ({verification.path}); "
+                    f"the result is for another version of the check than the version in this checkout "
+                    f"({verification.path}); "
                     "run `imagebuild verify` again"
                 )
             elif check.outcome == "passed":
@@ -178,25 +185,33 @@ def _check_objections(
     for rule in rules:
         pattern = next((pattern for pattern in required if _fits(rule, pattern)), "")
         if rule.name not in decided and (pattern or (rule.always and rule.name not in inapplicable)):
-            why = f"; publish.require contains {pattern}" if pattern else ""
-            yield f"{rule.name} was {f'skipped: {skipped[rule.name]}' if rule.name in skipped else 'not run'}{why}"
+            missing = f"was skipped: {skipped[rule.name]}" if rule.name in skipped else "was not run"
+            why = f"; the check is required, because publish.require contains {pattern}" if pattern else ""
+            yield f"{rule.name} {missing}{why}"
     for pattern in required:
         if not any(_fits(rule, pattern) for rule in rules):
             yield f"publish.require contains {pattern}, but this target has no such check"
 
 
 def _unproven(result: VerifyResult) -> str:
-    """Return why it is not certain that the checks ran in this image. Empty if it is certain."""
+    """Return the reason why the checks may have run in another image.
+
+    The reason is empty if the checks certainly ran in this image. A runner `exec:PREFIX` (a command prefix such as
+    `ssh node`) may run the checks in any image, so the results count only if the check `image/same-files` passed.
+    """
     runner = result.surroundings.runner if result.surroundings else ""
     proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
     if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
         return ""
     why = f"was {proof.outcome}: {proof.reason}" if proof else "was not run"
-    return f"the check ran through {runner}, but {IMAGE}/{SAME_FILES} {why}"
+    return f"the check ran through {runner}, but {IMAGE}/{SAME_FILES}, which proves that the image is the same, {why}"
 
 
 def _fits(rule: PublishRule, pattern: str) -> bool:
-    """Return whether a pattern matches a check. Verdicts on speed match only patterns with the suffix `-speed`."""
+    """Return whether a pattern in `publish.require` matches a check.
+
+    A verdict on speed, such as `nccl/all-reduce-speed`, matches only patterns with the suffix `-speed`.
+    """
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
 
 
@@ -204,14 +219,14 @@ def _fits(rule: PublishRule, pattern: str) -> bool:
 
 
 DIRTY = "-dirty"
-"""The suffix of a revision if there were uncommitted changes."""
+"""Suffix of the commit in a build result if files had uncommitted changes during the build."""
 
 
 def fill_tags(templates: Sequence[str], builds: Collection[BuildResult]) -> tuple[tuple[str, ...], str]:
-    """Return the tags with `{revision}` filled in, and the reason why these builds may not be published.
+    """Return the tags with `{revision}` replaced, and the reason why the builds may not be published.
 
-    The reason is empty if they may be published. All builds must be from one commit without changed files. The day of
-    `build --rebuild` follows the commit in a tag.
+    The reason is empty if the builds may be published. `{revision}` becomes the commit of the builds, followed by the
+    day if `build --rebuild` was used. All builds must be from one commit, without uncommitted changes.
     """
     commits = sorted({build.revision or "" for build in builds})
     days = sorted({f"-{build.rebuilt:%Y%m%d}" if build.rebuilt else "" for build in builds})
@@ -227,7 +242,7 @@ def fill_tags(templates: Sequence[str], builds: Collection[BuildResult]) -> tupl
     if not any(REVISION in template for template in templates):
         return tuple(
             templates
-        ), "the tag of a rebuild needs the day; add {revision} to the tags of the matrix" if day else ""
+        ), "the tag of a rebuild must contain the day; add {revision} to the tags in the matrix" if day else ""
     if not commit:
-        return (), "a build does not name its commit; build again in a git repository"
+        return (), "a build result does not name the git commit; build again in a git repository"
     return tuple(template.replace(REVISION, commit[:REVISION_DIGITS] + day) for template in templates), ""

@@ -21,11 +21,12 @@ from imagebuild.verify.layers import scan_all
 from imagebuild.verify.subject import ImageFinder
 
 Changes = dict[str, tuple[str | None, str | None]]
-"""Maps the name of each difference to the values in both images. None: the image has no such value."""
+"""Maps the name of each difference to the value in the first image and the value in the second image. None: the image
+has no such value."""
 
 
 class ComparedImage(Model):
-    """One of the two images."""
+    """One of the two compared images."""
 
     name: str
     origin: str
@@ -33,7 +34,7 @@ class ComparedImage(Model):
     digest: str
     platform: str
     size_bytes: int
-    """Size of the compressed layers. Size of the unpacked layers if the engine stores only these."""
+    """Total size of the image's layers in bytes: compressed, or unpacked if the engine stores only unpacked layers."""
 
 
 class Comparison(Model):
@@ -42,10 +43,11 @@ class Comparison(Model):
     a: ComparedImage
     b: ComparedImage
     differences: dict[str, Changes]
-    """The differences in `components`, `packages`, `environment` and `layers`. `packages` is missing if the packages
-    could not be compared."""
+    """Maps `components`, `packages`, `environment` and `layers` to their differences. `packages` is left out if the
+    packages could not be compared."""
     notes: tuple[str, ...] = ()
-    """Notes on facts that were not compared, and on facts that do not come from the layers."""
+    """Notes for the user: which packages were not compared, which packages were read from an SBOM instead of the
+    layers, and which layers are not compressed."""
 
     @property
     def differs(self) -> bool:
@@ -53,11 +55,11 @@ class Comparison(Model):
 
 
 def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | None = None) -> Comparison:
-    """Find, read and compare two images.
+    """Find and read two images, and return their differences.
 
-    `platform` chooses the platform of images for several platforms. Default: the platform of this machine. Raises
-    ConfigError if an image does not exist, CommandError if the engine or a registry fails, and ResultError if an image
-    cannot be read.
+    If a name refers to images for several platforms, `platform` chooses one platform. Default: the platform of this
+    machine. Raises ConfigError if an image does not exist, CommandError if the engine or a registry fails, and
+    ResultError if an image cannot be read.
     """
     own = f"linux/{ARCHITECTURES.get(machine.machine())}"
     notes, sides, facts = list[str](), list[ComparedImage](), list[dict[str, dict[str, str]]]()
@@ -91,16 +93,21 @@ DPKG = "var/lib/dpkg/status"
 
 
 def _packages(image: PlatformImage, notes: list[str]) -> dict[str, str]:
-    """Return the distribution's packages. If an image in a registry has an SBOM, its layers are not fetched."""
+    """Return the distribution's packages in an image, with their versions. Append remarks for the user to `notes`.
+
+    If the image is in a registry and has an SBOM, the packages are read from the SBOM, and no layer is fetched.
+    """
     packages = attached_packages(image.repository, image.digest) if image.repository else ()
     if packages:
-        notes.append(f"packages of {image.name} come from its SBOM; no layer was fetched")
+        notes.append(f"the packages of {image.name} were read from the SBOM of the image; no layer was fetched")
     elif entry := Tree(scan_all([image.fetch(layer) for layer in image.layers])).get(DPKG):
         packages = installed_packages((entry.text or b"").decode("utf-8", "replace"))
     if not packages:
-        notes.append(f"packages are not compared: {image.name} has no dpkg packages")
+        notes.append(f"packages are not compared: {image.name} contains no dpkg packages")
     if not image.compressed:
-        notes.append(f"layers of {image.name} are not compressed; sizes and digests in a registry differ")
+        notes.append(
+            f"the layers of {image.name} are not compressed; in a registry, their sizes and digests are different"
+        )
     return dict(sorted(package_versions(packages, image.architecture).items()))
 
 
@@ -116,5 +123,5 @@ def print_comparison(comparison: Comparison) -> None:
             print_table(("", "A", "B"), [map(escape, row) for row in rows])
     for note in comparison.notes:
         out.print(f"[yellow]-[/] {escape(note)}")
-    differ = "the images differ" if comparison.differs else "no difference in what was compared"
+    differ = "the images differ" if comparison.differs else "no differences in the compared parts"
     out.print(f"{differ}; size {format_size(a.size_bytes)} in A, {format_size(b.size_bytes)} in B")

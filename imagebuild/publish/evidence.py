@@ -1,4 +1,4 @@
-"""Results of builds, verifications, scans and benchmarks, read from files or attachments, and assigned to images."""
+"""Results of builds, verifications, scans and benchmarks: read from files or attachments, and matched with images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ PREDICATES: Mapping[str, type[BaseModel]] = {
     "benchmark": Report,
     "scan": ScanResult,
 }
-"""Maps each kind of attachment to the type of its content."""
+"""Maps each kind of attachment (a file that is attached to an image in a registry) to the Python type of its
+content."""
 FILES: Mapping[type[BaseModel], frozenset[str]] = {
     BuildResult: frozenset({"target", "digest", "platforms", "steps"}),
     SpdxDocument: frozenset({"spdxVersion"}),
@@ -40,17 +41,19 @@ FILES: Mapping[type[BaseModel], frozenset[str]] = {
     Report: frozenset({"about", "runs", "sources"}),
     ScanResult: frozenset({"digest", "scanner", "findings", "verdict"}),
 }
-"""Maps each type of result file to the keys that identify it. There are no provenance files: publishing makes them."""
+"""Maps the Python type of each result file to the JSON keys by which imagebuild recognises the file. Provenance is left
+out, because `publish` creates the provenance itself."""
 
 
 def read_attached(
     place: Repository, digest: str, kind: str | None = None
 ) -> Iterator[tuple[Attestation, BaseModel | None, str]]:
-    """Yield each attachment of an image, its content and its problem, the newest attachment first.
+    """Yield each attachment of an image with its content and its problem. The newest attachment comes first.
 
-    The content is None for kinds that are not in `PREDICATES`, and for attachments with a problem. The problem says
-    that the attachment is damaged, about another image, or not of its kind; otherwise it is empty. Signatures are not
-    checked, and everybody who may push can attach files. Raises CommandError if the registry fails.
+    The problem states that the attachment is damaged, about another image, or not of the stated kind. The problem is
+    empty if the attachment is intact. The content is None if there is a problem, or if the kind is not in `PREDICATES`.
+    Signatures are not checked, although everybody who may push can attach files. Raises CommandError if the registry
+    fails.
     """
     for item in read_attestations(place, digest, kind):
         name, model, value, problem = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind), None, item.problem
@@ -62,7 +65,10 @@ def read_attached(
 
 
 def attached_packages(place: Repository, digest: str) -> tuple[Package, ...]:
-    """Return the distribution's packages from the newest readable SBOM of an image. Empty if no SBOM lists any."""
+    """Return the distribution's packages in an image, as listed in the newest readable SBOM that lists such packages.
+
+    Return an empty tuple if no SBOM of the image lists such packages.
+    """
     for _, document, _ in read_attached(place, digest, "sbom"):
         if isinstance(document, SpdxDocument) and document.debian_packages:
             return document.debian_packages
@@ -76,21 +82,24 @@ UNNAMED = "an image without a digest"
 
 
 def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[str]) -> str:
-    """Return why a result is not about the image of a platform. Empty if it is about this image.
+    """Return the reason why a result is not about an image. Return an empty string if the result is about the image.
 
-    `indexes` are the digests of the indexes that list the image. If a result names such an index, or no digest, the
-    platform in the result decides.
+    `digest` and `platform` identify the image. `indexes` are the digests of the indexes that list the image. If the
+    result names such an index, or no digest at all, the platform in the result must be the platform of the image.
     """
     digests, platforms = about(value)
     if others := digests - {digest, *(indexes if platforms else ())}:
         return f"is about another image: {', '.join(sorted(others))}"
     if len(platforms) > 1 or (platforms - {platform} and digest not in digests):
-        return f"is about {', '.join(sorted(platforms))}"
+        return f"is about {', '.join(sorted(platforms))} instead of only {platform}"
     return ""
 
 
 def about(value: BaseModel) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the digests and the platforms that a result names. Provenance and some reports do not name a digest."""
+    """Return the set of digests and the set of platforms that a result names.
+
+    Provenance and some reports do not name a digest.
+    """
     match value:
         case ScanResult():
             return frozenset({value.digest}), frozenset({value.platform})
@@ -107,7 +116,7 @@ def about(value: BaseModel) -> tuple[frozenset[str], frozenset[str]]:
 
 @dataclass(frozen=True)
 class EvidenceFile(Generic[T_co]):
-    """A file with a result: the JSON document, and the result as a typed value."""
+    """A result file: the path, the JSON document, and the result as a Python object."""
 
     path: Path
     document: Mapping[str, Any]
@@ -116,14 +125,14 @@ class EvidenceFile(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Evidence:
-    """All results that were read."""
+    """All results that were read from files."""
 
     files: Sequence[EvidenceFile[BaseModel]] = ()
     unused: Sequence[str] = ()
-    """Results that cannot be assigned to one image: for each, the file and the reason."""
+    """A message for each result that cannot be matched with exactly one image: the file and the reason."""
 
     def of_image(self, digest: str, platform: str, indexes: Collection[str]) -> Evidence:
-        """Return the results about the image of a platform. `indexes` are the digests of the indexes that list it."""
+        """Return the results about one image. `indexes` are the digests of the indexes that list the image."""
         files = [file for file in self.files if about(file.value)[0] & {digest, *indexes}]
         return Evidence([file for file in files if not mismatch(file.value, digest, platform, indexes)])
 
@@ -132,10 +141,11 @@ class Evidence:
 
 
 def read_evidence(paths: Iterable[Path]) -> Evidence:
-    """Read JSON files, and all JSON files in folders except hidden ones. Files of other tools are ignored.
+    """Read the given JSON files, and all JSON files in the given folders except hidden ones. Return the results.
 
-    Raises ConfigError if a path does not exist or cannot be read. Raises ResultError if a file is not JSON, or if a
-    result of imagebuild is not complete, because the missing part could contain a failed check.
+    JSON files of other tools are ignored. Raises ConfigError if a path does not exist or cannot be read. Raises
+    ResultError if a file is not valid JSON, or if a result file of imagebuild is incomplete, because the missing part
+    could contain a failed check.
     """
     distinct: dict[Path, Path] = {}
     for path in paths:
@@ -160,9 +170,11 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
         read.append(EvidenceFile(file, document, value))
         digests, platforms = about(value)
         if len(platforms) > 1:
-            unused.append(f"{file}: is about {', '.join(sorted(platforms))}; verify each platform separately")
+            unused.append(
+                f"{file}: is about several platforms: {', '.join(sorted(platforms))}; verify each platform separately"
+            )
         elif UNNAMED in digests or not (digests or model is BuildResult):
-            unused.append(f"{file}: does not name a digest; verify the image as NAME@DIGEST")
+            unused.append(f"{file}: does not name the digest of an image; verify the image again as NAME@DIGEST")
     return Evidence(read, unused)
 
 
@@ -171,7 +183,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
 
 @dataclass(frozen=True, order=True)
 class NewAttachment:
-    """A predicate (the content of an attestation) to attach to an image in a registry."""
+    """A predicate (the content of an attestation) that will be attached to an image in a registry."""
 
     kind: str
     content: bytes
@@ -179,7 +191,11 @@ class NewAttachment:
 
 
 def attachment_of(value: BaseModel, document: object, digest: str, platform: str) -> NewAttachment:
-    """Return the attachment for a result: without private facts, and with the time of the result."""
+    """Return a result as an attachment for an image.
+
+    Private facts, such as the name of the host, are removed from the result. The attachment contains the time of the
+    result if the result states a time.
+    """
     created = ""
     match value:
         case VerifyResult():
@@ -199,7 +215,7 @@ def _plain(model: Model) -> dict[str, Any]:
 
 
 def without_private_facts(result: VerifyResult, digest: str, platform: str) -> VerifyResult:
-    """Return a verification that can be published: without host, user, environment and logs."""
+    """Return a copy of a verification without private facts: host, user, environment variables, commands and logs."""
     if place := result.surroundings:
         facts = {name: value for name, value in place.facts.items() if name != "host"}
         place = place.model_copy(update={"environment": {}, "reports": {}, "user": "", "facts": facts})

@@ -1,4 +1,4 @@
-"""Security updates that a distribution has published for the packages of published images."""
+"""Search for security updates that a distribution has published for packages in published images."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from imagebuild.publish.evidence import attached_packages
 
 
 class NewestImage(Model):
-    """The newest published image of a target for one platform, and the updates for its packages."""
+    """The newest published image of a target for one platform, and the available updates for packages in the image."""
 
     target: str
     platform: str = ""
     digest: str = ""
     index: str = ""
-    """Name and digest of the index."""
+    """Name and digest of the index that lists the image, as `NAME@sha256:…`."""
     updates: dict[str, str] = Field(default_factory=dict)
-    """Maps each package that has an update to its installed and its newer version."""
+    """Maps each package that has an update to its installed version and its newest version, as `1.0 → 1.1`."""
     problem: str = ""
-    """Why the image could not be judged."""
+    """Why the updates for the image are unknown. Empty if the updates are known."""
 
 
 class Freshness(Model):
     """The file that `imagebuild freshness --json` writes."""
 
     read: str
-    """When the registry and the archive were read, in UTC."""
+    """Time at which the registry and the distribution's package archive were read, in UTC."""
     images: tuple[NewestImage, ...]
     rebuild: tuple[str, ...] = ()
-    """Targets that need a new build: a package has an update, or a scan failed for a package that has a fix now."""
+    """Names of the targets that must be built again, because a package in the image has an update, or because a
+    vulnerability in a package fails the image and a fixed version exists."""
 
 
 WORKERS = 8
@@ -49,14 +50,20 @@ WORKERS = 8
 
 
 def published_images(targets: Sequence[Target], connect: Callable[[str], Registry]) -> list[NewestImage]:
-    """Return the images that the first alias of each target names, one for each platform.
+    """Return the newest published image of each target for each platform.
 
-    Raises CommandError if a registry fails.
+    The newest image is the image that the first alias of the target names. An alias is a tag that moves, such as
+    `latest`. If no image is found, the entry of the target contains a problem. Raises CommandError if a registry fails.
     """
 
     def find(target: Target) -> list[NewestImage]:
         if not target.aliases:
-            return [NewestImage(target=target.id, problem="has no alias, so its newest image is unknown")]
+            return [
+                NewestImage(
+                    target=target.id,
+                    problem="the target has no alias (a tag that moves), so its newest image is unknown",
+                )
+            ]
         name = parse_reference(target.aliases[0])
         index = connect(name.host).at(name.repository).find(name.wanted)
         if index is None:
@@ -76,9 +83,10 @@ def security_updates(
 ) -> Freshness:
     """Compare the packages in the SBOMs of published images with the newest versions of a distribution.
 
-    `newest` returns the versions of the named packages for an architecture, in ascending order. It is called once for
-    each architecture. A finding in `scans` that fails an image and has a fix is also a reason to rebuild. Signatures of
-    SBOMs are not checked. Raises CommandError if a registry fails.
+    Return the updates, and the targets that must be built again. `newest` is called once for each architecture, with
+    the architecture and the names of packages. `newest` returns the versions of each package in ascending order. A
+    finding in `scans` that fails an image and has a fix is also a reason to build again. Signatures of SBOMs are not
+    checked. Raises CommandError if a registry fails.
     """
 
     def read(image: NewestImage) -> tuple[Package, ...]:
@@ -93,7 +101,7 @@ def security_updates(
     for image in known:
         names.setdefault(image.platform, set()).update(package.name for package in packages[image.digest])
     available = {p: newest(p.removeprefix("linux/"), sorted(found)) for p, found in names.items() if found}
-    # A new build installs the fixed versions of the distribution's packages, but not of other software.
+    # A new build installs fixed versions only of the distribution's packages, not of other software.
     failed = {(scan.digest, f.package) for scan in scans for f in scan.findings if f.fails and f.fixed_in}
     judged, stale = list[NewestImage](), set[str]()
     for image in images:
@@ -105,21 +113,21 @@ def security_updates(
             if package.name in updates or (image.digest, package.name) in failed:
                 stale.add(image.target)
         if not (problem or packages[image.digest]):
-            problem = "has no readable SBOM that lists packages of the distribution"
+            problem = "the image has no readable SBOM that lists packages of the distribution"
         judged.append(image.model_copy(update={"updates": updates, "problem": problem}))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Freshness(read=now, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
 
 
 def print_freshness(result: Freshness) -> None:
-    """Print the updates, and the images that could not be judged."""
+    """Print the available updates, the images whose updates are unknown, and the targets that must be built again."""
     rows = [(i.target, i.platform, package, change) for i in result.images for package, change in i.updates.items()]
     if rows:
         console.print_table(("target", "platform", "package", "update"), rows)
     unknown = [image for image in result.images if image.problem]
     for image in unknown:
-        out.print(f"not judged: {image.target} {image.platform}: {image.problem}", markup=False)
+        out.print(f"updates unknown: {image.target} {image.platform}: {image.problem}", markup=False)
     stale, judged = sum(bool(image.updates) for image in result.images), len(result.images) - len(unknown)
-    out.print(f"{stale} of {judged} images have packages with updates, {len(unknown)} were not judged")
+    out.print(f"{stale} of {judged} images have packages with updates; updates are unknown for {len(unknown)} images")
     if result.rebuild:
         out.print(f"rebuild: {', '.join(result.rebuild)}", markup=False)

@@ -1,4 +1,4 @@
-"""SLSA provenance: a statement of how an image was made. Makes no requests and reads no files."""
+"""SLSA provenance: a statement of how an image was made. This module makes no network requests and reads no files."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ from imagebuild.project.records import BuildResult
 from imagebuild.render.recipe import Recipe
 
 INSTEAD_OF = "instead-of"
-"""Annotation of a dependency that replaced one from the lock. The value is the URI from the lock."""
+"""Annotation of a dependency that the build used instead of a dependency in the lock. The value is the URI of the
+dependency in the lock."""
 FOLDER_URI = "urn:imagebuild:folder:"
-"""URI prefix of a dependency that was a local folder of the building machine, so that its content is unknown."""
+"""Prefix of the URI of a dependency that was a local folder on the build machine. The content of such a folder is
+unknown."""
 
 
 class Resource(BaseModel):
@@ -46,18 +48,18 @@ class Resource(BaseModel):
     name: str = ""
     uri: str = ""
     digest: dict[str, str] = {}
-    """Digests by their algorithm, `sha256` or `gitCommit`. Empty for a folder, and for a package repository, which a
-    key protects."""
+    """Maps the algorithm, `sha256` or `gitCommit`, to the digest. Empty for a local folder. Also empty for a package
+    repository, because a signing key protects the content of the repository."""
     annotations: dict[str, str] = {}
 
 
 def _resources(
     lock: Lock, owner: str, source: Source, platform: Platform, replaced: Mapping[str, str]
 ) -> Iterator[Resource]:
-    """Yield the resources for one source. Wheels for other platforms are left out.
+    """Yield the resource descriptors for one source of an image. Wheels for other platforms are left out.
 
-    `owner` is the name of the component, base or image that uses the source. `replaced` is the field of `BuildResult`
-    that lists what the build used instead.
+    `owner` is the name of the component, base or image that uses the source. `replaced` maps each source that the build
+    replaced to the digest of the replacement, or to `folder` for a local folder.
     """
     match source:
         case BaseImage(reference):
@@ -97,14 +99,15 @@ def _resources(
 
 
 BUILD_TYPE = "urn:imagebuild:build-type:v1"
-"""The type of our builds. docs/supply-chain.md describes its parameters."""
+"""The build type that imagebuild writes into provenance. docs/supply-chain.md describes the parameters of the build
+type."""
 BUILDER = "urn:imagebuild:builder:"
-LEVEL = "none claimed: the builder describes its own work, and everybody who can start it can change its output"
+LEVEL = "none claimed: the builder writes the provenance itself, and everybody who starts a build can change the output"
 PROJECT = "project"
 
 
 class Provenance(BaseModel):
-    """The part of an SLSA provenance that we read. Another builder may have written it."""
+    """The part of an SLSA provenance that imagebuild reads. The provenance may come from another builder."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -113,17 +116,17 @@ class Provenance(BaseModel):
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The URIs of the lock's dependencies for which the build used something else."""
+        """The URIs of the dependencies in the lock that the build replaced with something else."""
         return tuple(item.annotations[INSTEAD_OF] for item in self.dependencies if INSTEAD_OF in item.annotations)
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The names of dependencies that were folders of the building machine."""
+        """The names of the dependencies that were local folders on the build machine."""
         return tuple(item.name for item in self.dependencies if item.uri.startswith(FOLDER_URI))
 
     @property
     def sources(self) -> str:
-        """The number of sources and the commit of the project, as text."""
+        """The number of sources and the commit of the project, as text such as `10 sources, commit ae6ea052619d`."""
         project = next((item for item in self.dependencies if item.name == PROJECT), Resource())
         commit = project.digest.get("gitCommit", "")[:12]
         return f"{len(self.dependencies)} sources, {f'commit {commit}' if commit else 'an unknown commit'}"
@@ -132,16 +135,17 @@ class Provenance(BaseModel):
 def provenance_of(
     result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str, *, workflow: str = ""
 ) -> dict[str, Any]:
-    """Return the provenance of the image of a platform.
+    """Return the SLSA provenance of the image of one platform, as a JSON document.
 
     `dockerfile` is the text that this checkout renders for the target. `workflow` is the address of the CI workflow
     that built the image and signs the provenance. Raises ResultError if the image was built from another Dockerfile,
-    because the provenance would then name the wrong sources. Raises ConfigError if a source has no pin in the lock.
+    because the provenance would then name the wrong sources. Raises ConfigError if the lock contains no pin (hash,
+    digest or commit) for a source.
     """
     if result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
         raise ResultError(
             f"{result.target}: was built from another Dockerfile than this checkout renders; check out the commit of "
-            f"the build ({result.revision or 'unknown'}), and use the same options"
+            f"the build ({result.revision or 'unknown'}), and use the same options as the build"
         )
     # On GitHub, the workflow identifies the builder. Other CI systems name their builders by an https address.
     builder = workflow or result.workflow or result.builder

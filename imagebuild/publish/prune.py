@@ -1,4 +1,7 @@
-"""Deletion of old staged images that nothing needs. No other module deletes anything in a registry."""
+"""Deletion of old images from a staging repository, which contains the images that are not published yet.
+
+No other module deletes anything from a registry.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +18,34 @@ from imagebuild.oci.registry import DeletionDisabled, Repository
 from imagebuild.project.plan import staged_tag
 
 JOBS = 16
-"""Maximum number of parallel requests. They are small, and a repository has thousands of tags."""
+"""Maximum number of parallel requests. The requests are small, and a repository can have thousands of tags."""
 
 
 @dataclass(frozen=True)
 class PruneVerdict:
-    """The decision whether an image or index in a staging repository is deleted."""
+    """The decision whether one image or index in a staging repository is deleted."""
 
     digest: str
     pushed: datetime
-    """Time of the last push."""
+    """Time at which the image or index was last pushed."""
     verdict: Literal["delete", "too young", "needed"]
     parts: tuple[str, ...] = ()
-    """Digests of the manifests in an index that are deleted with it."""
+    """Digests of the manifests that are deleted together with the index that lists them. Empty for an image."""
 
 
 def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[PruneVerdict, ...]:
-    """Decide which images and indexes of a staging repository are deleted, and return them, the oldest push first.
+    """Decide which images and indexes in a staging repository are deleted. Return the decisions, the oldest push first.
 
-    An image or index is deleted if all of its pushes are older than the limit, and neither another tag nor an
-    attachment refers to it or to a manifest in it. Manifests in a deleted index are deleted too, unless an index that
-    stays contains them. Published repositories are not read, because they contain copies. Raises CommandError if the
-    registry fails.
+    An image is deleted if its last push is at least `limit` ago, all its tags were created by pushes to the staging
+    repository, and no attachment refers to the image. For an index, the same conditions apply to the index and to every
+    manifest in the index. A manifest in a deleted index is deleted, too, unless an index that is kept lists it.
+    Published repositories are not read, because they contain copies of the images. Raises CommandError if the registry
+    fails.
     """
     registry, tags = staging.registry, staging.tags()
     names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
-    # A tag `sha256-…` lists the attachments of a manifest, for cosign and for registries without a referrers API.
+    # A tag `sha256-DIGEST` lists the attachments of the manifest with this digest. Such tags come from cosign, and are
+    # also used in registries without a referrers API.
     needed = {f"sha256:{match[1]}" for tag in tags if (match := REFERRERS_TAG.fullmatch(tag))}
     read = for_each(staging.find, names, registry, jobs=JOBS)
     named = {tag: manifest for tag, manifest in zip(names, read, strict=True) if manifest}
@@ -58,7 +63,7 @@ def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[
     referrers = for_each(staging.referrers, asked, registry, jobs=JOBS)
     needed.update(digest for digest, listed in zip(asked, referrers, strict=True) if listed)
     goes = {digest for digest in old if needed.isdisjoint(whole[digest])}
-    # A manifest in an index that stays may also have been pushed separately.
+    # An image that was also pushed separately is kept if an index that is kept lists the image.
     needed.update(chain(*(whole[digest] for digest in pushes.keys() - goes)))
     return tuple(
         PruneVerdict(
@@ -70,12 +75,12 @@ def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[
 
 
 def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
-    """Delete the images and indexes with the verdict `delete`. Return the number of deleted manifests.
+    """Delete the images and indexes whose verdict is `delete`. Return the number of deleted manifests.
 
     Raises DeletionDisabled if the registry does not allow deletion, CommandError if the registry fails.
     """
     deleted: set[str] = set()
-    # An index is deleted before its manifests that were also pushed separately.
+    # Indexes are deleted before images, because an image in an index may also have been pushed separately.
     for verdict in sorted((v for v in verdicts if v.verdict == "delete"), key=lambda v: -len(v.parts)):
         refused = []
         for digest in verdict.parts:
@@ -84,9 +89,9 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
             except DeletionDisabled:
                 raise
             except CommandError:
-                # Some registries do not delete a manifest in an index that still exists.
+                # Some registries refuse to delete a manifest while an index that lists the manifest exists.
                 refused.append(digest)
-        # The manifest with the tag is deleted last, so that an interrupted run can be repeated.
+        # The tagged manifest is deleted after the manifests in it, so that an interrupted run can be repeated.
         for digest in (verdict.digest, *refused):
             staging.delete(digest)
         deleted |= {verdict.digest, *verdict.parts}
@@ -94,12 +99,13 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
 
 
 def _push_time(tag: str, digest: str) -> datetime | None:
-    """Return the time of the push that created a tag. None for another kind of tag, or for the tag of another
-    digest.
+    """Return the time of the push that created a staging tag.
+
+    Return None if the tag was not created by a push to a staging repository, or was created for another digest.
     """
     try:
         pushed = datetime.strptime(tag, f"staged-%Y%m%dT%H%M%SZ-{digest[7:19]}").replace(tzinfo=UTC)
     except ValueError:
         return None
-    # strptime also accepts numbers with fewer digits.
+    # strptime also accepts numbers with fewer digits, which imagebuild never writes.
     return pushed if staged_tag(digest, pushed) == tag else None

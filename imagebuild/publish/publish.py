@@ -1,7 +1,7 @@
 """Publishing of verified images: check everything, copy the images, attach and sign, and push the tags last.
 
-`decide` decides whether an image may be published. A tag is pushed only when the registry contains everything that the
-tag will refer to.
+The module `decide` decides whether an image may be published. A tag is pushed only after the registry contains the
+image, its attachments and its signatures.
 """
 
 from __future__ import annotations
@@ -38,51 +38,54 @@ JOBS = 4
 
 @dataclass(frozen=True)
 class PublishRequest:
-    """The targets to publish, the folders with their results, and the signer."""
+    """The user's request: the targets to publish, the folders with their results, and the signer."""
 
     select: Sequence[str]
-    """The targets. Default: all targets that the folders contain a build of."""
+    """Names of the targets to publish. If empty: all targets for which the folders contain a build result."""
     folders: Sequence[Path]
     """Folders with results of builds, verifications, scans and benchmarks."""
     dry_run: bool = False
     signer: Signer | None = None
     """The signer for images and attachments. None: nothing is signed."""
     origin: Mapping[str, str] | None = None
-    """The run, workflow, source and commit of this CI job, if it signs without a key. Each build result must name the
-    same values, because anybody could have written the result."""
+    """Maps `run`, `workflow`, `source` and `revision` to the values of this CI job, if the job signs without a key.
+    Each build result must contain the same values, because anybody could have written the result. None: the values are
+    not compared."""
 
 
 class Planned(NamedTuple):
-    """The definition of a target in this checkout: the checks for its image, and the sources for its provenance."""
+    """The definition of a target in this checkout: the Dockerfile, the checks of the image, and the sources."""
 
     project: Project
     recipe: Recipe
     dockerfile: str
     rules: tuple[PublishRule, ...]
     key: str
-    """A hash of everything the image depends on. It shows later whether the published image is up to date."""
+    """Hash of everything that the image depends on. The hash is published with the image, and shows later whether the
+    image is up to date."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """The images, attachments and tags to publish for a target."""
+    """Everything to publish for a target that may be published: images, index, attachments and tags."""
 
     target: Target
     images: tuple[PlatformImage, ...]
     index: Manifest
     current: Mapping[ImageReference, str | None]
-    """Maps each tag and alias to the digest that it names now. None: the tag does not exist."""
+    """Maps each tag and alias (a tag that may move) of the target to the digest that the tag names now. None: the tag
+    does not exist."""
     wanted: Sequence[tuple[Descriptor, Sequence[NewAttachment]]]
-    """Each image and the index, with their wanted attachments."""
+    """The manifest of each image and of the index, with the attachments that the manifest must have."""
 
     @property
     def missing(self) -> list[ImageReference]:
-        """The tags and aliases that do not name the index yet."""
+        """The tags and aliases that do not name the index yet, so they must be pushed."""
         return [name for name, digest in self.current.items() if digest != self.index.digest]
 
 
 Connect = Callable[[str], Registry]
-"""Returns the registry for a host: the same object for the same host."""
+"""A function that returns the registry on a host. The function always returns the same object for the same host."""
 
 
 def repository_of(name: ImageReference, connect: Connect) -> Repository:
@@ -90,10 +93,11 @@ def repository_of(name: ImageReference, connect: Connect) -> Repository:
 
 
 def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, connect: Connect) -> PublishResult:
-    """Publish targets. A target that is refused or fails does not stop the others.
+    """Publish targets, and return the outcome of each target.
 
-    If the request or a result is wrong, raises ConfigError, NothingSelected or ResultError before anything is
-    published. Raises CommandError if the signing key cannot be read.
+    A target that is refused or fails does not stop the other targets. If the request or a result file is wrong, raises
+    ConfigError, NothingSelected or ResultError before anything is published. Raises CommandError if the signing key
+    cannot be read.
     """
     if request.signer:
         _ = request.signer.trusted
@@ -103,7 +107,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
     if not targets:
         folders = ", ".join(map(str, request.folders))
         raise NothingSelected(
-            f"--results {folders}: no result.json of a target in the plan; run `imagebuild build` first"
+            f"--results {folders}: contains no result.json of a target in the plan; run `imagebuild build` first"
         )
     planned = [
         Planned(
@@ -124,7 +128,9 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
             return Published(target=planned.recipe.target.id, state="failed", reasons=(str(error),))
 
     def check_again(published: Published) -> Published:
-        """Check whether another publisher moved a tag that was just pushed."""
+        """Return the outcome of a target. The outcome is `failed` if another publisher moved a tag that was just
+        pushed.
+        """
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
@@ -141,9 +147,10 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
 
 
 def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, connect: Connect) -> Draft | Published:
-    """Find and judge the images of a target, and look up its tags.
+    """Check whether a target may be published, without changing anything in a registry.
 
-    If the target may not be published, returns a refusal with every reason. Raises CommandError if a registry fails.
+    If the target may be published, return a Draft: the images, attachments and tags to publish. Otherwise, return a
+    Published with the state `refused` and every reason. Raises CommandError if a registry fails.
     """
     target, policy = planned.recipe.target, planned.project.matrix.model.publish
     choices = tuple(
@@ -164,7 +171,10 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
             attachments = sorted({attachment_of(file.value, file.document, *of_image) for file in own.files})
             kinds = {"provenance", *(attachment.kind for attachment in attachments)}
             absent = [kind for kind in policy.require_attachments if kind not in kinds]
-            against += [f"no {kind} for this digest; publish.require-attachments requires it" for kind in absent]
+            against += [
+                f"no result of kind {kind} for this image, but publish.require-attachments contains {kind}"
+                for kind in absent
+            ]
             try:
                 attachments.append(_provenance(choice, planned, request))
             except ImagebuildError as error:
@@ -177,7 +187,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
         for name in map(parse_reference, (*names, *target.aliases)):
             current[name] = repository_of(name, connect).digest(name.wanted)
         reasons += [
-            f"{tag} names {current[tag]} and must not move to {index.digest}; build from a new commit for a new tag"
+            f"{tag} names {current[tag]} and must not move to {index.digest}; build from a new commit to get a new tag"
             for tag in map(parse_reference, names)
             if current[tag] not in (None, index.digest)
         ]
@@ -193,8 +203,10 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
 
 
 def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
-    """Find the chosen image in its staging repository. If it was deleted there, find it in the published
-    repositories.
+    """Read the chosen image from the registry, and return the choice with the image.
+
+    The image is read from its staging repository. If the image was deleted there, the image is read from a published
+    repository. If no repository contains the image, return the choice unchanged.
     """
     places = (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)) if choice.digest else ()
     for name in map(parse_reference, places):
@@ -209,16 +221,16 @@ ATTEMPT = "/attempts/"
 
 
 def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
-    """Make the provenance of an image from the result of its build.
+    """Return the provenance of an image as an attachment, made from the build result of the image.
 
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
-    the image was built by another CI run than the run that signs, or if a source was a folder of the building machine.
+    the image was built by another CI run than the run that signs, or if a source was a folder on the build machine.
     """
-    # If several builds made the same image, the provenance is that of the first build.
+    # If several builds made the same image, the provenance describes the first build.
     build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
     for name, own in (request.origin or {}).items():
         named = getattr(build, name) or "unknown"
-        # A second attempt of a run may publish an image that the first attempt built.
+        # The second attempt of a CI run may publish an image that the first attempt built.
         if named.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
             raise ConfigError(
                 f"{name} of the build is {named}, but {name} of this job is {own or 'unknown'}; without a key, publish "
@@ -233,19 +245,20 @@ def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> Ne
 
 
 INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
-"""Prefixes of the labels that an index repeats as annotations."""
+"""Prefixes of the image labels that the index repeats as annotations."""
 
 
 def make_index(images: Sequence[PlatformImage], builds: Sequence[BuildResult], key: str) -> Manifest:
-    """Return the index of the images of all platforms.
+    """Return the index that lists the images of all platforms.
 
-    Its annotations are the labels that all images share, the origin and the target's `key`. Images do not contain the
-    origin, because each commit would then change them. `created` is the date of the files, not of the build. Equal
-    arguments give equal bytes.
+    The index has these annotations: the labels that all images share, the source repository and the commit of the
+    builds, the creation date of the images, and `key`, the hash of everything that the images depend on. The commit is
+    not a label of the images, because each commit would then change the images. The creation date is the date of the
+    files in the images, not of the build. Equal arguments give equal bytes.
     """
     shared = set.intersection(*(set(image.labels.items()) for image in images))
     annotations = {name: value for name, value in shared if name.startswith(INDEX_LABELS)}
-    # All builds are from one commit, otherwise they are refused.
+    # All builds are from one commit, because builds from several commits are refused.
     origin = {name: max(getattr(build, name) or "" for build in builds) for name in ("source", "revision")}
     origin["created"] = max(str(image.config.get("created") or "") for image in images)
     annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in origin.items() if value} | {KEY: key}
@@ -255,18 +268,18 @@ def make_index(images: Sequence[PlatformImage], builds: Sequence[BuildResult], k
 
 
 KEY = "imagebuild.key"
-"""Annotation of an index: the key of its target when it was published."""
+"""Annotation of an index. The value is the hash from `key_of_target` at the time of publishing."""
 
 
-# Compare with what is published
+# Compare targets with published images
 
 
 def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: Connect) -> list[Target]:
     """Return the targets whose published image is missing or not up to date.
 
-    A target is up to date if all its aliases name an index with its current key and all its platforms. A target
-    without an alias is never up to date. Raises CommandError if a registry fails, ConfigError if a template or a script
-    cannot be read.
+    The image of a target is up to date if every alias of the target names an index with all platforms of the target and
+    with the hash that `key_of_target` returns now. A target without an alias is never up to date. Raises CommandError
+    if a registry fails, ConfigError if a template or a script cannot be read.
     """
     keys = {target.id: key_of_target(renderer, target) for target in targets}
 
@@ -288,11 +301,11 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 
 
 def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Published:
-    """Store images, attachments and signatures in every repository, then push the tags.
+    """Store images, attachments and signatures in every repository, then push the tags. Return the outcome.
 
-    Raises CommandError if a registry or the signer fails before the first tag is pushed. If a failure happens later, or
-    another publisher moves a tag, the result is `failed` and lists the pushed tags. No tag ever names an incomplete
-    image.
+    Raises CommandError if a registry or the signer fails before the first tag is pushed. If pushing a tag fails, or
+    another publisher moves a tag, the outcome is `failed` and lists the tags that were pushed before. No tag ever names
+    an incomplete image. If `request.dry_run` is true, nothing is changed.
     """
     signer = None if request.dry_run else request.signer
     places = {name.name: repository_of(name, connect) for name in draft.current}.values()
@@ -315,9 +328,9 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
     if published.state != "published":
         return published
     if signer and (attached or signed) and signer.fault:
-        raise CommandError(f"nothing was sent, because signing fails: {signer.fault}")
+        raise CommandError(f"nothing was pushed, because a trial signature failed: {signer.fault}")
     for place in places:
-        # A small upload shows whether we may write, before anything large is sent.
+        # A small upload tests whether imagebuild may write to the repository, before large files are sent.
         place.check_writable()
     for place in places:
         if not place.has(digest):
@@ -344,11 +357,16 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
 
 
 def _check_stored(place: Repository, index: Manifest) -> None:
-    """Raise CommandError unless the registry contains the index, its images and their blobs."""
+    """Raise CommandError unless the registry contains the index, the images in the index, and the blobs of these
+    images.
+    """
     digests = (index.digest, *(child.digest for child in manifests_of(index.document)))
     manifests = [place.find(digest) for digest in digests]
     if lost := [digest for digest, manifest in zip(digests, manifests, strict=True) if not manifest]:
-        raise CommandError(f"{place}: accepted {lost[0]}, but does not contain it; no tag was pushed; publish again")
+        raise CommandError(
+            f"{place}: accepted the manifest {lost[0]}, but does not contain this manifest; "
+            "no tag was pushed; publish again"
+        )
     blobs = {blob.digest for manifest in manifests if manifest for blob in blobs_of(manifest.document)}
     present = for_each(place.has_blob, blobs, place.registry)
     if lost := [digest for digest, has in zip(blobs, present, strict=True) if not has]:
@@ -358,31 +376,36 @@ def _check_stored(place: Repository, index: Manifest) -> None:
 
 
 def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None:
-    """Raise CommandError if `attest verify` would not trust the stored image."""
+    """Raise CommandError if `imagebuild attest verify` would not trust the stored image."""
     kinds = {new.kind for _, attachments in draft.wanted for new in attachments} | ({SIGNATURE} if trust else set())
     image = ImageReference(place.registry.host, place.name, digest=draft.index.digest)
     for finding in verify_attachments(image, place.registry, sorted(kinds), trust).findings:
         if finding.is_wrong:
             attachment = f" {finding.attachment}" if finding.attachment else ""
             raise CommandError(
-                f"{image}: {finding.subject}: its {finding.kind}{attachment} is {finding.outcome}: {finding.detail}; "
+                f"{image}: {finding.subject}: the outcome for the {finding.kind}{attachment} is {finding.outcome}: "
+                f"{finding.detail}; "
                 "no tag was pushed; run `imagebuild attest verify` for details"
             )
 
 
 def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
-    """Push a tag or an alias for the index. Raises CommandError if another publisher moved it."""
+    """Push a tag or an alias for the index. Raises CommandError if another publisher moved the tag."""
     place, ours = repository_of(name, connect), draft.index.digest
     _check_is_ours(name, (ours, draft.current[name]), place.digest(name.wanted))
     _check_is_ours(name, (ours,), place.put_manifest(draft.index, name.wanted))
 
 
 def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found: str | None) -> None:
-    """Raise CommandError unless a tag names one of the expected digests. The first one is the digest of our index."""
+    """Raise CommandError unless `found`, the digest that a tag names now, is one of the expected digests.
+
+    The first expected digest is the digest of the index that this publisher pushes. If `found` is None, the tag does
+    not exist.
+    """
     if found not in expected:
-        happened = f"moved it to {found}" if found else "removed it"
+        happened = f"moved the tag to {found}" if found else "removed the tag"
         raise CommandError(
-            f"{name}: another publisher {happened} while this one moved it to {expected[0]}; "
+            f"{name}: another publisher {happened} while this publisher moved the tag to {expected[0]}; "
             "decide which digest is right, and let only one publisher run at a time"
         )
 
@@ -397,7 +420,9 @@ _MARKS = {
 
 
 def print_published(result: PublishResult, plan: Plan) -> None:
-    """Print the outcome of each target, and the licence terms that apply to publishing its images."""
+    """Print the outcome of each target, the licence terms of the published components, and the results that were not
+    used.
+    """
     for target in result.targets:
         out.print(f"{_MARKS[target.state]} {target.target} {target.digest or ''}".rstrip())
         attached = ", ".join(f"{number} {kind}" for kind, number in target.attached.items())

@@ -26,7 +26,7 @@ from imagebuild.project.component import Component
 from imagebuild.project.plan import components_of
 
 Document = dict[str, Any]
-"""An SPDX document."""
+"""An SPDX document, as decoded JSON."""
 
 DOCUMENT = "SPDXRef-DOCUMENT"
 IMAGE = "SPDXRef-Image"
@@ -36,10 +36,10 @@ LICENSE_REF = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 
 
 def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Document:
-    """Return the SPDX document of an image. The same image and components always give the same document.
+    """Run syft on an image, and return the SPDX document of the image.
 
-    Raises CommandError if syft is missing or fails, and ResultError if its output is not JSON or the image's creation
-    time cannot be read.
+    Equal images and components give equal documents. Raises CommandError if syft is missing or fails, and ResultError
+    if the output of syft is not JSON or the creation time of the image cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")).folder, Path(name))
@@ -47,20 +47,21 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
 
 
 def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program: str | None = None) -> Document:
-    """Return the SPDX document that syft writes about the only image in an OCI layout. Uses no network.
+    """Run syft on the only image in an OCI layout, and return the SPDX document that syft writes.
 
-    `folder` is for temporary files of syft. `program` is the path of syft; by default, it is searched. Raises
-    CommandError if syft is missing or fails, ResultError if its output is not JSON.
+    syft uses no network. `folder` is for temporary files of syft. `program` is the path of syft. Default: the path that
+    `syft_program` finds. Raises CommandError if syft is missing or fails, ResultError if the output of syft is not
+    JSON.
     """
     syft = program or syft_program()
     if not syft:
         raise CommandError(f"`syft` is missing; it finds the packages in an image; {INSTALL_SYFT}")
-    # An empty settings file, because settings in the home directory would change the findings.
+    # Use an empty settings file, because settings in the user's home directory would change the findings.
     settings = folder / "syft.yaml"
     settings.touch()
     variables = {
         "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_CACHE_DIR": str(folder / "cache"),
-        # Our documents do not list files, so syft need not compute their digests.
+        # The SPDX documents of imagebuild do not list files, so syft does not have to compute digests of files.
         "SYFT_FILE_METADATA_SELECTION": "none",
     }  # fmt: skip
     arguments = ("--quiet", "--config", str(settings), f"oci-dir:{layout}", "--output", "spdx-json@2.3")
@@ -76,15 +77,16 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
 
 
 def complete_document(syft: Document, image: PlatformImage, components: Mapping[str, Component]) -> Document:
-    """Return the SPDX document of an image: the document from syft, with the project's components, in a fixed order.
+    """Return the SPDX document of an image: the document that syft wrote, plus the components in the image.
 
-    Each component in the labels becomes a package. `components` provides licences and homepages. The namespace depends
-    only on the content. Raises ResultError if the creation time cannot be read.
+    The order of the entries is fixed. Each component in the labels of the image becomes a package. `components`
+    provides the licences and homepages of the components. The namespace of the document depends only on the content.
+    Raises ResultError if the creation time of the image cannot be read.
     """
     try:
         created = datetime.fromisoformat(str(image.config.get("created") or "1970-01-01T00:00:00Z")).astimezone(UTC)
     except ValueError as error:
-        raise ResultError(f"{image.name}: its creation time cannot be read: {error}") from None
+        raise ResultError(f"{image.name}: the creation time of the image cannot be read: {error}") from None
     title = image.labels.get("org.opencontainers.image.title") or "image"
     target = image.labels.get("imagebuild.target") or title
     own = {
@@ -92,7 +94,8 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
         "checksums": [{"algorithm": "SHA256", "checksumValue": image.digest.removeprefix("sha256:")}],
         "externalRefs": _purl("oci", title.lower(), image.digest, arch=image.architecture),
     }  # fmt: skip
-    # Files are left out, because the image's package database lists them, and they would take ten times more space.
+    # Files are left out, because the image's package database lists the files. With files, the document would be ten
+    # times larger.
     files = {item["SPDXID"] for item in syft.get("files", ())}
     (root,) = (r["relatedSpdxElement"] for r in syft["relationships"] if r["relationshipType"] == "DESCRIBES")
     packages = [{**p, "filesAnalyzed": False, **(own if p["SPDXID"] == root else {})} for p in syft["packages"]]
@@ -149,7 +152,10 @@ def _purl(kind: str, name: str, version: str, **qualifiers: str) -> list[dict[st
 
 
 def _licenses(component: Component) -> dict[str, dict[str, str]]:
-    """Return an entry for each licence of a component that is not in the SPDX licence list."""
+    """Return an SPDX entry for each licence of a component, but only for licences with an id `LicenseRef-…`.
+
+    The SPDX licence list does not contain these licences.
+    """
     files = ", ".join(component.license_files)
     text = f"The text is {f'in the image: {files}' if files else f'at {component.homepage}'}"
     found = LICENSE_REF.findall(component.license)
@@ -160,7 +166,7 @@ def _licenses(component: Component) -> dict[str, dict[str, str]]:
 
 
 class SpdxPackage(BaseModel):
-    """The part of an SPDX package that we read."""
+    """The part of an SPDX package that imagebuild reads."""
 
     SPDXID: str
     checksums: tuple[dict[str, str], ...] = ()
@@ -168,7 +174,7 @@ class SpdxPackage(BaseModel):
 
 
 class SpdxDocument(BaseModel):
-    """The part of an SPDX document that we read. Another tool may have written it."""
+    """The part of an SPDX document that imagebuild reads. The document may come from another tool."""
 
     model_config = ConfigDict(frozen=True, defer_build=True)
 
@@ -179,25 +185,25 @@ class SpdxDocument(BaseModel):
 
     @cached_property
     def described(self) -> frozenset[str]:
-        """The ids of the elements that the document describes."""
+        """The ids of the elements, such as the image, that the document describes."""
         subject = (DOCUMENT, "DESCRIBES")
         related = [r for r in self.relationships if (r.get("spdxElementId"), r.get("relationshipType")) == subject]
         return self.documentDescribes | {str(relation.get("relatedSpdxElement")) for relation in related}
 
     @property
     def digests(self) -> frozenset[str]:
-        """The digests of the described images."""
+        """The SHA-256 digests of the images that the document describes."""
         sums = (sum_ for package in self.packages if package.SPDXID in self.described for sum_ in package.checksums)
         return frozenset(f"sha256:{s.get('checksumValue')}" for s in sums if s.get("algorithm") == "SHA256")
 
     @property
     def contents(self) -> tuple[SpdxPackage, ...]:
-        """The packages in the described image."""
+        """The packages in the image that the document describes."""
         return tuple(package for package in self.packages if package.SPDXID not in self.described)
 
     @property
     def debian_packages(self) -> tuple[debian.Package, ...]:
-        """The dpkg packages in the described image."""
+        """The dpkg packages in the image that the document describes."""
         packages = []
         urls = (str(ref.get("referenceLocator")) for package in self.contents for ref in package.externalRefs)
         for url in map(PackageURL.from_string, (url for url in urls if url.startswith("pkg:deb/"))):

@@ -1,4 +1,4 @@
-"""The judgement of a scanner's findings by the policy in `scan-policy.yaml`."""
+"""The judgement of the findings of a vulnerability scanner, by the policy in `scan-policy.yaml`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from imagebuild.publish.scan_reports import DEBSECAN, SEVERITIES, ScanReport
 def scan_result(
     image: PlatformImage, report: ScanReport, file: Path, policy: YamlFile[Policy], today: date | None = None
 ) -> ScanResult:
-    """Judge a scanner's report about an image by a policy. `file` is the file that contained the report.
+    """Judge the findings in a scanner's report about an image by a policy, and return the result.
 
-    Raises ConfigError if the report is about another image or names none, or if the scanner does not know the image's
-    distribution.
+    `file` is the file that contained the report. Raises ConfigError if the report is about another image or does not
+    name an image, or if the scanner does not support the distribution of the image.
     """
     if report.digests and image.digest not in report.digests:
         named = ", ".join(sorted(report.digests))
@@ -42,7 +42,9 @@ def scan_result(
         )
     findings, notes = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
     if not policy.path.exists():
-        notes.append(f"{policy.path}: does not exist, so {policy.model.fail.severity} fails and nothing is ignored")
+        notes.append(
+            f"{policy.path}: does not exist, so {policy.model.fail.severity} findings fail and no finding is ignored"
+        )
     failing = sum(finding.fails for finding in findings)
     written = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
     return ScanResult(
@@ -57,16 +59,16 @@ def scan_result(
 
 
 class Fail(Model):
-    """The vulnerabilities that fail an image."""
+    """The conditions under which a vulnerability fails an image."""
 
     severity: Literal["negligible", "low", "medium", "high", "critical"] = "critical"
-    """This severity and worse ones fail. If a scanner cannot report this severity, the worst severity that it can
-    report fails."""
+    """Lowest severity that fails an image. If the scanner cannot report this severity, the worst severity that the
+    scanner can report fails the image."""
     only_fixed: bool = False
-    """Whether only vulnerabilities with a fixed version of the package fail. If the report does not state whether a
-    fixed version exists, the vulnerability fails, too."""
+    """Whether a vulnerability fails an image only if a fixed version of the package exists. If the report does not
+    state whether a fixed version exists, the vulnerability fails the image, too."""
     unknown_severity: bool = False
-    """Whether vulnerabilities of unknown severity fail, too."""
+    """Whether a vulnerability of unknown severity fails an image, too."""
 
 
 class Ignore(Model):
@@ -92,25 +94,30 @@ class Policy(Model):
 def judge_vulnerabilities(
     report: ScanReport, policy: YamlFile[Policy], today: date
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
-    """Return the judged findings and notes about the policy. Failing findings come first, then the worst ones.
+    """Judge each finding in a report by a policy. Return the judged findings, and notes about the policy.
 
-    Rules whose last day has passed ignore nothing, and a note names each of them.
+    Findings that fail the image come first. After that, findings are sorted by severity, the worst first. A rule in
+    `ignore` has no effect after its last day, and a note names the rule.
     """
     fail = policy.model.fail
     limit = min(SEVERITIES.index(fail.severity), SEVERITIES.index(report.worst))
     unstated = frozenset(report.unstated_fixes)
     notes = []
     if SEVERITIES[limit] != fail.severity:
-        worst = f"reports nothing worse than {report.worst}, so {report.worst} fails instead of {fail.severity}"
-        notes.append(f"{report.scanner} {worst}")
+        notes.append(
+            f"{report.scanner} reports nothing worse than {report.worst}, so {report.worst} findings fail instead of "
+            f"{fail.severity} findings"
+        )
     if unstated and fail.only_fixed:
         notes.append(
             f"{report.scanner} does not say for {plural(len(unstated), 'finding')} whether a fixed version exists; "
-            "the policy treats them as if one existed"
+            "these findings are judged as if a fixed version exists"
         )
     rules = [rule for rule in policy.model.ignore if today <= rule.until]
     judged = []
-    for finding in dict.fromkeys(report.findings):  # a package that lies in two places is reported twice
+    for finding in dict.fromkeys(
+        report.findings
+    ):  # scanners report a package twice if the image contains it in two places
         fitting = (rule for rule in rules if rule.id == finding.id)
         valid = next((rule for rule in fitting if fnmatchcase(finding.package, rule.package or "*")), None)
         severe = SEVERITIES.index(finding.severity) >= limit if finding.severity != "unknown" else fail.unknown_severity
@@ -119,7 +126,7 @@ def judge_vulnerabilities(
         waived = f"until {valid.until}: {valid.reason}" if valid else None
         judged.append(finding.model_copy(update={"waived": waived, "fails": fails}))
     notes += [
-        f"{policy.at('ignore', i)}: the rule for {rule.id} ended on {rule.until}; remove it, or set a later date"
+        f"{policy.at('ignore', i)}: the rule for {rule.id} ended on {rule.until}; remove the rule, or set a later date"
         for i, rule in enumerate(policy.model.ignore)
         if rule not in rules
     ]
@@ -128,7 +135,11 @@ def judge_vulnerabilities(
 
 
 def print_scan(result: ScanResult) -> None:
-    """Print the failing and the ignored findings as a table, and the number of the others."""
+    """Print the result of a scan.
+
+    The output is a table of the failing and the ignored findings, the notes, the number of findings of each severity,
+    and the verdict.
+    """
     listed = [finding for finding in result.findings if finding.fails or finding.waived]
     rows = [
         (f.severity, f.id, f.package, f.version, f.fixed_in or "", f"ignored {f.waived}" if f.waived else "fails")

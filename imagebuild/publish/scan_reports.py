@@ -22,7 +22,7 @@ DEBSECAN = "debsecan"
 
 @dataclass(frozen=True)
 class ScanReport:
-    """The findings of a scanner, and what its report says about the scan."""
+    """The findings of a vulnerability scanner, and the facts about the scan in the scanner's report."""
 
     scanner: str
     """The scanner's name and, if the report contains it, its version."""
@@ -34,18 +34,18 @@ class ScanReport:
     database: str = ""
     """Description of the scanner's vulnerability database. Empty if the report does not describe it."""
     started: str = ""
-    """The start of the scan. Empty if the report does not contain it."""
+    """Start time of the scan. Empty if the report does not contain the time."""
     worst: Severity = "critical"
     """The worst severity that the scanner can report."""
     notes: tuple[str, ...] = ()
-    """Notes on facts that the report does not contain."""
+    """Notes for the user about facts that the report does not contain and about results that were left out."""
 
 
 def load_report(file: Path) -> ScanReport:
-    """Read a SARIF 2.1.0 file, or the output of `debsecan --format detail`.
+    """Read the report of a vulnerability scanner: a SARIF 2.1.0 file, or the output of `debsecan --format detail`.
 
-    Raises ConfigError if the file does not exist. Raises ResultError if it is not such a report, or if it does not
-    show that a scan finished.
+    Raises ConfigError if the file does not exist. Raises ResultError if the file is not such a report, or does not show
+    that the scan finished.
     """
     text = files.read_text(file)
     try:
@@ -62,20 +62,20 @@ def load_report(file: Path) -> ScanReport:
 
 # SARIF
 #
-# SARIF has no fields for a package, its versions and a severity in words. Each scanner writes them into texts of its
-# own:
+# SARIF has no fields for a package, its versions and a severity in words. Each scanner writes these values into other
+# texts:
 # - Trivy and Docker Scout write lines `Label: value` into the message of each result.
 # - grype writes such lines into the help of the rule. The rule describes one package, but results about other versions
-#   of this package refer to it, too. The message is a sentence with the severity, the package and its version.
+#   of this package refer to the rule, too. The message is a sentence with the severity, the package and its version.
 # - Snyk writes a sentence with the severity and the package, and `package@version` as the location.
 
 
 def _read_sarif(document: Mapping[str, Any]) -> ScanReport:
-    """Combine the runs of a SARIF file. The file names an image only if all runs name this image."""
+    """Combine the runs in a SARIF file into one report. The report names an image only if all runs name this image."""
     if document.get("version") != "2.1.0":
-        raise ValueError("it is not SARIF 2.1.0")
+        raise ValueError("the file is not SARIF 2.1.0")
     if not document.get("runs"):
-        raise ValueError("it contains no run of a scanner")
+        raise ValueError("the file contains no run of a scanner")
     reports = [_read_run(run, f"runs.{i}") for i, run in enumerate(document["runs"])]
     return ScanReport(
         ", ".join(dict.fromkeys(report.scanner for report in reports)),
@@ -115,12 +115,14 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
             unstated.append(finding)
     scanner = f"{driver['name']} {driver.get('semanticVersion') or driver.get('version') or ''}".strip()
     notes = [
-        f"SARIF does not say which distribution {driver['name']} recognised, how old its vulnerability database is, "
-        "or what its own settings left out"
+        f"the report does not say which distribution {driver['name']} recognised, how old the vulnerability database "
+        "is, or which findings the scanner's settings left out"
     ]
     if left_out:
         listed = ", ".join(sorted(others))
-        notes.append(f"left out {plural(left_out, 'result')} of other kinds than vulnerabilities: {listed}")
+        notes.append(
+            f"left out {plural(left_out, 'result')}, because only vulnerabilities are judged; kinds left out: {listed}"
+        )
     return ScanReport(
         scanner, tuple(findings), tuple(unstated), frozenset(_digests(run)),
         started=str(next((i["startTimeUtc"] for i in invocations if "startTimeUtc" in i), "")), notes=tuple(notes),
@@ -128,7 +130,7 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
 
 
 _NOT_VULNERABILITIES = frozenset({"license", "misconfiguration", "secret"})
-"""Tags of rules, for the kinds of results that Trivy reports besides vulnerabilities."""
+"""Tags of SARIF rules for results that are not vulnerabilities. Trivy reports such results, too."""
 _LABELS = {
     "vulnerability": "id",
     "severity": "severity",
@@ -150,15 +152,15 @@ _SENTENCES = (
 """Patterns of the messages that grype and Snyk write for a result."""
 _NO_FIX = {"", "none", "not fixed"}
 _LOW_IF_UNKNOWN = "grype"
-"""The scanner that writes `low` also for vulnerabilities of negligible and of unknown severity."""
+"""Name of the scanner that also writes `low` for vulnerabilities of negligible or unknown severity."""
 
 
 def _read_result(
     result: Mapping[str, Any], rule: Mapping[str, Any], scanner: str, place: str
 ) -> tuple[Vulnerability, bool]:
-    """Return the finding of a result, and whether the report says if a fixed version exists.
+    """Return the vulnerability in a SARIF result, and whether the report states if a fixed version exists.
 
-    Suppressions by the scanner do not count: only our own policy can accept a vulnerability.
+    Suppressions by the scanner do not count: only `scan-policy.yaml` can accept a vulnerability.
     """
     message = str(result["message"].get("text") or "")
     sentence = next((match.groupdict() for pattern in _SENTENCES if (match := pattern.search(message))), {})
@@ -186,7 +188,10 @@ def _read_result(
 
 
 def _labelled(text: str) -> dict[str, str]:
-    """Return the values of the lines `Label: value` in a text. If a label occurs again, its first line counts."""
+    """Return a mapping from labels to values, from the lines `Label: value` in a text.
+
+    If a label occurs on several lines, only the first of these lines counts.
+    """
     values: dict[str, str] = {}
     for identifier, label, value in _LINE.findall(text):
         values.setdefault(_LABELS[(identifier or label).lower()], value)
@@ -209,10 +214,11 @@ def _version_by_location(result: Mapping[str, Any], package: str) -> dict[str, s
 
 
 def _digests(run: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the digests with which a run names the image, as `NAME@sha256:…`.
+    """Yield each digest `sha256:…` by which a SARIF run names the image.
 
-    Trivy lists them as a property of the run, grype names the image in each message, and Snyk in each location, where
-    it writes `_` for colons. Not read: `fullyQualifiedName`, which contains the digest of a layer.
+    Trivy lists the digests in a property of the run. grype names the image in each message. Snyk names the image in
+    each location, with `_` instead of `:`. The field `fullyQualifiedName` is not read, because it contains the digest
+    of a layer.
     """
     texts = [*((run.get("properties") or {}).get("repoDigests") or ())]
     texts += [result["message"].get("text") for result in run["results"]]
@@ -224,7 +230,8 @@ def _digests(run: Mapping[str, Any]) -> Iterator[str]:
 
 
 _RATINGS: tuple[tuple[float, Severity], ...] = ((9.0, "critical"), (7.0, "high"), (4.0, "medium"), (0.1, "low"))
-"""Lowest CVSS score of each severity: CVSS v3.1 specification, section 5, qualitative severity rating scale."""
+"""Lowest CVSS score of each severity, from the qualitative severity rating scale in section 5 of the CVSS v3.1
+specification."""
 
 
 def _rating(score: object) -> Severity:
@@ -250,7 +257,7 @@ _AVAILABLE = "  fix is available for the selected suite"
 
 
 def _read_debsecan(text: str) -> ScanReport:
-    """Read one paragraph per finding. If debsecan finds nothing, it prints nothing."""
+    """Read the output of debsecan: one paragraph for each finding. If debsecan finds nothing, its output is empty."""
     findings = []
     for paragraph in filter(None, (paragraph.strip("\n") for paragraph in text.split("\n\n"))):
         first, _, rest = paragraph.partition("\n")
@@ -265,7 +272,7 @@ def _read_debsecan(text: str) -> ScanReport:
             )
         )  # fmt: skip
     notes = (
-        "debsecan does not name the image, so nothing proves that its report is about this image",
+        "debsecan does not name the image, so nothing proves that the report is about this image",
         "debsecan knows only Debian packages; wheels, CUDA, HPC-X and software compiled from source were not scanned",
     )
     return ScanReport(DEBSECAN, tuple(findings), worst="high", notes=notes)

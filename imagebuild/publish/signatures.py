@@ -29,9 +29,10 @@ NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version
 public log."""
 
 PUBLIC_KEY = "COSIGN_PUBLIC_KEY"
-WHOSE = "--key FILE, or --certificate-identity with --certificate-oidc-issuer"
+SIGNER_OPTIONS = "--key FILE, or --certificate-identity with --certificate-oidc-issuer"
 SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
-"""Names in cosign's errors if the services of the public log cannot be reached."""
+"""Names of sigstore services. An error of cosign that contains such a name means that the public log cannot be
+reached."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Cosign:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run: Callable[..., str] = run_program
     program: str | None = None
-    """Path of the program. None: it is searched in PATH."""
+    """Path of the program cosign. None: cosign is searched in PATH."""
 
     def __call__(self, *arguments: str | Path) -> str:
         """Run cosign, and return its output. Raises CommandError if cosign is missing or fails."""
@@ -53,17 +54,18 @@ class Cosign:
         try:
             return self.run(program, *map(str, arguments), env=self.environ)
         except CommandError as error:
-            # The last line is the error. Before it, cosign prints terms of use and the same error.
+            # The last line is the error. In the lines before, cosign prints terms of use and the same error.
             last = [line.strip() for line in str(error).splitlines() if line.strip()][-1]
             text = last.removeprefix("Error: ").removeprefix("error during command execution: ")
-            remedy = "; the public log cannot be reached; use --key with --no-tlog, which does not need it"
+            remedy = "; the public log cannot be reached; use --key with --no-tlog, which does not need the log"
             raise CommandError(f"{text}{remedy if SERVICES.search(text) else ''}") from None
 
     @cached_property
     def is_before_3(self) -> bool:
-        """Whether cosign is older than version 3, which writes bundles by default.
+        """Whether cosign is older than version 3. Version 3 and newer write signatures as bundles by default.
 
-        The version is not used, because the cosign of some distributions does not contain it.
+        The output of `cosign version` is not used, because the cosign packages of some distributions do not contain the
+        version.
         """
         return "--new-bundle-format" in self("attest-blob", "--help")
 
@@ -74,15 +76,15 @@ class Cosign:
 
 
 _TRIAL = Lock()
-"""Lets only one thread at a time make the trial signature."""
+"""Lock that allows only one thread at a time to make the trial signature."""
 
 
 @dataclass(frozen=True)
 class Signer:
     """The key or identity that signs, or whose signatures are trusted.
 
-    An identity is certified by an issuer. With neither a key nor an identity, cosign signs as the identity of the CI
-    job, and signatures cannot be verified.
+    An identity, such as the identity of a CI job, is certified by an issuer. Without a key and an identity, cosign
+    signs as the identity of the CI job, and no signature can be verified.
     """
 
     key: str | None = None
@@ -90,7 +92,8 @@ class Signer:
     identity: str | None = None
     issuer: str | None = None
     log: bool = True
-    """Whether new signatures are written to the public transparency log, and verified ones must be in it."""
+    """Whether imagebuild writes new signatures to the public transparency log, and trusts only signatures in this
+    log."""
     cosign: Cosign = field(default_factory=Cosign)
     signs: bool = False
 
@@ -105,7 +108,7 @@ class Signer:
         if is_file and not Path(str(self.key)).is_file():
             raise ConfigError(f"--key {self.key}: no such file; create a key with `cosign generate-key-pair`")
         if (self.key and self.identity) or bool(self.identity) != bool(self.issuer):
-            raise ConfigError(f"the signer is ambiguous; use either {WHOSE}")
+            raise ConfigError(f"the signer is ambiguous; use either {SIGNER_OPTIONS}")
         if self.identity and not self.log:
             raise ConfigError(
                 "--no-tlog: needs --key; without a key, only the log proves that a short-lived certificate was valid"
@@ -119,13 +122,15 @@ class Signer:
 
     @cached_property
     def trusted(self) -> tuple[Cosign, tuple[str, ...]]:
-        """The program cosign, and its options for the trusted signer.
+        """The program cosign, and the options that tell cosign which signer is trusted.
 
         Raises ConfigError if no signer is named, CommandError if the key cannot be read.
         """
         cosign, key = self.cosign, self.key
         if not (key or self.identity):
-            raise ConfigError(f"no signer is named; add {WHOSE}; only a GitHub job knows its own identity")
+            raise ConfigError(
+                f"no signer is named; add {SIGNER_OPTIONS}; imagebuild detects the identity only in a GitHub job"
+            )
         if key and self.signs:
             public = cosign("public-key", "--key", key)
             cosign, key = replace(cosign, environ={**cosign.environ, PUBLIC_KEY: public}), f"env://{PUBLIC_KEY}"
@@ -136,9 +141,10 @@ class Signer:
 
     @cached_property
     def fault(self) -> str:
-        """The reason why a trial signature fails or is not trusted. Empty if it works. The signature is made only once.
+        """The reason why a trial signature fails or is not trusted. Empty if the trial succeeds.
 
-        The trial uses the key, password, identity and log, so it adds an entry to the log.
+        The trial runs only once. The trial uses the key, password, identity and log of the signer, so the trial adds an
+        entry to the log.
         """
         with _TRIAL:
             try:
@@ -155,9 +161,9 @@ class Signer:
                 self.cosign("sign", *arguments, *self.cosign.connection(image), str(image))
 
     def attest(self, kind: str, content: bytes, name: str, manifest: bytes) -> bytes:
-        """Sign the statement that a predicate is about the image with this manifest. Return it as a sigstore bundle.
+        """Sign the statement that a predicate (the content of an attestation) is about the image with this manifest.
 
-        Raises CommandError if cosign fails.
+        Return the signed statement as a sigstore bundle. Raises CommandError if cosign fails.
         """
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, predicate, bundle = (Path(folder, file) for file in (name, "predicate.json", "bundle.json"))
@@ -179,14 +185,21 @@ class Signer:
         return ["--yes", *key, "--signing-config", str(config)]
 
     def image_problem(self, image: ImageReference) -> str:
-        """Return cosign's reason why an image, named by digest, has no trusted signature. Empty if it has one."""
+        """Return the reason that cosign gives if an image has no trusted signature. Return an empty string otherwise.
+
+        The image must be named by digest.
+        """
         return self._problem("verify", *self.cosign.connection(image), "--output", "json", str(image))
 
     def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str:
-        """Return why an attestation of the image with this manifest has no trusted signature. Empty if it has one."""
+        """Return the reason why an attestation has no trusted signature.
+
+        Return an empty string if the signature of the attestation is trusted. `manifest` is the manifest of the image
+        that the attestation is about.
+        """
         if not attestation.bundle:
-            return "it is not signed"
-        # cosign 2 does not compare this type with the type in the bundle. `read_attestation` has done so.
+            return "the attestation is not signed"
+        # cosign 2 does not compare the option --type with the type in the bundle. `read_attestation` compared them.
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, bundle, roots = (Path(folder, name) for name in ("manifest.json", "bundle.json", "roots.json"))
             subject.write_bytes(manifest)
@@ -212,10 +225,11 @@ GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
 
 
 def job_workflow(environ: Mapping[str, str]) -> str:
-    """Return the workflow file that defines this GitHub job, with its revision. Empty outside of GitHub.
+    """Return the workflow file that defines this GitHub job, with its revision.
 
-    In a reusable workflow, the environment variables name the caller, and only the job's token names the workflow
-    itself (`job_workflow_ref`), which Fulcio certifies. Raises CommandError if GitHub does not issue a token.
+    Outside of GitHub, return an empty string. In a reusable workflow, the environment variables name the calling
+    workflow. The reusable workflow itself is named only in the token of the job (`job_workflow_ref`), and Fulcio
+    certifies this name. Raises CommandError if GitHub does not issue a token.
     """
     if not (address := environ.get("ACTIONS_ID_TOKEN_REQUEST_URL")):
         return environ.get("GITHUB_WORKFLOW_REF", "")

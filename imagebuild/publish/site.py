@@ -14,7 +14,7 @@ from imagebuild.report.document import NONE
 from imagebuild.report.page import render_page, template_text
 
 Badge = tuple[State, str]
-"""A verdict: its state, which sets the colour, and its text."""
+"""A verdict on the page: the state, which sets the colour, and the text."""
 
 
 def write_site(catalog: Catalog, folder: Path) -> Path:
@@ -29,7 +29,7 @@ def write_site(catalog: Catalog, folder: Path) -> Path:
 
 
 def catalog_page(catalog: Catalog) -> str:
-    """Return the HTML page. The same catalogue always gives the same page."""
+    """Return the HTML page of a catalogue. Equal catalogues give equal pages."""
     repositories = dict.fromkeys(image.repository for image in catalog.images)
     return render_page(
         "catalog.html.j2",
@@ -46,22 +46,23 @@ def catalog_page(catalog: Catalog) -> str:
 
 
 TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "Variant"}
-"""Titles of the columns by which people choose an image, in this order. Other axes follow."""
+"""Titles of the first columns of the table of images, in this order. The columns of other axes follow."""
 
 
 def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
-    """Map the key of each column of the table to its title. The keys are axes, `nccl` and `mpi`, if an image has
-    them.
+    """Return a mapping from the key of each column in the table of images to the title of the column.
+
+    A key is the name of an axis, `nccl` or `mpi`. A column is left out if no image has a value for the key.
     """
     found = dict.fromkeys(key for image in images for key in (*image.axes, *image.stack))
     return {key: TITLES.get(key, key) for key in (*TITLES, *found) if key in found}
 
 
 def pull_commands(repository: str) -> dict[str, str]:
-    """Return a mapping from titles to commands that pull or run an image. `repository` includes the registry.
+    """Return a mapping from titles, such as `Docker`, to commands that pull or run an image.
 
-    In the commands, `{ref}` stands for `:tag` or `@sha256:…`. `{enroot}` stands for the same with a colon instead of
-    `@`, because enroot 3 and 4.0 accept a digest only after a colon.
+    `repository` includes the registry. In the commands, `{ref}` stands for `:tag` or `@sha256:…`, and `{enroot}` stands
+    for `:tag` or `:sha256:…`, because enroot 3 and 4.0 accept a digest only after a colon.
     """
     enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
     return {
@@ -79,7 +80,11 @@ def pull_commands(repository: str) -> dict[str, str]:
 
 
 def checks_badge(runs: Sequence[Checks]) -> Badge:
-    """Return the verdict of all verifications of a platform: the failures of all runs, or else the best run."""
+    """Return the badge for all verifications of one platform's image.
+
+    If a check failed, the badge gives the number of failures in all verifications. Otherwise, the badge gives the
+    largest number of passed checks and the largest number of GPUs in one verification.
+    """
     if not runs:
         return "skipped", "not checked"
     if failed := sum(run.failed for run in runs):
@@ -91,7 +96,7 @@ def checks_badge(runs: Sequence[Checks]) -> Badge:
 
 
 def scan_badge(scan: Scan | None) -> Badge:
-    """Return the verdict of a scan, with the number of findings of the worst severity."""
+    """Return the badge for a scan: the verdict, and the number of findings of the worst severity."""
     if scan is None:
         return "skipped", "not scanned"
     counts = [f"{scan.counts[s]} {s}" for s in reversed(get_args(Severity)) if scan.counts.get(s)]
@@ -99,7 +104,7 @@ def scan_badge(scan: Scan | None) -> Badge:
 
 
 def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
-    """Return the worst badge for the checks of all platforms, and the worst badge for their scans."""
+    """Return two badges for an image: the worst badge for checks of all platforms, and the worst badge for scans."""
 
     def rank(badge: Badge) -> int:
         return ("failed", "skipped", "passed").index(badge[0])
@@ -109,5 +114,8 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
 
 def format_day(time: str) -> str:
-    """Return the day of a time, or a dash for an unknown time. The start of Unix time also counts as unknown."""
+    """Return the day of a time, such as `2026-11-27`, or a dash if the time is unknown.
+
+    The start of Unix time (1970-01-01) also counts as unknown.
+    """
     return NONE if not time or time.startswith(("1970-01-01", "0001-")) else time[:10]

@@ -134,7 +134,7 @@ def test_statements_about_another_image_or_nothing(media_type: str, content: byt
         ("provenance", lambda _: provenance(ARM64), "broken", "is about linux/arm64"),
         (
             "provenance", lambda _: provenance(AMD64, {"name": "x", "annotations": {"instead-of": "pkg:oci/debian"}}),
-            "passed", "1 of them instead of sources in the lock",
+            "passed", "1 of these sources are not the sources in the lock",
         ),
         (
             "provenance", lambda _: provenance(AMD64, {"name": "ucx-source", "uri": "urn:imagebuild:folder:ucx"}),
@@ -216,7 +216,7 @@ def test_add_results_that_were_measured_later(published: Published, signers: Sig
 @pytest.mark.parametrize(
     ("kind", "content", "message"),
     [
-        ("verification", verification(OTHER), "is not a verification of sha256:.*about another image"),
+        ("verification", verification(OTHER), "cannot be attached to sha256:.*about another image"),
         ("benchmark", {}, "file.json: about: Field required"),
         ("sbom", b"no", "file.json: .*Invalid JSON"),
     ],

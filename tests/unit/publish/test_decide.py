@@ -121,8 +121,13 @@ def test_what_the_policy_asks_for_may_be_in_other_files(tmp_path: Path) -> None:
     rows = '{when: {arch: amd64, cuda: ">=13"}, checks: [library]}, {when: {cuda: "12.9"}, checks: [library/newest]}'
     site = Site(tmp_path, policy=f"publish: {{require: [{rows}], require-attachments: [sbom, scan]}}\n")
     digests = site.ready(NEW)
-    gpu = "library/on-gpu was skipped: it was skipped; publish.require contains library/*"
-    lacking = [f"no {kind} for this digest; publish.require-attachments requires it" for kind in ("sbom", "scan")]
+    gpu = (
+        "library/on-gpu was skipped: it was skipped; the check is required, because publish.require contains library/*"
+    )
+    lacking = [
+        f"no result of kind {kind} for this image, but publish.require-attachments contains {kind}"
+        for kind in ("sbom", "scan")
+    ]
     asked = [(AMD64, gpu), *product((AMD64, ARM64), lacking)]
     assert site.publish().only.reasons == tuple(f"{platform}: {reason}" for platform, reason in asked)
     for (_, platform), digest in digests.items():
@@ -138,7 +143,7 @@ def test_what_the_policy_asks_for_may_be_in_other_files(tmp_path: Path) -> None:
 
 def test_a_build_of_no_commit_gets_no_tag_that_names_one(site: Site) -> None:
     site.ready(NEW, revision=None)
-    assert "a build does not name its commit" in site.publish().reasons
+    assert "a build result does not name the git commit" in site.publish().reasons
     site.files.replace("matrix.yaml", "-{revision}", "")
     site.read()
     site.ready(NEW, revision=None)

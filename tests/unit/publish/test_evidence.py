@@ -31,10 +31,13 @@ def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
     site.ready(NEW)
     site.edit(digest=None)
     (path, why) = site.publish().result.unused[0].split(": ")
-    assert (json.loads(Path(path).read_text())["digest"], why.partition(";")[0]) == (None, "does not name a digest")
+    assert (json.loads(Path(path).read_text())["digest"], why.partition(";")[0]) == (
+        None,
+        "does not name the digest of an image",
+    )
     site.edit(platform=f"{AMD64}, {ARM64}")
     (problem,) = site.publish().result.unused
-    assert "is about linux/amd64, linux/arm64; verify each platform separately" in problem
+    assert "is about several platforms: linux/amd64, linux/arm64; verify each platform separately" in problem
     # What is no result of ours is left alone.
     for name, text in {"index.json": '{"schemaVersion": 2}', "list.json": "[1, 2]", ".hidden.json": "{"}.items():
         site.leave(name, text)

@@ -75,7 +75,7 @@ def test_a_package_with_a_newer_version(look: Look, site: Site) -> None:
     published = published_images([site.target(NEW)], lambda _: site.fake)
     assert [image.platform for image in published] == [AMD64, ARM64]
     assert list(found.images) == [image.model_copy(update={"updates": updates}) for image in published]
-    assert "2 of 2 images have packages with updates, 0 were not judged" in out
+    assert "2 of 2 images have packages with updates; updates are unknown for 0 images" in out
     # The index of the target; of each platform, what refers to it, and the manifest and the content of its SBOM.
     assert len(site.fake.asked) == 1 + 2 * 3 + 1
 
@@ -88,7 +88,7 @@ def test_what_is_not_known_is_said_and_is_no_pass(look: Look, site: Site) -> Non
     held.manifests = {digest: m for digest, m in held.manifests.items() if "spdx.dev" not in json.dumps(m.document)}
     status, _, out = look(HAS, NEW)
     assert status == 1
-    assert f"not judged: {NEW} {AMD64}: has no readable SBOM" in out
+    assert f"updates unknown: {NEW} {AMD64}: the image has no readable SBOM" in out
 
 
 def test_an_archive_that_cannot_be_believed(look: Look) -> None:

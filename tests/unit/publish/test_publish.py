@@ -105,7 +105,7 @@ def test_without_a_signature_nothing_is_sent(signing: Signing) -> None:
     signing.fake.down = "the log does not answer"
     signing.site.fake.calls.clear()
     failed = signing.publish().only
-    reason = "nothing was sent, because signing fails: `cosign` failed (1): the log does not answer"
+    reason = "nothing was pushed, because a trial signature failed: `cosign` failed (1): the log does not answer"
     assert (failed.state, failed.reasons) == ("failed", (reason,))
     assert not signing.site.fake.calls
 

@@ -102,7 +102,7 @@ def test_the_same_image_gives_the_same_bytes(found: dict[str, Any], project: Pro
 def test_an_image_without_a_time(found: dict[str, Any], project: Project) -> None:
     document = completed(found, project, located(created=None))
     assert document["creationInfo"]["created"] == "1970-01-01T00:00:00Z"
-    with pytest.raises(ResultError, match="its creation time cannot be read"):
+    with pytest.raises(ResultError, match="the creation time of the image cannot be read"):
         completed(found, project, located(created="yesterday"))
 
 
