@@ -49,14 +49,14 @@ class Series:
 
     source: str
     problem: str
-    """Why the values cannot be compared; empty if they can be."""
+    """Why the values cannot be compared; empty if the values can be compared."""
     devices: set[str]
     runs: list[dict[Point, float]]
-    """Maps each point to its value, one mapping for each run."""
+    """One mapping for each run: from each point (size or cell) to the value at this point."""
 
     @property
     def medians(self) -> dict[Point, float]:
-        """The median of all runs at each point."""
+        """Maps each point (size or cell) to the median of all runs."""
         points = {point for run in self.runs for point in run}
         return {point: median(run[point] for run in self.runs if point in run) for point in points}
 

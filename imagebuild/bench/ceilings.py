@@ -62,12 +62,12 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A class of algorithms, for some collectives."""
+    """A class of algorithms with which NCCL can run some of the collectives."""
 
     name: AlgorithmName
     collectives: tuple[Collective, ...]
     link: str
-    """Factor a, as an expression of n, k and g. It applies if a domain has several ranks."""
+    """Factor a, as an expression of n, k and g. The factor applies if a domain has several ranks."""
     network: str | None
     """Factor b, as an expression of n, k and g. `None`: the class works only within a domain."""
     nvls: bool = False
@@ -75,11 +75,11 @@ class Algorithm:
     sharp: bool = False
     """Whether the class needs SHARP in the network."""
     within: bool = True
-    """Whether the class exists within one domain."""
+    """Whether runs within one NVLink domain can use the class."""
     floor_fraction: float = 0.5
     """Fraction of the ceiling that every healthy machine reaches. Default: 0.5."""
     one_peer: bool = False
-    """Whether each rank sends to only one other rank, so that `wire` and `card` limit it."""
+    """Whether each rank sends to only one other rank, so that `wire` and `card` limit the bandwidth."""
 
 
 REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")

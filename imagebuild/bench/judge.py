@@ -276,8 +276,10 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         notes.append(f"the output does not name the GPU; imagebuild assumes that it is the GPU of {profile.name}")
     if not reference or measured < reference.rate * reference.tolerance:
         others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
-        shares = (f"{measured / r.rate:.0%} of the reference with {r.algorithm}" for r in others)
-        notes += [f"{share}: was NCCL told to use it?" for share in shares][:1]
+        shares = ((measured / r.rate, r.algorithm) for r in others)
+        notes += [f"{share:.0%} of the reference with {name}: was NCCL told to use {name}?" for share, name in shares][
+            :1
+        ]
     what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}" if hardest else ""
     limit = Limit(value=round(hardest.value, 3), what=what) if hardest else None
     claim = _speed(measured, size, (limit, floor), reference, missing=missing, notes=notes)

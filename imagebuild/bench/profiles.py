@@ -116,7 +116,7 @@ class MeasuredSpeed(Measured):
     nodes: Annotated[int, Field(gt=0)] = 1
     """Number of hosts."""
     algorithm: AlgorithmName | None = None
-    """Class of algorithms that was used. `None`: unknown; imagebuild assumes that the library chose."""
+    """Class of algorithms that was used. `None`: unknown; imagebuild assumes that the library chose the algorithm."""
     forced: bool = False
     """Whether the library was told to use `algorithm`. If so, only runs with the same setting are compared."""
 

@@ -88,7 +88,7 @@ class TableFormat(NamedTuple):
     fatal: re.Pattern[str] = _NEVER
     """Errors that only this tool prints."""
     error: re.Pattern[str] = _NEVER
-    """Errors that other programs print, too."""
+    """Errors that this tool and other programs print."""
     is_mixed: bool = False
     """Whether lines of several programs may be mixed. Each program ends its table with dashes."""
 
@@ -208,7 +208,7 @@ class _TableReader:
         units = (match["unit"] or name for name, match in columns if name.lower() in _FIGURES)
         table.unit = _UNITS.get(next(units, ""))
         table.compared = "Validation" in table.columns
-        table.errors.clear()  # an error before the table counts only if there is no table
+        table.errors.clear()  # an error before a table counts only if no table follows
 
     def read_row(self, text: str, running: Sequence[_TableBuilder]) -> bool:
         """Add the line to a table, or to `unread` if it is a broken row. Return whether it is a row."""

@@ -51,7 +51,7 @@ class CheckResult(Model):
 
 
 class Surroundings(Model):
-    """The place where the checks ran."""
+    """The place where the checks ran: the runner (the tool that runs commands in an image), hardware and host."""
 
     runner: str
     gpus: int = 0
@@ -62,7 +62,7 @@ class Surroundings(Model):
     """Maps each absent facility, such as `gpu` or `rdma`, to the reason."""
     user: str = ""
     facts: dict[str, str] = Field(default_factory=dict)
-    """Host name, kernel, driver, CPUs, memory and distribution."""
+    """Facts about the host, by name: host name, kernel, driver, CPUs, memory and distribution."""
     environment: dict[str, str] = Field(default_factory=dict)
     """The environment variables of a check. Secrets are masked."""
     reports: dict[str, str] = Field(default_factory=dict)

@@ -67,7 +67,7 @@ class ReportRow(NamedTuple):
     """A row in the table of results: a result, a sweep, a diagnosis or a comparison with the baseline."""
 
     state: State
-    """The state of the worst claim."""
+    """The state of the worst of the three claims."""
     name: str
     words: tuple[str, ...]
     """The claims about data, participation and speed; a dash if a claim is not applicable."""

@@ -48,7 +48,7 @@ STATE_MARKS: dict[State, str] = {"passed": "✓", "failed": "✗", "open": "?", 
 DIAGNOSES: dict[str, State] = {"ok": "passed", "warned": "skipped", "waived": "skipped"}
 """Maps the verdict of a diagnosis to its state. All other verdicts are failures."""
 MOST_PROBLEMS = 8
-"""Largest number of problems at the top of the page."""
+"""Largest number of problems that are shown at the top of the page."""
 
 
 def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0) -> str:

@@ -34,7 +34,8 @@ MOST_PROBLEMS, MOST_SKIPS, MOST_SOURCES = 12, 8, 3
 def print_report(report: Report) -> None:
     """Print the report: results, problems, skipped assertions, unread lines, and the verdict.
 
-    A sweep takes one line of the results. Its slow hosts are among the problems.
+    A sweep (the same benchmark on several groups of hosts) takes one line of the results. Slow hosts are among the
+    problems.
     """
     notes: list[str] = []
     if report.verifications:

@@ -104,7 +104,7 @@ ROWS = log().count(" float ")
         (log().replace(log().split()[-28], "nan"), "h100", {}, "failed", "figures that are not numbers"),
         (log(peak=366), "h100", {}, "failed", "too slow"),
         ("+ mpirun -x NCCL_ALGO=Ring all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "passed", "right"),
-        ("export NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "failed", "was NCCL told to use it?"),
+        ("export NCCL_ALGO=Ring\n" + log(peak=366), "h100", {}, "failed", "was NCCL told to use ring?"),
         ("0: ## NCCL_ALGO=Ring all_reduce_perf -b 1M\n" + log(peak=366), "h100", {}, "failed", "too slow"),
         ("n1:1:1 [0] NCCL INFO NCCL_ALGO set by environment to RING\n" + log(peak=366), "h100", {}, "passed", "right"),
         (log(peak=366).replace("# Out", "n1:1:1 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo RING proto 2\n# Out"),
