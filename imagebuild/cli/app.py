@@ -20,7 +20,7 @@ from imagebuild.core.errors import ImagebuildError
 
 COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Build": {
-        "init": ("plan", "Write a new project that extends the one that comes with imagebuild."),
+        "init": ("plan", "Write a new project that extends the project of imagebuild."),
         "plan": ("plan", "List the targets, which are the images to build."),
         "render": ("plan", "Print the self-contained Dockerfile of a target."),
         "build": ("build", "Build targets with BuildKit."),
@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "freshness": ("evidence", "List the packages in published images that have a security update."),
         "attest": ("evidence", "Verify and add attestations of a published image."),
         "diff": ("evidence", "Compare two images."),
-        "catalog": ("evidence", "Write a page of all published images, and the table in the README."),
+        "catalog": ("evidence", "Write a web page of all published images, and the table of images in a README."),
         "prune": ("publish", "List or delete pushed images that are no longer needed."),
     },
     "This machine": {
@@ -64,7 +64,7 @@ EXAMPLES = """Examples:
 
 
 class LazyCommands(click.Group):
-    """A group that imports a command only if it is called. The help needs no command."""
+    """A group that imports the module of a command only if the command is called. The help imports no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(MODULES)
@@ -75,7 +75,9 @@ class LazyCommands(click.Group):
             return load_command(cmd_name)
         if ctx.resilient_parsing:
             return None
-        raise NoSuchCommand(cmd_name, possibilities=MODULES, ctx=ctx)  # its message proposes the nearest command
+        raise NoSuchCommand(
+            cmd_name, possibilities=MODULES, ctx=ctx
+        )  # the message of NoSuchCommand proposes the nearest command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, entries in COMMANDS.items():
@@ -117,11 +119,11 @@ def app() -> None:
 
 def main() -> None:
     """Run a command. Errors for users become one message and an exit code; other errors keep their traceback."""
-    # A file gets UTF-8. A terminal that cannot show a character gets a replacement for it.
+    # Output to a file is UTF-8. On a terminal, characters that the terminal cannot show are replaced.
     if isinstance(sys.stdout, TextIOWrapper):
         is_terminal = sys.stdout.isatty()
         sys.stdout.reconfigure(encoding=None if is_terminal else "utf-8", errors="replace" if is_terminal else "strict")
-    # SIGTERM cleans up, as Ctrl-C does.
+    # On SIGTERM, clean up and exit, as on Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         try:
@@ -150,7 +152,7 @@ def main() -> None:
         # An error about a file was already turned into an ImagebuildError, so an OSError with a file name is a bug.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would fail again at exit, when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python would flush at exit and fail again
         if error.errno != errno.EPIPE:
             sys.stderr.write(f"error: the standard output cannot be written: {error.strerror}\n")
         sys.exit(2)

@@ -19,10 +19,10 @@ from imagebuild.core.errors import CommandError, ConfigError, ResultError
 
 EXCLUSIVE = (
     ("--load", "--push", "--output"),
-    # Only the engine of this machine can read a bundle, and a bundle has the packages of the day it was made.
+    # Only the engine of this machine can read a bundle. A bundle contains the packages of the day on which it was made.
     *(pair for other in ("--bundle", "--offline") for pair in (("--builder", other), ("--rebuild", other))),
     ("--rebuild", "--stage"),
-    # Caches are written only for whole targets, and only for pinned code.
+    # Caches are written only for whole targets, and only for sources with the hashes of the lock.
     ("--cache-write", "--source"),
     ("--cache-write", "--stage"),
 )
@@ -37,7 +37,11 @@ EXCLUSIVE = (
 @options.select
 @options.platforms
 @click.option("--load", is_flag=True, help="Load the images into the engine's image store. This is the default.")
-@click.option("--push", is_flag=True, help="Push the images to the staging repositories, by digest and without tags.")
+@click.option(
+    "--push",
+    is_flag=True,
+    help="Push the images to staging repositories, such as IMAGE-staging, by digest and without tags.",
+)
 @click.option("-o", "--output", metavar="DIR", type=options.PATH, help="Write the images as OCI layouts into a folder.")
 @options.registry
 @click.option(
@@ -53,17 +57,24 @@ EXCLUSIVE = (
 )
 @options.base
 @options.ca
-@click.option("--no-cache", is_flag=True, help="Run all steps, even those in the cache.")
+@click.option("--no-cache", is_flag=True, help="Run all build steps again, even if the cache contains their results.")
 @click.option(
     "--rebuild",
     metavar="YYYY-MM-DD",
     type=options.DAY,
-    help="Install the distribution's packages again. The day becomes part of the tags.",
+    help="Install the current packages of the distribution, not those in the cache. The tags contain this day.",
 )
-@click.option("--cache", metavar="REPOSITORY", help="Read the caches of compiled stages from this repository.")
+@click.option(
+    "--cache", metavar="REPOSITORY", help="Read the caches of compiled stages from this repository in a registry."
+)
 @click.option("--cache-write", is_flag=True, help="With --cache: also write the caches, as CI does.")
-@click.option("--stage", metavar="NAME", help="Build only this stage of the targets.")
-@click.option("--bundle", metavar="DIR", type=options.PATH, help="Build from this bundle, without a network.")
+@click.option("--stage", metavar="NAME", help="Build only this stage of the Dockerfiles.")
+@click.option(
+    "--bundle",
+    metavar="DIR",
+    type=options.PATH,
+    help="Build without a network, from the bundle in this folder (see `imagebuild bundle`).",
+)
 @click.option(
     "--offline", is_flag=True, help="Build without a network, from the bundle that `imagebuild bundle use` set."
 )
@@ -177,7 +188,7 @@ def create_bundle(
     ca: Path | None,
     verbose: bool,
 ) -> None:
-    """Build targets without a cache, and keep all downloads."""
+    """Build targets without a cache, and keep all downloads in the bundle."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets
     from imagebuild.project.select import select_targets
@@ -215,7 +226,7 @@ def verify_bundle(directory: Path, json_file: str | None) -> None:
     if damage := bundle.find_damage():
         raise ResultError("\n".join(damage))
     made = bundle.manifest
-    text = "\n".join([*made.targets, f"{directory}: undamaged; made {made.created} for these targets"])
+    text = "\n".join([*made.targets, f"{directory}: undamaged; made {made.created} for the targets above"])
     content = {"created": made.created, "targets": made.targets}
     options.print_result(json_file, content, lambda: out.print(text, markup=False))
 
@@ -243,7 +254,7 @@ def engine() -> None:
 
 @engine.command("up", epilog=options.examples("sudo imagebuild engine up"))
 def start() -> None:
-    """Start the private engine, unless another engine answers. Install it first if needed."""
+    """Start the private engine, unless another engine answers. Install the private engine first if it is missing."""
     from imagebuild.build.private import start_engine
     from imagebuild.oci.engine import find_engine
 

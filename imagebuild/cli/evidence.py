@@ -60,7 +60,7 @@ def sbom(project: options.ProjectFiles, image: str, output: str | None, platform
     metavar="FILE",
     type=options.PATH,
     default=POLICY,
-    help="Rules for findings: which fail the image, and which are ignored.",
+    help="Rules that say which findings fail the image, and which findings are ignored.",
 )
 @options.platform
 @options.json_file
@@ -98,8 +98,10 @@ def scan(
 
 @options.command("imagebuild freshness --registry ghcr.io/acme --archive URL --suite trixie-security --keyring FILE")
 @options.select
-@click.option("--archive", metavar="URL", required=True, help="The distribution's archive of security updates.")
-@click.option("--suite", metavar="NAME", required=True, help="Suite of that archive, such as trixie-security.")
+@click.option(
+    "--archive", metavar="URL", required=True, help="Address of the distribution's archive of security updates."
+)
+@click.option("--suite", metavar="NAME", required=True, help="Suite of the archive, such as trixie-security.")
 @click.option(
     "--keyring",
     metavar="FILE",
@@ -130,7 +132,8 @@ def freshness(
 ) -> None:
     """List the packages in published images that have a security update.
 
-    Only images that an alias names are checked, by their SBOM. Exit status 1 if a package has an update, if a rebuild
+    Only images to which an alias (a moving tag such as `latest`) points are checked. The packages of an image are read
+    from the SBOM that is attached to it. Exit status 1 if a package has an update, if a rebuild
     would fix a failed scan, or if an image has no SBOM.
     """
     from functools import cache
@@ -191,7 +194,7 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
     "--require",
     metavar="KIND,…",
     default="sbom,provenance,verification",
-    help="Attachments that must exist, separated by commas; `signature` stands for a signature.",
+    help="Kinds of attachments that must exist, separated by commas; also benchmark, scan and signature.",
 )
 @options.json_file
 @options.signers
@@ -299,7 +302,7 @@ def diff(
     "--readme",
     metavar="FILE",
     type=options.PATH,
-    help="Update the table of images in this file, between the markers.",
+    help="Update the table of images in this file, between the comments images:begin and images:end.",
 )
 @click.option(
     "--freshness", metavar="FILE", type=options.PATH, help="Result of `freshness --json` to show on the page."
@@ -314,7 +317,7 @@ def catalog(
     readme: Path | None,
     freshness: Path | None,
 ) -> None:
-    """Write a page of all published images, and the table in the README."""
+    """Write a web page of all published images, and the table of images in a README."""
     from datetime import UTC, datetime
 
     from rich.markup import escape

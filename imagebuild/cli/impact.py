@@ -22,11 +22,14 @@ MAX_JOBS = 256
 @click.argument(
     "before",
     metavar="REVISION",
-    help="State that was built: a git revision or a folder; `nothing` stands for an empty cache.",
+    help="Old state of the project, which was built: a git revision or a folder. `nothing` means an empty cache.",
 )
 @options.select
 @click.option(
-    "--to", "after", metavar="REVISION", help="State to build: a git revision or a folder. Default: the working tree."
+    "--to",
+    "after",
+    metavar="REVISION",
+    help="New state of the project: a git revision or a folder. Default: the working tree.",
 )
 @options.markdown
 @options.platforms
@@ -47,12 +50,13 @@ def impact(
 ) -> None:
     """List the build steps that a change runs again.
 
-    The steps are those that a build of the new state runs if the cache has every step of the old state.
+    imagebuild assumes that the cache contains all steps of the old state, and lists the steps of the new state that are
+    not in this cache.
     """
     from imagebuild.build.impact import predict_impact, print_impact
 
     if markdown and json_file == options.STDOUT:
-        raise ConfigError("--markdown: excludes --json -; write the JSON to a file")
+        raise ConfigError("--markdown: cannot be combined with --json -; write the JSON to a file")
     result = predict_impact(
         project.folder, before, after, changes=edits.parse(), select=select,
         platforms=options.parse_platforms(platforms), base=base,
@@ -99,9 +103,9 @@ def ci_matrix(
     from imagebuild.core.console import err
 
     if since is not None and unpublished:
-        raise ConfigError("--changed-since: excludes --unpublished; keep one of them")
+        raise ConfigError("--changed-since: cannot be combined with --unpublished; leave out one of them")
     changes = edits.parse(registry)
-    # The state at --changed-since has the names of its own matrix, so a difference of --registry must not count.
+    # The old state uses the image names in its matrix, so --registry would make every target differ.
     state = read_state(
         project.folder, changes if unpublished else edits.parse(), select, options.parse_platforms(platforms)
     )

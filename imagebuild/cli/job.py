@@ -28,33 +28,41 @@ COUNT = options.IntRange(min=1, max=9999)
     "--profile",
     metavar="NAME",
     required=True,
-    help="Hardware to run on, a file in profiles/.",
+    help="Hardware profile of the nodes: the name of a file in profiles/.",
     shell_complete=options.names_of("profiles"),
 )
 @click.option(
     "--fabric",
     metavar="NAME",
-    help="Network, a file in jobs/fabrics/. Default: the network of the profile.",
+    help="Network between the nodes: the name of a file in jobs/fabrics/. Default: the network of the profile.",
     shell_complete=options.names_of("jobs/fabrics"),
 )
 @click.option(
     "--cluster",
     metavar="NAME",
     default="generic",
-    help="Cluster, a file in jobs/clusters/.",
+    help="Settings of the cluster: the name of a file in jobs/clusters/.",
     shell_complete=options.names_of("jobs/clusters"),
 )
-@click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of nodes. Default: 8, or a whole rack.")
+@click.option(
+    "--nodes", metavar="NUMBER", type=COUNT, help="Number of nodes. Default: 8, or all nodes of an NVLink rack."
+)
 @click.option("--racks", metavar="NUMBER", type=COUNT, help="Number of whole NVLink racks, instead of --nodes.")
 @click.option(
     "--feature",
     "features",
     metavar="NAME,…",
     multiple=True,
-    help="Features, files in jobs/features/. Can be repeated.",
+    help="Options of the job, such as sharp: names of files in jobs/features/. Can be repeated.",
     shell_complete=options.names_of("jobs/features"),
 )
-@click.option("--with", "components", metavar="COMPONENT", multiple=True, help="Component that was added to the image.")
+@click.option(
+    "--with",
+    "components",
+    metavar="COMPONENT",
+    multiple=True,
+    help="Component that was added to the image with `build --with`. Can be repeated.",
+)
 @click.option(
     "--container",
     type=click.Choice(get_args(SlurmContainer)),
@@ -62,16 +70,23 @@ COUNT = options.IntRange(min=1, max=9999)
 )
 @click.option("--image", metavar="IMAGE", help="Image to run. Default: the newest image that fits.")
 @options.registry
-@click.option("--plan", metavar="FILE|-", help="Choose from the images in this output of `imagebuild plan --json`.")
+@click.option("--plan", metavar="FILE|-", help="Choose the image from this output of `imagebuild plan --json`.")
 @click.option(
-    "--catalog", metavar="FILE", type=options.PATH, help="Choose from the published images in this images.json."
+    "--catalog",
+    metavar="FILE",
+    type=options.PATH,
+    help="Choose the image from the images.json that `imagebuild catalog` wrote.",
 )
-@click.option("--nccl", metavar="VERSION", help="NCCL version of the image, if its labels do not contain it.")
+@click.option(
+    "--nccl",
+    metavar="VERSION",
+    help="NCCL version of the image. Default: the version in the plan, the catalogue or the image's tag.",
+)
 @click.option(
     "--test",
     metavar="NAME",
     default="all-reduce",
-    help="Benchmark to run, a file in jobs/tests/.",
+    help="Benchmark to run: the name of a file in jobs/tests/.",
     shell_complete=options.names_of("jobs/tests"),
 )
 @click.option(
@@ -79,15 +94,18 @@ COUNT = options.IntRange(min=1, max=9999)
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
-    help="Set a parameter of the job, or an environment variable of all ranks. Can be repeated.",
+    help="Set a parameter of the job (minutes=30), or an environment variable of all ranks (NCCL_IB_TC=41). "
+    "Can be repeated.",
 )
-@click.option("--collect", is_flag=True, help="Explain in the header how to run the job and get its result.")
+@click.option(
+    "--collect", is_flag=True, help="Explain in the header of the output how to run the job and get the result."
+)
 @options.output
 @click.option(
     "--facts",
     metavar="DIR",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Read the facts about jobs only from this folder.",
+    help="Read fabrics, clusters, features and tests only from this folder, not from the folders named jobs.",
 )
 @options.profiles
 @options.project
@@ -158,7 +176,8 @@ def read_offer(
 ) -> Offer:
     """Return the images among which a job can choose, from the files of --plan and --catalog, or from the project.
 
-    The plan is computed only if the job needs it: machines that only run benchmarks may lack the code for images.
+    The plan of the project is computed only if the job needs a plan, because a machine that only runs benchmarks may
+    not have the modules that compute plans.
     """
     from imagebuild.core.files import read_text
     from imagebuild.jobs.offer import Offer, planned_offer, published_offer, read_catalog, read_plan

@@ -24,13 +24,13 @@ from imagebuild.core.errors import CommandError
     "--update",
     metavar="NAME",
     multiple=True,
-    help="Component, pin, base image or address whose sources are pinned again. Can be repeated.",
+    help="Component, version in the matrix, base image or address whose sources are pinned again. Can be repeated.",
 )
 @click.option(
     "--show",
     metavar="NAME",
     multiple=True,
-    help="Only print the lock's entries for a name. Names are as for --update. Can be repeated.",
+    help="Only print the lock's entries for a name. The same names as with --update are accepted. Can be repeated.",
 )
 @options.platforms
 @click.option(
@@ -43,7 +43,7 @@ from imagebuild.core.errors import CommandError
     "--date",
     metavar="YYYY-MM-DD",
     type=options.DAY,
-    help="Only set the date of the lock. Files in images are not newer than this date.",
+    help="Only set the date in the lock, which is the maximum modification time of files in images.",
 )
 @options.json_file
 @options.ca

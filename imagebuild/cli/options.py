@@ -1,7 +1,7 @@
-"""The options that several commands share, and the project that they name.
+"""The options that several commands share, and the project that `--project` names.
 
-Each decorator of this module adds options to a command. The command gets their value as a parameter with the
-decorator's name.
+Each decorator of this module adds options to a command. The command gets the value of these
+options as a parameter that has the name of the decorator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DAY = click.DateTime(["%Y-%m-%d"])
 
 
 class IntRange(click.IntRange):
-    name = "whole number"  # in messages; click's own name is "integer range"
+    name = "whole number"  # for messages, in which click would write "integer range"
 
 
 class FloatRange(click.FloatRange):
@@ -150,7 +150,10 @@ select = click.argument(
     shell_complete=names_of("targets"),
 )
 image = click.argument(
-    "image", metavar="IMAGE", help="Target, tag, digest, OCI layout or archive.", shell_complete=names_of("targets")
+    "image",
+    metavar="IMAGE",
+    help="Target id, tag, digest, or path of an OCI layout or archive.",
+    shell_complete=names_of("targets"),
 )
 registry = click.option(
     "--registry", metavar="HOST/PATH", help="Registry and path of the images, such as ghcr.io/acme."
@@ -170,7 +173,7 @@ base = click.option(
     "--base",
     type=click.Choice(["bootstrap", "registry"]),
     default="bootstrap",
-    help="Make base images from the distribution's archive, or pull them from a registry.",
+    help="bootstrap: make base images from the distribution's archive; registry: pull base images.",
 )
 ca = click.option("--ca", metavar="FILE", type=PATH, help="Bundle of CA certificates for downloads.")
 offline = click.option("--offline", is_flag=True, help="Do not use the network.")
@@ -181,7 +184,7 @@ verbose = click.option("-v", "--verbose", is_flag=True, help="Print the whole ou
 profile = click.option(
     "--profile",
     metavar="NAME",
-    help="Hardware profile to compare speeds with, a file in profiles/.",
+    help="Hardware profile whose limits speeds are compared with: the name of a file in profiles/.",
     shell_complete=names_of("profiles"),
 )
 profiles = click.option("--profiles", metavar="DIR", type=PATH, help="Read profiles only from this folder.")
@@ -214,7 +217,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ProjectFiles:
-    """The option that names the project's folder."""
+    """The value of --project, and the project's folder."""
 
     root: Path | None = None
 
@@ -225,18 +228,18 @@ class ProjectFiles:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether there is no project here and none is named, so that the one that comes with imagebuild is used."""
+        """True if no project is named or in the current folder, so the project that comes with imagebuild is used."""
         return not (self.root or os.path.lexists(MATRIX))
 
     @cached_property
     def folder(self) -> Path:
-        """The project's folder. Prints a note if the project is the one that comes with imagebuild."""
+        """The project's folder. Prints a note if this folder is the project that comes with imagebuild."""
         from imagebuild.core.files import shipped_folder
 
         if self.is_shipped:
             sys.stderr.write(
                 f"{Path.cwd()} has no {MATRIX}, so these are the images that come with imagebuild; "
-                f"--project DIR or {PROJECT_VARIABLE} names your project\n"
+                f"name your project with --project DIR or {PROJECT_VARIABLE}\n"
             )
             return shipped_folder()
         return self.root or Path()
@@ -251,7 +254,7 @@ class ProjectFiles:
         return Workspace(project, make_plan(project))
 
     def open_own(self, changes: Changes | None = None) -> Workspace:
-        """Read a project whose files the command changes. Raises ConfigError if there is none here."""
+        """Read a project whose files the command changes. Raises ConfigError if there is no such project."""
         if self.is_shipped:
             how = "make a project with `imagebuild init`, or name its folder with --project"
             raise ConfigError(f"{MATRIX}: cannot be read: no such file here; {how}")
@@ -275,7 +278,7 @@ project = grouped(
 
 @dataclass(frozen=True)
 class PlanChanges:
-    """The options that change the project without editing its files."""
+    """The options --set, --with and --without, which change the project without editing its files."""
 
     settings: Sequence[str] = ()
     with_: Sequence[str] = ()
@@ -316,7 +319,7 @@ PLAN_CHANGES = (
     ),
 )
 plan_edits = grouped("edits", PlanChanges, *PLAN_CHANGES)
-"""A decorator whose parameter is `edits`."""
+"""Decorator that adds the options of `PlanChanges` to a command and passes their values as the parameter `edits`."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +373,7 @@ image_edits = grouped(
         help="Append the Dockerfile instructions of a file. CMD, ENV and LABEL in it override earlier ones.",
     ),
 )
-"""A decorator whose parameter is `edits`."""
+"""Decorator that adds the options of `ImageChanges` to a command and passes their values as the parameter `edits`."""
 
 
 @dataclass(frozen=True)
@@ -383,7 +386,7 @@ class TrustOptions:
     no_tlog: bool = False
 
     def trusted(self) -> Signer | None:
-        """Return the trusted signer; None if no option names one. Raises the errors of `Signer.check`."""
+        """Return the trusted signer. None if no option names a signer. Raises the errors of `Signer.check`."""
         return self._signer(signs=False) if self.key or self.identity or self.issuer else None
 
     def _signer(self, *, signs: bool) -> Signer:
@@ -401,7 +404,7 @@ class SignOptions(TrustOptions):
     sign: bool = False
 
     def signer(self) -> Signer | None:
-        """Return the signer; None without --sign. In a GitHub job, the default identity is the job's own.
+        """Return the signer. None without --sign. In a GitHub job, the default signer is the identity of the job.
 
         Raises ConfigError or CommandError if this signer cannot sign.
         """
@@ -425,12 +428,20 @@ TRUST = (
         metavar="ID",
         help="Identity that signs, or that must have signed, if there is no key.",
     ),
-    click.option("--certificate-oidc-issuer", "issuer", metavar="URL", help="OIDC issuer of that identity."),
+    click.option(
+        "--certificate-oidc-issuer",
+        "issuer",
+        metavar="URL",
+        help="OIDC issuer of the identity that --certificate-identity names.",
+    ),
     click.option("--no-tlog", is_flag=True, help="Do not use the public transparency log of signatures."),
 )
 signers = grouped("signers", TrustOptions, *TRUST)
 signing = grouped(
-    "signing", SignOptions, *TRUST, click.option("--sign", is_flag=True, help="Sign with cosign; CI needs no key.")
+    "signing",
+    SignOptions,
+    *TRUST,
+    click.option("--sign", is_flag=True, help="Sign with cosign. In a GitHub job, no key is needed."),
 )
 
 
@@ -442,7 +453,7 @@ def data_folders(given: Path | None, kind: str, project: Path | None = None) -> 
 
     These are the folders of imagebuild, of the projects that the project extends, and of the project. If two folders
     have a file with the same name, the file in the last folder is used. The project is read only if it extends
-    another one. Raises ConfigError that lists the mistakes in it.
+    another one. Raises ConfigError that lists the mistakes in the project.
     """
     from imagebuild.core.files import shipped_folder
 
@@ -482,7 +493,7 @@ def check_combination(
     for names in exclusive:
         both = [name for name in names if given[name]]
         if len(both) > 1:
-            raise ConfigError(f"{both[0]}: excludes {' and '.join(both[1:])}; keep one of them")
+            raise ConfigError(f"{both[0]}: cannot be combined with {' and '.join(both[1:])}; leave out all but one")
 
 
 def print_or_write(text: str, output: str | None) -> None:
@@ -498,7 +509,7 @@ def print_or_write(text: str, output: str | None) -> None:
 
 
 def print_result(json_file: str | None, result: object, show: Callable[[], None]) -> None:
-    """Write a result as JSON to the file of --json. Call `show` to print it, unless the JSON was printed."""
+    """Write a result as JSON to the file of --json. Call `show`, which prints a text, unless the JSON was printed."""
     if json_file is not None:
         from pydantic_core import to_json
 

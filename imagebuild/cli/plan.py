@@ -36,7 +36,7 @@ from imagebuild.core.errors import ConfigError
     help="Also write a GitHub workflow that calls the reusable workflow of this imagebuild repository.",
 )
 def init(folder: Path, repository: str, image: str, workflow: str | None) -> None:
-    """Write a new project that extends the one that comes with imagebuild."""
+    """Write a new project that extends the project of imagebuild."""
     from importlib.resources import files
 
     from imagebuild.core.console import out
@@ -107,7 +107,7 @@ def plan(
         from imagebuild.core.console import err, out, print_table
         from imagebuild.project.lockfile import key_of, lacks
 
-        # For JSON, every Dockerfile was rendered above, which includes this check.
+        # For JSON, every Dockerfile was rendered above. Rendering includes this check.
         if not whole:
             workspace.renderer.check(targets)
             sources = {(t.image, owned.source) for t in targets for owned in workspace.renderer.recipe(t).sources}
@@ -119,7 +119,7 @@ def plan(
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:
             out.print()
-            print_table(("restricted", "to publish images with it"), list(restricted.items()))
+            print_table(("restricted component", "condition for publishing its images"), list(restricted.items()))
         if why and excluded:
             out.print()
             print_table(("not built", "rule", "reason"), [(e.id, e.rule, e.reason) for e in excluded])
@@ -128,7 +128,7 @@ def plan(
 
 
 SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
-"""A secret mount: `build` passes mirrors and passwords to a step through it. `docker build` does not need it."""
+"""A secret mount, through which `build` passes mirrors and passwords to a step. `docker build` needs no such mount."""
 
 
 @options.command(
@@ -143,13 +143,15 @@ SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
     shell_complete=options.names_of("targets"),
 )
 @click.option(
-    "--unresolved", is_flag=True, help="Print the Dockerfile even if sources have no pin. It cannot be built."
+    "--unresolved",
+    is_flag=True,
+    help="Print the Dockerfile even if sources have no pin. This Dockerfile cannot be built.",
 )
 @click.option(
     "--for",
     "purpose",
     type=click.Choice(["standalone"]),
-    help="Omit the secret mounts that only `imagebuild build` fills.",
+    help="standalone: omit the secret mounts, for which only `imagebuild build` has values.",
 )
 @options.output
 @options.project

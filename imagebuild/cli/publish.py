@@ -90,7 +90,7 @@ def publish(
 @click.option(
     "--published",
     metavar="HOST/PATH",
-    help="Use the published images in this registry that an alias names, and create a folder for each one in DIR.",
+    help="Use the published images in this registry to which an alias points. Create a folder in DIR for each image.",
 )
 @options.project
 def each(
@@ -201,7 +201,7 @@ def prune(
 ) -> None:
     """List or delete pushed images that are no longer needed.
 
-    Only the staging repositories of the targets are searched.
+    Only the staging repositories, to which `imagebuild build --push` pushes images before publication, are searched.
     """
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry

@@ -47,14 +47,15 @@ COUNT = options.IntRange(min=1, max=1_000_000)
     "least",
     metavar="GB/S",
     type=options.FloatRange(min=0),
-    help="Minimum bus bandwidth, for the best message size of 1 GiB or more.",
+    help="Minimum bus bandwidth that the fastest message size of 1 GiB or more must reach.",
 )
 @click.option("--algorithm", metavar="NAME", help="NCCL algorithm that the run was forced to use, such as ring.")
 @click.option(
     "--allow",
     metavar="unvalidated|partial|unjudged",
     multiple=True,
-    help="Accept data that was not compared, missing GPUs, or speeds that were not judged. Can be repeated.",
+    help="Accept data that was not compared (unvalidated), missing GPUs (partial), or speeds that were not judged "
+    "(unjudged). Can be repeated.",
 )
 @options.json_file
 @click.option("--junit", metavar="FILE|-", type=options.FILE, help="Write JUnit XML, which CI systems display.")
@@ -87,7 +88,7 @@ def report(
 
     expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
     if profiles and profile is None:
-        raise ConfigError(f"--profiles {profiles}: needs --profile; name a profile with it")
+        raise ConfigError(f"--profiles {profiles}: needs --profile; name a profile with --profile")
     folders = options.data_folders(profiles, "profiles")
     outputs = {"--json": Path(json_file) if json_file is not None else None, "--junit": junit, "--html": html}
     printed = Path(options.STDOUT) in outputs.values()
@@ -119,12 +120,14 @@ def report(
     "profile",
     metavar="[PROFILE]",
     required=False,
-    help="Hardware profile, a file in profiles/. Without a name, all profiles are listed.",
+    help="Hardware profile: the name of a file in profiles/. Without a name, all profiles are listed.",
     shell_complete=options.names_of("profiles"),
 )
 @click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of hosts. Default: the hosts of one NVLink domain.")
 @click.option(
-    "--check", is_flag=True, help="Check that every reference is below its ceiling. Exit status 1 if one is not."
+    "--check",
+    is_flag=True,
+    help="Check that every measured speed in the profiles is below its ceiling. Exit status 1 if a speed is not.",
 )
 @options.profiles
 @options.json_file
@@ -138,7 +141,9 @@ def limits(profile: str | None, nodes: int | None, check: bool, profiles: Path |
     known = load_profiles(*options.data_folders(profiles, "profiles"))
     chosen = known if profile is None else {profile: find_profile(known, profile)}
     if nodes is not None and (check or profile is None):
-        raise ConfigError("--nodes: needs a PROFILE and excludes --check; add the profile, or remove --nodes")
+        raise ConfigError(
+            "--nodes: needs a PROFILE and cannot be combined with --check; name a profile, or leave out --nodes"
+        )
     if check:
         mistakes = Mistakes()
         for document in chosen.values():
@@ -158,7 +163,7 @@ def limits(profile: str | None, nodes: int | None, check: bool, profiles: Path |
 
 
 def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of limits. Rows with the same ceiling show it only once."""
+    """Print a table of limits. If consecutive rows have the same ceiling, only the first row shows the ceiling."""
     from imagebuild.bench.ceilings import rank_layout
     from imagebuild.core.console import out, print_table
 

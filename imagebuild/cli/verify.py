@@ -26,28 +26,41 @@ if TYPE_CHECKING:
     "image",
     metavar="[IMAGE]",
     required=False,
-    help="Target, tag, digest, OCI layout or archive.",
+    help="Target id, tag, digest, or path of an OCI layout or archive.",
     shell_complete=options.names_of("targets"),
 )
 @click.option(
     "--runner",
     metavar="docker|exec:PREFIX",
     default="docker",
-    help="Run the commands of checks with Docker, or with a prefix such as exec:'ssh node'.",
+    help="docker: run checks in a container; exec:PREFIX: run them as `PREFIX COMMAND`, such as exec:'ssh node'.",
 )
 @click.option(
     "--only", metavar="COMPONENT/CHECK", multiple=True, help="Run only the checks that match a glob. Can be repeated."
 )
-@click.option("--list", "list_checks", is_flag=True, help="List the checks and what they need, and run none.")
+@click.option(
+    "--list", "list_checks", is_flag=True, help="List the checks and their requirements, without running the checks."
+)
 @click.option(
     "--env", metavar="NAME=VALUE", multiple=True, help="Set an environment variable for all checks. Can be repeated."
 )
-@click.option("--hosts", metavar="A,B,…", help="With --runner exec: the nodes for checks that use more than one node.")
 @click.option(
-    "--pull", is_flag=True, help="Pull the image if the engine does not have it, and remove it after the checks."
+    "--hosts",
+    metavar="A,B,…",
+    help="With --runner exec: the names of the nodes for checks that use more than one node.",
 )
 @click.option(
-    "-o", "--output", metavar="DIR", type=options.PATH, help="Write results, outputs and facts of the host to a folder."
+    "--pull",
+    is_flag=True,
+    help="Pull the image if the engine does not have it, and remove the pulled image after the checks. "
+    "An image that the engine already had is kept.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    type=options.PATH,
+    help="Write the results, the outputs of the checks and a description of the host to a folder.",
 )
 @options.profile
 @options.profiles
@@ -116,7 +129,9 @@ def verify(
         sys.exit(1)
     unstarted = [check for check in result.checks if check.component != "image"]
     if unstarted and not result.surroundings:
-        raise CommandError(f"no check was started: {unstarted[0].reason}; use `--only image` to check only its files")
+        raise CommandError(
+            f"no check was started: {unstarted[0].reason}; use `--only image` to check only the files of the image"
+        )
     if {check.outcome for check in result.checks} == {"skipped"}:
         raise NothingSelected(f"no check ran, all were skipped: {result.checks[-1].reason}")
 

@@ -1,4 +1,7 @@
-"""The third step of a job: its environment, from layers of facts and from `--param`. Pure."""
+"""Third of the four steps that decide a job: the environment of the ranks, from the files in `jobs/` and `--param`.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,53 +25,59 @@ from imagebuild.jobs.facts import (
 )
 from imagebuild.jobs.image import JobImage, conditions_of_image, plugin_remedy
 from imagebuild.jobs.request import JobRequest
-from imagebuild.jobs.settings import Variable
+from imagebuild.jobs.settings import PLACES, Variable
 from imagebuild.jobs.size import Size, conditions_of_size
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
-"""Variables that a higher layer may set to another value. For all other variables, two values are an error."""
+"""Variables for which a higher layer, such as a cluster, may replace the value of a lower layer, such as a fabric.
+
+For all other variables, two different values are an error.
+"""
 
 SCOPES: Mapping[Container, tuple[Scope, ...]] = {
     "kubernetes": ("rank", "container", "launcher"),
     "pyxis": ("rank", "container", "batch"),
     "none": ("rank", "batch"),
 }
-"""Maps each container to the scopes in which its jobs can set variables."""
+"""Maps each way to run ranks (`Container`) to the places (`Env.scope`) where a job can set environment variables."""
 
 
 @dataclass(frozen=True)
 class FactSource:
-    """A layer of facts, and its file."""
+    """A layer: the variables and expected lines of one facts file, or of one key in the file."""
 
     name: str
     file: YamlFile[Any]
     layer: FactLayer
     path: tuple[str, ...] = ()
-    """Keys that lead to the layer in the file."""
+    """Keys under which the file contains the layer. Empty if the layer is the whole file."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment of a job's ranks, and the lines that its output must contain."""
+    """The environment of a job's ranks, and the lines that the output of the job must contain."""
 
     stack: Stack
-    """The programs and plug-ins of the image, with the changes of `--param`."""
+    """The programs and plug-ins of the image, after the changes that `--param` makes."""
     placeholders: Mapping[str, str]
-    """Names and texts that facts can contain in braces."""
+    """Maps each placeholder in facts, such as `hca` for `{hca}`, to the text that replaces the placeholder."""
     variables: tuple[Variable, ...]
     expected_lines: tuple[Expect, ...]
-    """Lines that the output must contain."""
+    """Lines that the output of the job must contain."""
 
     @property
     def scopes(self) -> Mapping[Scope, tuple[Variable, ...]]:
-        """Maps each scope to its variables."""
+        """Maps each scope (the place where variables are set) to the variables that are set there."""
         return {scope: tuple(v for v in self.variables if v.scope == scope) for scope in get_args(Scope)}
 
 
 def resolve_environment(
     request: JobRequest, profile: Profile, facts: JobFacts, size: Size, image: JobImage
 ) -> Environment:
-    """Return the environment of a job. Raises ConfigError if two layers disagree, or if the image lacks a plug-in."""
+    """Return the environment of a job.
+
+    Raises ConfigError if two layers give a variable different values, or if the image does not contain the plug-in.
+    """
     parameters, cluster = size.parameters, size.cluster
     own = {name: parameters[name] for name in ("programs", "suffix") if name in parameters}
     stack = facts.stacks[image.stack].model.model_copy(update=own)
@@ -92,7 +101,7 @@ def resolve_environment(
 
 
 def _fact_sources(request: JobRequest, facts: JobFacts, size: Size, image: JobImage) -> list[FactSource]:
-    """Return the layers of facts, the lowest first: a higher layer can replace a variable of a lower one."""
+    """Return the layers of facts, from the lowest to the highest. `merge` says when a higher layer replaces a value."""
     cluster = facts.clusters[request.cluster]
 
     def source(name: str, file: YamlFile[Any]) -> FactSource:
@@ -111,7 +120,10 @@ def _fact_sources(request: JobRequest, facts: JobFacts, size: Size, image: JobIm
 
 
 def _plugin_variables(facts: JobFacts, size: Size, image: JobImage, stack: Stack) -> list[Variable]:
-    """Return the variables that name the network plug-in and its folder. `host` leaves both to the node."""
+    """Return the variables that name the network plug-in of NCCL and the folder of the plug-in.
+
+    Return an empty list for the plug-in `host`, because the node sets these variables.
+    """
     plugin, plugins = size.plugin, stack.plugins
     if plugin == "host":
         return []
@@ -131,7 +143,7 @@ def _plugin_variables(facts: JobFacts, size: Size, image: JobImage, stack: Stack
 def layered_variables(
     sources: Iterable[FactSource], conditions: Mapping[str, str], placeholders: Mapping[str, str]
 ) -> list[Variable]:
-    """Return the variables whose condition holds, the lowest layer first.
+    """Return the variables whose condition (`when`) is true, those of the lowest layer first.
 
     Raises ConfigError for an unknown placeholder.
     """
@@ -147,19 +159,24 @@ def layered_variables(
 
 
 def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable, ...]:
-    """Return each variable once, with the value of the highest layer. Raises ConfigError if two layers disagree."""
+    """Return each variable once. The highest layer replaces the values of variables in `OVERRIDABLE`.
+
+    Raises ConfigError if layers give any other variable different values, or if the job does not have a scope.
+    """
     merged: dict[str, Variable] = {}
     for variable in variables:
         name, scope = variable.name, variable.scope
         if scope not in SCOPES[container]:
-            has = f"a job with {container} has the scopes {', '.join(SCOPES[container])}"
-            raise ConfigError(f"{variable.where}: {name}: scope {scope}: {has}; use one of them")
+            scopes = ", ".join(SCOPES[container])
+            raise ConfigError(
+                f"{variable.where}: {name}: jobs on {PLACES[container]} have no scope {scope}; use {scopes}"
+            )
         earlier = merged.get(name)
         if earlier is None or variable.replaces or name in OVERRIDABLE:
             merged[name] = variable
         elif (earlier.value, earlier.scope) != (variable.value, scope):
             first, second = (f"{v.value!r} in scope {v.scope} from {v.layer} ({v.why})" for v in (earlier, variable))
-            advice = "remove one of them"
+            advice = "remove one of the two values"
             if variable.layer == "--param":
                 advice = f"to replace the first value, write --param {name}:={variable.value}"
             raise ConfigError(f"{variable.where}: {name} has two values: {first}, and {second}; {advice}")
@@ -173,7 +190,7 @@ NOT_OF_NCCL = ("NCCL_TESTS_", "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_IBEX
 
 
 def lint(variables: Iterable[Variable], known: NcclVariables) -> list[str]:
-    """Return a warning for each variable that NCCL does not read."""
+    """Return a warning for each variable whose name looks like a setting of NCCL, but which NCCL does not read."""
     messages = []
     for variable in variables:
         name = variable.name

@@ -1,4 +1,4 @@
-"""The types of the facts about jobs, which are the files in the folder `jobs/`."""
+"""The types of the facts: the YAML files in the folder `jobs/` that describe fabrics, clusters, features and tests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from imagebuild.core.errors import ConfigError, suggestion
 from imagebuild.core.fields import Condition, Form, Model, Variable, YamlFile
 
 Container = Literal["kubernetes", "pyxis", "none"]
-"""How ranks run: in a container of Kubernetes or of pyxis, or with `none` as plain processes of the node."""
+"""How ranks run: in a container (`kubernetes`, or `pyxis` on Slurm), or as processes of the node (`none`)."""
 Scope = Literal["rank", "container", "launcher", "batch"]
-"""Where a variable is set, as in `Env.scope`."""
+"""Place where an environment variable is set. `Env.scope` explains each place."""
 
 Text = Annotated[str, Form(r"[^\n\r\x00]*", "one line")]
-# A shell or a file on the way to the rank would interpret quotes and backslashes.
+# A value reaches the rank through shells and files, which would interpret quotes and backslashes in the value.
 VALUE_FORM = Form(r"""[^'"`\\\x00-\x1f\x7f]*""", "one line without quotes and backslashes")
 Value = Annotated[str, VALUE_FORM]
-Bytes = Annotated[str, Form("[1-9][0-9]*[KMG]?", "a size for nccl-tests such as 512M")]
+Bytes = Annotated[str, Form("[1-9][0-9]*[KMG]?", "a message size such as 512M")]
 
 # Texts that the API server of Kubernetes accepts
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -42,10 +42,12 @@ Key = Annotated[str, Form(f"{QUALIFIED}|{VALUE}", "a Kubernetes key such as exam
 LabelValue = Annotated[str, Form(f"({VALUE})?", "a label value: up to 63 of A-Z, a-z, 0-9, -, _ and .")]
 Quantity = Annotated[str, QUANTITY]
 CPUS = Form(r"(?=[0-9.]*[1-9])([0-9]{1,4}(\.[0-9]{1,3})?|[0-9]{1,7}m)", "a number of CPUs such as 110, 2.5 or 500m")
-COUNT = Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number, such as 8 or 5120Mi, or {cards}")
+COUNT = Form(r"[1-9][0-9]*([kMGTPE]|[KMGTPE]i)?|\{[a-z]+\}", "a number such as 8 or 5120Mi, or the placeholder {cards}")
 Count = Annotated[str, COUNT]
 Folder = Annotated[str, Form(r"(?!.*/\.\.(/|$))/[^\n\r\x00:]*", "a path that begins with / and has no colon and no ..")]
-Resource = Annotated[str, Form(f"cpu|memory|hugepages-{AMOUNT}|{QUALIFIED}", "a resource such as rdma/ib or cpu")]
+Resource = Annotated[
+    str, Form(f"cpu|memory|hugepages-{AMOUNT}|{QUALIFIED}", "a Kubernetes resource such as rdma/ib or cpu")
+]
 Gpu = Annotated[str, Form(r"[a-z]{1,3}[0-9]{2,4}", "the short name of a GPU such as h100")]
 HostType = Literal["Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket", "CharDevice", "BlockDevice"]
 
@@ -60,15 +62,20 @@ MODULES = Form(f"{MODULE}( +{MODULE})*", "names of modules such as openmpi/5, se
 SLURM_FORMS = {
     "account": Form(NAME, "a name without blanks"),
     **dict.fromkeys(("partition", "qos", "reservation"), Form(f"{NAME}(,{NAME})*", "names separated by commas")),
-    "constraint": Form(r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*", "node features in the syntax of sbatch"),
+    "constraint": Form(
+        r"[A-Za-z0-9_([][A-Za-z0-9_.,=:&|*()\[\]/-]*", "node features in the syntax of sbatch --constraint"
+    ),
     "gres": Form(f"{RESOURCE}(,{RESOURCE})*", "resources of a node such as gpu:8 or gpu:h100:8"),
     **dict.fromkeys(("nodelist", "exclude"), Form(f"{HOSTS}(,{HOSTS})*", "node names such as node[01-04],node9")),
 }
-"""Options of sbatch that `--param`, the nodes of a GPU or the cluster can set."""
+"""Maps each option of sbatch that `--param` or the cluster's file can set to the form of its value."""
 
 
 def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
-    """Return amounts of resources. Raises ValueError for a fraction if the API server accepts only whole amounts."""
+    """Return the amounts of resources unchanged.
+
+    Raises ValueError for GPUs, and for a fraction of a resource of which the API server accepts only whole amounts.
+    """
     for name, amount in amounts.items():
         if re.fullmatch(GPUS, name):
             raise ValueError(f"{name}: remove it; a worker always requests all GPUs of its node")
@@ -82,54 +89,59 @@ CONDITIONS = (
     "arch", "capability", "cluster", "container", "fabric", "gpu", "mnnvl", "nccl", "network", "nodes", "nvls",
     "plugin", "profile", "rack-nvlink", "racks", "scheduler", "stack", "test",
 )  # fmt: skip
-"""Names that a condition (`when`) can use. It can also use features and collectives, which are `yes` or `no`."""
+"""Names that a condition (`when`) can use. The names of features and collectives are also allowed; their value is `yes`
+or `no`.
+"""
 
-# What every kind of file can contain
+# Parts of every kind of facts file
 
 
 class Support(Model):
-    """A condition under which something works or does not work, and the reason."""
+    """A condition that a job must meet (in `supports`) or must not meet (in `excludes`), and the reason."""
 
     when: Condition
     reason: str
 
 
 class Env(Model):
-    """A variable of the environment."""
+    """An environment variable of a job."""
 
     name: Variable
     value: Value | None = None
-    """The value. `{interface}`, `{hca}`, `{cards}` (number of NICs) and `{gpus}` in it are replaced. Default: the value
-    that the launcher has."""
+    """The value. The placeholders `{interface}`, `{hca}`, `{cards}` (NICs of a node) and `{gpus}` (GPUs of a node) are
+    replaced. Default: the value that the launcher has."""
     scope: Scope = "rank"
     """Place where the variable is set: in the process of every `rank`, in the environment of the `container` before it
     starts, in the `launcher`, which runs mpirun, or in the `batch` script of Slurm."""
     why: Text
-    """The reason, in one line. It becomes a comment above the variable."""
+    """Reason for the variable, in one line. The job contains the reason as a comment above the variable."""
     when: Condition = Field(default_factory=dict)
     """Condition for setting the variable, for example `nccl: "<2.27"`, `scheduler: slurm` or `mnnvl: "yes"`."""
     prepend: bool = False
-    """The value is a folder. It is put before the folders that the variable already contains."""
+    """If true, the value is a folder that is put before the folders that the variable already contains."""
 
 
 class Expect(Model):
-    """A line that the output must contain, because NCCL silently continues without a feature that it cannot use."""
+    """A line that the output of a job must contain as proof that NCCL uses a feature.
+
+    NCCL silently continues without a feature that NCCL cannot use.
+    """
 
     line: Text
-    """Extended regular expression for `grep -E`."""
+    """Extended regular expression (`grep -E`) that matches the line."""
     why: Text
     when: Condition = Field(default_factory=dict)
 
 
 class FactLayer(Model):
-    """Variables and expected lines, which every kind of file can contain."""
+    """Environment variables and expected lines of output, which every kind of facts file can contain."""
 
     env: tuple[Env, ...] = ()
     expect: tuple[Expect, ...] = ()
 
 
 class Volume(Model):
-    """A folder or device of the host, or a claim, that is mounted into the benchmark's container."""
+    """A folder or device of the host, or a PersistentVolumeClaim, that is mounted into the benchmark's container."""
 
     name: Label
     host: Folder | None = None
@@ -143,7 +155,7 @@ class Volume(Model):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.host is None) == (self.claim is None):
-            raise ValueError("write either host or claim")
+            raise ValueError("write exactly one of host and claim")
         return self
 
 
@@ -156,18 +168,18 @@ class Sidecar(Model):
     env: dict[Variable, Text] = Field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
     resources: Annotated[dict[Resource, Quantity], AfterValidator(_whole_amounts)] = Field(default_factory=dict)
-    """Maps each resource to its amount, which is both request and limit. A namespace with a quota needs `cpu` and
-    `memory`."""
+    """Maps each resource to the amount that is both requested and the limit. In a namespace with a quota, `cpu` and
+    `memory` are required."""
     mounts: dict[Label, Folder] = Field(default_factory=dict)
     """Maps each volume to the path where it is mounted."""
     volumes: tuple[Volume, ...] = ()
 
 
 class CardNetworks(Model):
-    """The networks of a Google cluster: one for each NIC of the node, with consecutive numbers."""
+    """The GKE networks of a worker pod: one for each NIC of the node, with names that end with consecutive numbers."""
 
     prefix: Annotated[str, Form(r"[a-z][-a-z0-9]*", "the beginning of Kubernetes names: a-z, 0-9 and -")]
-    """The network of the first NIC has this name, followed by `first`, for example `rdma-0`."""
+    """Beginning of the networks' names. The name of the first network is `prefix` and `first`, for example `rdma-0`."""
     first: Annotated[int, Field(ge=0)]
     interface: Annotated[int, Field(gt=0)]
     """Number of the first NIC's interface in the pod: 2 means `eth2`."""
@@ -177,11 +189,11 @@ class Pod(Model):
     """The resources, networks, volumes and sidecars that a worker pod needs to use a fabric."""
 
     resources: Annotated[dict[Resource, Count], AfterValidator(_whole_amounts)] = Field(default_factory=dict)
-    """Maps each resource to its amount, which is both request and limit. `cpu` and `memory` of a cluster's nodes have
-    precedence."""
+    """Maps each resource to the amount that is both requested and the limit. `cpu` and `memory` under `nodes` in the
+    cluster's file have precedence."""
     annotations: dict[Key, str] = Field(default_factory=dict)
     networks: tuple[Annotated[str, Form(rf"({LABEL}/)?{DOMAIN}", "NAMESPACE/NAME or NAME")], ...] = ()
-    """Networks of Multus: `namespace/name`, or `name` for a network in the namespace of the job."""
+    """Multus networks of the pod: `namespace/name`, or `name` for a network in the namespace of the job."""
     card_networks: CardNetworks | None = None
     select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Maps each label of a node to its accepted values."""
@@ -193,25 +205,25 @@ class Pod(Model):
 
 
 class Stack(FactLayer):
-    """The contents of an image; a file in `stacks/`."""
+    """The NCCL programs and plug-ins that a kind of image contains; a file in `jobs/stacks/`."""
 
     title: str
     images: tuple[str, ...] = ()
-    """Globs of image references. An image has the first stack with a matching glob. An image of a plan is recognised by
-    its components instead."""
+    """Globs that match the names of images with this stack. If several stacks match a name, the first one is used.
+    Images of a plan are recognised by `components` instead."""
     components: tuple[str, ...] = ()
-    """Components by which an image of a plan is recognised. It must contain all of them."""
+    """An image of a plan has this stack if the image contains all of these components."""
     prefer: int = 0
-    """Among the images that fit, a job chooses those whose stack has the highest number."""
+    """Priority: among the images that fit, a job chooses an image whose stack has the highest number."""
     programs: Text = "/opt/nccl_tests/build"
-    """Folder of nccl-tests."""
+    """Folder of the nccl-tests programs in the image."""
     suffix: Text = ""
-    """Text after the name of each program."""
+    """Text that is appended to the name of each nccl-tests program."""
     plugins: dict[str, Text] | None = None
-    """Maps each network plug-in of NCCL to its folder. Empty if the loader finds the plug-in without help. None if the
-    plug-ins are not known."""
+    """Maps each network plug-in of NCCL to the folder of the plug-in. The folder is empty if the loader finds the
+    plug-in without help. None if it is not known which plug-ins the image contains."""
     optional_plugins: dict[str, Text] = Field(default_factory=dict)
-    """Maps each plug-in that only some images contain to the component that installs it."""
+    """Maps each plug-in that only some images contain to the component that installs the plug-in."""
 
     def lacks_plugin(self, plugin: str, components: Collection[str]) -> bool:
         """Return whether an image with this stack and these components is known to lack a plug-in."""
@@ -222,7 +234,7 @@ class Stack(FactLayer):
 
 
 class Fabric(FactLayer):
-    """A network between nodes; a file in `fabrics/`."""
+    """A network between nodes; a file in `jobs/fabrics/`."""
 
     title: str
     short: str
@@ -230,12 +242,14 @@ class Fabric(FactLayer):
     plugin: str
     """Network plug-in of NCCL. `none` is NCCL's own transport. `host` is the plug-in that `setup` chooses."""
     measures: tuple[str, ...]
-    """Kinds of network, as in profiles. Only a profile with one of these kinds can judge the speed of this fabric."""
+    """Kinds of network. The limits of a hardware profile apply to this fabric only if `network.kind` of the profile is
+    one of these kinds."""
     default_for: tuple[str, ...] = ()
-    """Profiles and kinds of network whose jobs use this fabric if none is named. Profiles have precedence."""
+    """Names of profiles, and kinds of network. Without --fabric, jobs for these profiles, or else for profiles with
+    these kinds of network, use this fabric."""
     setup: Text | None = None
-    """Shell command, installed by the owner of the node, that prepares the environment of each rank. It runs before the
-    variables of the facts are set."""
+    """Shell command that prepares the environment of each rank, before the variables of the facts are set. The owner of
+    the node has installed the program that the command runs."""
     pod: Pod = Pod()
     mounts: tuple[Text, ...] = ()
     """Folders of the host that pyxis mounts, written as `FROM:TO`."""
@@ -244,25 +258,28 @@ class Fabric(FactLayer):
 
 
 class Feature(FactLayer):
-    """An additional setting of a job; a file in `features/`."""
+    """An option of a job that `--feature` turns on, such as `sharp`; a file in `jobs/features/`."""
 
     title: str
     plugin: str | None = None
     """Network plug-in of NCCL. Default: the plug-in of the fabric."""
     claims: bool = False
-    """A ComputeDomain gives each container a channel to the NVLink of the rack."""
+    """If true, a ComputeDomain gives each container a channel to the NVLink of the rack."""
     without_fabric: bool = False
-    """Containers get no NIC."""
+    """If true, the containers get no NIC."""
     in_name: bool = True
-    """The feature is part of the job's name."""
+    """If true, the name of the job contains the name of the feature."""
     comparable: bool = True
-    """The profile's limits and references are also valid for jobs with this feature."""
+    """If true, the limits and measured results of the profile are also valid for jobs with this feature."""
     supports: tuple[Support, ...] = ()
     excludes: tuple[Support, ...] = ()
 
 
 class SlurmOptions(Model):
-    """Options of sbatch. `--param` has precedence over the nodes of a GPU, and these over the cluster."""
+    """Options of sbatch.
+
+    `--param` has precedence, then the entry of the GPU under `nodes` in the cluster's file, then `slurm` in this file.
+    """
 
     account: Annotated[str, SLURM_FORMS["account"]] | None = None
     partition: Annotated[str, SLURM_FORMS["partition"]] | None = None
@@ -276,18 +293,18 @@ class SlurmOptions(Model):
 
 
 class Nodes(SlurmOptions):
-    """The nodes of a cluster with one kind of GPU."""
+    """Settings of the nodes with one kind of GPU in a cluster."""
 
     select: dict[Key, tuple[LabelValue, ...]] = Field(default_factory=dict)
     """Maps each label of a node to its accepted values."""
     cpu: Annotated[str, CPUS] | None = None
     memory: Quantity | None = None
     rack_nodes: Annotated[int, Field(gt=0)] | None = None
-    """Number of nodes in a rack that a job may use. Default: all nodes."""
+    """Maximum number of nodes that a job uses in each rack. Default: all nodes of the rack."""
 
 
 class ClusterFabric(FactLayer):
-    """Additions of one cluster for one fabric; a value of `fabrics` in a cluster's file."""
+    """Settings that a cluster adds to a fabric; a value of `fabrics` in a cluster's file."""
 
     pod: Pod = Pod()
     plugin: str | None = None
@@ -329,13 +346,13 @@ class LauncherPod(Model):
     select: dict[Key, LabelValue] = Field(default_factory=dict)
     """Labels of the nodes on which launchers run."""
     cpu: Annotated[str, CPUS] | None = None
-    """Default: 2, and one more for every 16 pairs of nodes that are measured at once."""
+    """CPUs of the launcher. Default: 2, and one more for every 16 pairs of nodes that are measured at the same time."""
     memory: Quantity | None = None
-    """Default: 2Gi, and 64Mi more for every pair of nodes that is measured at once."""
+    """Memory of the launcher. Default: 2Gi, and 64Mi more for every pair of nodes that is measured at the same time."""
 
 
 GANGS_OF_PODS = ("volcano", "coscheduling")
-"""Values of `gang` that group pods in a PodGroup. Kueue groups them by itself."""
+"""Gang schedulers that need a PodGroup to start pods together. Kueue needs no PodGroup."""
 
 
 class Kubernetes(Model):
@@ -358,15 +375,16 @@ class Kubernetes(Model):
     gang: Literal["kueue", "volcano", "coscheduling"] | None = None
     """Gang scheduler, which starts a job only when all of its pods have a place."""
     queue: Label | None = None
-    """Queue of Kueue or Volcano for the jobs."""
+    """Name of the Kueue or Volcano queue in which jobs wait."""
     kueue_topology: bool = False
-    """Kueue has a Topology with `rack-key` as a level, so it can place jobs on racks."""
+    """If true, Kueue has a Topology with `rack-key` as a level, so Kueue can place jobs on racks."""
     quota: bool = False
-    """The namespace has a ResourceQuota, so every container must request cpu and memory."""
+    """If true, the namespace has a ResourceQuota, so every container must request cpu and memory."""
     host_network: bool = False
-    """Workers use the network of their node."""
+    """If true, workers use the network of the node."""
     ipc_lock: bool = True
-    """Workers request IPC_LOCK to pin memory. Not needed if containers have an unlimited memlock."""
+    """If true, workers request the capability IPC_LOCK to pin memory. Not needed if containers have an unlimited
+    memlock."""
     security: Security = Security()
     shm_size: Quantity | None = None
     """Size of /dev/shm. Default: half of the node's memory."""
@@ -375,7 +393,7 @@ class Kubernetes(Model):
     tolerations: tuple[Toleration, ...] = ()
     launcher: LauncherPod = LauncherPod()
     start_minutes: Annotated[int, Field(gt=0)] = 30
-    """Minutes for all workers to start. After that, the job fails and frees its GPUs."""
+    """Minutes in which all workers must start. If one does not start, the job fails and frees its GPUs."""
     keep_minutes: Annotated[int, Field(gt=0)] = 1440
     """Minutes from the end of a job until Kubernetes deletes it and its log."""
 
@@ -409,7 +427,8 @@ class Slurm(SlurmOptions):
     images: Annotated[str, Form(r"[/$][^\n\r\x00]*", "a path that begins with / or with a variable")] = (
         "$HOME/.cache/imagebuild"
     )
-    """Folder for the images that pyxis starts. All nodes must share it. It may contain shell variables."""
+    """Folder for the image files that pyxis starts. All nodes must share the folder. The path may contain shell
+    variables."""
     before: Text | None = None
     """Shell command that the batch script runs first. If the command fails, the job ends."""
     task_prolog: Folder | None = None
@@ -418,7 +437,7 @@ class Slurm(SlurmOptions):
 
 
 class Cluster(FactLayer):
-    """The differences of one cluster from others; a file in `clusters/`."""
+    """The settings of one cluster; a file in `jobs/clusters/`."""
 
     title: str
     registry: Annotated[str, REGISTRY] | None = None
@@ -426,20 +445,20 @@ class Cluster(FactLayer):
     interface: Text = "eth0"
     """Network interface through which ranks find each other."""
     hca: Text = "mlx5"
-    """RDMA devices in the syntax of NCCL_IB_HCA: a prefix of their names, or `=` and a list of names."""
+    """RDMA devices in the syntax of NCCL_IB_HCA: a prefix of device names, or `=` and a list of names."""
     driver: Text | None = None
     """Driver version on the nodes. A job does not choose images that need a newer driver."""
     rack_key: Key = "nvidia.com/gpu.clique"
-    """Label whose value nodes share if NVLink connects them as a rack."""
+    """Key of a node label. Nodes with the same value of this label are a rack that NVLink connects."""
     fabrics: dict[str, ClusterFabric] = Field(default_factory=dict)
     nodes: dict[Gpu, Nodes] = Field(default_factory=dict)
-    """Maps the short name of a GPU, such as `h100`, to its nodes."""
+    """Maps the short name of a GPU, such as `h100`, to the settings of the nodes with this GPU."""
     kubernetes: Kubernetes = Kubernetes()
     slurm: Slurm = Slurm()
 
 
 class JobTest(Model):
-    """The collectives and message sizes that a job measures; a file in `tests/`."""
+    """The collectives and message sizes that a job measures; a file in `jobs/tests/`."""
 
     title: str
     collectives: Annotated[tuple[Collective, ...], Field(min_length=1)]
@@ -449,15 +468,15 @@ class JobTest(Model):
     iterations: Text | None = None
     warmup: Text | None = None
     check: bool = True
-    """The programs check that the data are right."""
+    """If true, the nccl-tests programs check that the received data are right."""
     pairs: bool = False
-    """Every pair of nodes is measured separately. In each round, every node is in one pair."""
+    """If true, every pair of nodes is measured separately. In each round, every node is in one pair."""
     minutes: Annotated[int, Field(gt=0)] = 20
     """Time limit in minutes for the test, or for each round if pairs are measured."""
 
 
 class NodeFacts(FactLayer):
-    """The variables that every node needs; the file `node.yaml`."""
+    """The environment variables that ranks need on every node; the file `jobs/node.yaml`."""
 
     title: str
 
@@ -466,19 +485,19 @@ class KubernetesScheduler(Model):
     """How a scheduler runs jobs on Kubernetes."""
 
     resource: Label
-    """Name of its resource for kubectl, such as `mpijob`."""
+    """Name of the Kubernetes resource that a job is, as in `kubectl get mpijob`."""
     job_label: Key
-    """Label of a pod with the name of its job."""
+    """Key of the pod label that contains the name of the job."""
     role_label: Key
-    """Label of a pod with its role: `launcher` or `worker`."""
+    """Key of the pod label that contains the role of the pod: `launcher` or `worker`."""
     mpi_operator: bool
-    """An operator makes the hostfile, the keys for ssh and the group of the pods. Without it, the job makes them."""
+    """If true, an operator makes the hostfile, the ssh keys and the PodGroup. If false, the job itself does so."""
     exclusive_racks: bool
-    """The workers of each rack can be a job of their own, on a rack that no other job uses."""
+    """If true, the scheduler can run the workers of each rack as a separate job, on a rack that no other job uses."""
 
 
 class SchedulerFacts(FactLayer):
-    """A program that starts jobs; a file in `schedulers/`."""
+    """A program that starts jobs; a file in `jobs/schedulers/`."""
 
     title: str
     containers: Annotated[tuple[Container, ...], Field(min_length=1)]
@@ -486,7 +505,7 @@ class SchedulerFacts(FactLayer):
     longest_name: Annotated[int, Field(gt=0)]
     """Maximum number of characters in the name of a job."""
     kubernetes: KubernetesScheduler | None = None
-    """Absent for Slurm."""
+    """Settings for Kubernetes. None for Slurm."""
 
 
 class NcclVariables(Model):
@@ -498,7 +517,7 @@ class NcclVariables(Model):
 
 @dataclass(frozen=True)
 class JobFacts:
-    """The contents of the folder `jobs/`."""
+    """The facts: the contents of all files in the folder `jobs/`."""
 
     stacks: Mapping[str, YamlFile[Stack]]
     fabrics: Mapping[str, YamlFile[Fabric]]
@@ -514,14 +533,14 @@ M = TypeVar("M", bound=Model)
 
 
 def find_facts(files: Mapping[str, YamlFile[M]], noun: str, name: str) -> M:
-    """Return the facts with this name. If there are none, raises ConfigError with the most similar name."""
+    """Return the contents of the file with this name. Raises ConfigError with a similar name if there is none."""
     if name not in files:
         raise ConfigError(f"--{noun} {name}: unknown {noun}{suggestion(name, files)}")
     return files[name].model
 
 
 def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) -> str:
-    """Replace each `{name}` in a text by its value. Raises ConfigError for an unknown name."""
+    """Return a text in which values replace placeholders (`{name}`). Raises ConfigError for an unknown placeholder."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in placeholders:
@@ -533,7 +552,7 @@ def fill_placeholders(text: str, placeholders: Mapping[str, str], where: str) ->
 
 
 def default_fabric(profile: Profile, fabrics: Mapping[str, YamlFile[Fabric]]) -> str:
-    """Return the fabric of a job without --fabric: the one for its profile, or else the one for its NICs."""
+    """Return the fabric of a job without --fabric: the default of its profile or network kind, or `ethernet`."""
     wanted = (profile.name, profile.network.kind if profile.network else "none")
     fits = (name for want in wanted for name, fabric in fabrics.items() if want in fabric.model.default_for)
     return next(fits, "ethernet")

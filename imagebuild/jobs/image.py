@@ -1,4 +1,4 @@
-"""The second step of a job: its image, chosen among those on offer. Pure."""
+"""Second of the four steps that decide a job: the image, chosen from a plan or a catalogue. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size, conditions_of_size
 
 DRIVERS = {"12": "525", "13": "580"}
-"""Maps each major version of CUDA to the oldest driver that runs it, by NVIDIA's minor version compatibility."""
+"""Maps each major version of CUDA to the oldest driver with which it runs, by NVIDIA's minor version compatibility."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class JobImage:
     """The image that a job runs, as far as it is known."""
 
     reference: str
-    """Name by which nodes pull it. Empty for a job without a container."""
+    """Name by which nodes pull the image. Empty for a job without a container."""
     stack: str
-    """Name of the image's stack, a file of `jobs/stacks/`."""
+    """Name of the file in `jobs/stacks/` that describes the programs and plug-ins of the image."""
     nccl: str | None
-    """Version of NCCL. None if it is not known."""
+    """Version of NCCL. None if the version is not known."""
     arches: tuple[Arch, ...] | None
-    """CPU architectures. None if they are not known."""
+    """CPU architectures of the image. None if the architectures are not known."""
     driver: str | None = None
-    """Oldest driver that the image runs on. None if it is not known."""
+    """Oldest NVIDIA driver with which the image runs. None if this driver is not known."""
     is_planned: bool = False
-    """The image comes from a plan, so it is not known whether it was built."""
+    """True if the image comes from `imagebuild plan`, so the image may not have been built."""
     components: tuple[str, ...] = ()
     """Components that the image is known to contain."""
 
@@ -56,7 +56,7 @@ def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: 
 
     Raises ConfigError if the options exclude each other, or if no image fits.
     """
-    # This comes first, because a bad combination of options is a better reason than "no image fits".
+    # Bad combinations of options are refused first, because "no image fits" would hide the reason.
     conditions = conditions_of_size(request, profile, facts, size)
     _refuse_bad_combinations(request, size, conditions)
     if request.nccl is not None and not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)?", request.nccl):
@@ -74,16 +74,19 @@ def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: 
 
 
 def conditions_of_image(before: Mapping[str, str], image: JobImage, facts: JobFacts) -> Mapping[str, str]:
-    """Return the names and values that conditions (`when`) can use, those of the size and those of the image."""
+    """Return the names and values that conditions (`when`) can use: those in `before`, and those of the image."""
     return {**before, "stack": image.stack, "nccl": image.nccl or facts.nccl_variables.release}
 
 
 def _refuse_bad_combinations(request: JobRequest, size: Size, conditions: Mapping[str, str]) -> None:
-    """Raise ConfigError if an option does not fit. Ignore rules about names that `conditions` does not contain yet."""
+    """Raise ConfigError if a rule (`supports`, `excludes`) of the fabric or of a feature forbids this job.
+
+    Rules about names that `conditions` does not contain yet are ignored.
+    """
     combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": size.fabric}
     combined |= {f"--feature {name}": feature for name, feature in size.features.items()}
     for option, facts in combined.items():
-        remedy = "remove it" if isinstance(facts, Feature) else "choose another fabric"
+        remedy = "leave the feature out" if isinstance(facts, Feature) else "choose another fabric"
         for rule in (*facts.supports, *facts.excludes):
             is_wrong = matches(rule.when, conditions) == (rule in facts.excludes)
             if is_wrong and rule.when.keys() <= conditions.keys():
@@ -103,18 +106,19 @@ def _image_to_pull(request: JobRequest, profile: Profile, facts: JobFacts, size:
     if full_reference(image.reference) != image.reference:
         raise ConfigError(
             f"{image.reference}: the name contains no registry, so nodes cannot pull the image; set the registry with "
-            "--registry or with `registry` in the cluster's file, choose with --catalog, or name an image with --image"
+            "--registry or with `registry` in the cluster's file, choose a published image with --catalog FILE, "
+            "or name an image with --image"
         )
     if image.components and "nccl-tests" not in image.components and "programs" not in size.parameters:
-        remedy = "add it to the image, or set the folder of the programs with --param programs=FOLDER"
+        remedy = "add nccl-tests to the image, or set the folder of the programs with --param programs=FOLDER"
         raise ConfigError(f"--image {image.reference}: does not contain nccl-tests, according to the plan; {remedy}")
     return replace(image, nccl=request.nccl or image.nccl, components=(*image.components, *request.components))
 
 
 def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stack]]) -> JobImage:
-    """Return what is known about an image: everything if it is on offer by id or tag, otherwise what its name shows.
+    """Return what is known about an image: from the offer, or else only from the name.
 
-    Raises ConfigError if the reference is not the name of an image, or if nodes would look for it in Docker Hub.
+    Raises ConfigError if `reference` is not the name of an image, or if nodes would look for the image in Docker Hub.
     """
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._:/-]*(@{DIGEST})?", reference):
         raise ConfigError(f"--image {reference!r}: not the name of an image; write REPOSITORY:TAG or REPOSITORY@DIGEST")
@@ -124,7 +128,11 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
             return image if reference == offered.id else replace(image, reference=reference)
     if full_reference(reference) != reference:
         near = nearest(reference, [offered.id for offered in offer.images])
-        what = f"did you mean {near!r}?" if near else f"write {full_reference(reference)} if you mean that one"
+        what = (
+            f"did you mean {near!r}?"
+            if near
+            else f"write {full_reference(reference)} if you mean the image on Docker Hub"
+        )
         raise ConfigError(f"--image {reference}: has no registry, so nodes would ask Docker Hub for it; {what}")
     fits = (name for name, file in stacks.items() if any(fnmatchcase(reference, glob) for glob in file.model.images))
     tag = reference.rpartition("/")[2]
@@ -136,12 +144,15 @@ def named_image(reference: str, offer: Offer, stacks: Mapping[str, YamlFile[Stac
 def newest_image(
     offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
 ) -> JobImage:
-    """Return the newest image that fits. If none fits, raises ConfigError with the requirements that images lack."""
+    """Return the newest image that fits.
+
+    If no image fits, raises ConfigError that lists the requirements and how many images lack each of them.
+    """
     arch, capability = profile.node.cpu, (profile.gpu.compute_capability or "").replace(".", "")
     compiling = offer.gpu_architectures.get(capability)
 
     def lack(image: OfferedImage, stack: str) -> str:
-        """Return the first requirement that an image does not meet. Return "" if it meets all of them."""
+        """Return the first requirement that an image does not meet. Return "" if the image meets all requirements."""
         cuda = image.axes["cuda"]
         lacks = {
             arch: arch not in image.arches,
@@ -181,7 +192,10 @@ def newest_image(
 
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
-    """Return the beginning of a remedy: how to get an image with an optional plug-in. Return "" for other plug-ins."""
+    """Return the beginning of a remedy, which says how to build an image with this plug-in.
+
+    Return "" if the plug-in is not optional in any kind of image.
+    """
     for name, file in stacks.items():
         if component := file.model.optional_plugins.get(plugin):
             return f"build {name} with --with {component} and add --with {component} here, or "

@@ -1,4 +1,4 @@
-"""A job as one value, decided in four steps: size, image, environment, and workers. Pure."""
+"""A benchmark job as one value, decided in four steps: size, image, environment and workers. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagebuild.jobs.workers import Workers, resolve_workers
 
 @dataclass(frozen=True)
 class Job:
-    """A job: the values of its four steps, and how its result is judged."""
+    """A benchmark job: the results of the four steps that decide it, and the speed that it must reach."""
 
     request: JobRequest
     profile: Profile
@@ -28,16 +28,16 @@ class Job:
     image: JobImage
     environment: Environment
     comparable: bool
-    """The profile's limits and references are valid for this job."""
+    """True if the limits and measured results of the profile are valid for this job."""
     least: Mapping[str, tuple[str, str]]
-    """Maps each collective to the GB/s that its best size must reach, and the reason."""
+    """Maps each collective to the bus bandwidth in GB/s that its best message size must reach, and to the reason."""
     workers: Workers
     messages: tuple[str, ...]
     """Notes and warnings for the user."""
 
 
 def resolve_job(request: JobRequest, profile: Profile, facts: JobFacts, offer: Offer) -> Job:
-    """Return the job that the request asks for. Raises ConfigError with the reason if it is impossible."""
+    """Return the requested job. Raises ConfigError with the reason if the job is impossible."""
     size = resolve_size(request, profile, facts)
     image = resolve_image(request, profile, facts, size, offer)
     environment = resolve_environment(request, profile, facts, size, image)
@@ -54,7 +54,10 @@ def _is_comparable(profile: Profile, size: Size) -> bool:
 
 
 def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapping[str, tuple[str, str]]:
-    """Return the GB/s that the best size of each collective must reach, by `--param min-bw` or by the profile."""
+    """Return for each collective the bus bandwidth in GB/s that the best message size must reach, and the reason.
+
+    The bandwidth is the value of `--param min-bw`, or else comes from the profile.
+    """
     value, collectives = size.parameters.get("min-bw"), size.test.collectives
     if value and len(collectives) > 1:
         raise ConfigError(
@@ -62,7 +65,7 @@ def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapp
         )
     if value:
         return {collectives[0]: (value, "GB/s, by --param min-bw")}
-    if not (comparable and size.test.max_bytes.endswith("G")):  # smaller messages show latency
+    if not (comparable and size.test.max_bytes.endswith("G")):  # smaller messages measure latency
         return {}
     try:
         layout = rank_layout(profile, size.run_ranks, size.run_nodes)
@@ -85,7 +88,7 @@ def _notes(request: JobRequest, facts: JobFacts, size: Size, image: JobImage) ->
         advice = "if the nodes have an older driver, set --param driver=VERSION"
         notes.append(f"note: {image.reference} needs driver {image.driver} or later; {advice}")
     if image.is_planned:
-        unknown = "comes from a plan, so it may not have been built and pushed"
+        unknown = "comes from a plan, so the image may not have been built and pushed"
         choice = "to choose among published images, use --catalog with a file from `imagebuild catalog`"
         notes.append(f"note: {image.reference} {unknown}; {choice}")
     if image.nccl is None:

@@ -1,4 +1,4 @@
-"""The reader of the facts in the folder `jobs/`."""
+"""The reader of the facts, which are the YAML files in the folder `jobs/`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KINDS: Mapping[str, type[Model]] = {
     "stacks": Stack, "fabrics": Fabric, "features": Feature, "clusters": Cluster, "tests": JobTest,
     "schedulers": SchedulerFacts,
 }  # fmt: skip
-"""Maps each folder to the type of its files."""
+"""Maps each folder in `jobs/` to the type of the YAML files in the folder."""
 
 
 def load_facts(*folders: Path) -> JobFacts:
-    """Read the facts of all folders. A file replaces files with the same name in earlier folders.
+    """Return the facts in all folders. A file replaces files with the same name in earlier folders.
 
     Raises ConfigError with all mistakes, each with its file and line.
     """
@@ -50,7 +50,9 @@ def load_facts(*folders: Path) -> JobFacts:
         files = {PurePath(name).stem: load(name, model) for name in paths if PurePath(name).match(f"{kind}/*.yaml")}
         if not files:
             where = str(folders[-1] / kind)
-            mistakes.add(where, "no *.yaml in this folder; set the folder of the facts with --facts")
+            mistakes.add(
+                where, "this folder contains no *.yaml file; name a complete copy of the folder `jobs` with --facts"
+            )
         kinds[kind] = {name: file for name, file in files.items() if file}
     node, nccl_variables = load("node.yaml", NodeFacts), load("nccl-params.json", NcclVariables)
     fabrics = kinds["fabrics"]
@@ -58,7 +60,7 @@ def load_facts(*folders: Path) -> JobFacts:
         for name in set(cluster.model.fabrics) - set(fabrics):
             mistakes.add(cluster.at("fabrics", name), f"fabrics.{name}: unknown fabric{suggestion(name, set(fabrics))}")
         _check_volumes(cluster, fabrics, mistakes)
-    # A condition on an unknown name would never hold, without any message.
+    # Without this check, a condition (`when`) with a misspelled name would never be true, without any message.
     known = {*CONDITIONS, *COLLECTIVES, *kinds["features"]}
     for file in chain(filter(None, [node]), *(files.values() for files in kinds.values())):
         for loc in file.lines:
@@ -82,5 +84,8 @@ def _check_volumes(cluster: YamlFile[Cluster], fabrics: Mapping[str, YamlFile[Fa
         own |= {("fabrics", name, "pod", "volumes", i): v for i, v in enumerate(site.volumes)}
         for key, volume in own.items():
             if taken & {volume.name, volume.mount}:
-                mistakes.add(cluster.at(*key), f"{dotted_key(key)}: another volume of the pod has this name or path")
+                mistakes.add(
+                    cluster.at(*key),
+                    f"{dotted_key(key)}: another volume of the pod has this name or path; change `name` or `mount`",
+                )
             taken |= {volume.name, volume.mount}

@@ -1,7 +1,7 @@
 """Manifests, batch scripts and the scripts of containers, made from templates. Pure.
 
-The Jinja environment quotes every value for YAML or for a shell, so a template cannot forget it. Only the output of
-filters is not quoted again. Comments use the filter `comment`.
+The Jinja environment quotes every value for YAML or for a shell, so a template cannot forget to quote a value. Only the
+output of filters is not quoted again. Comments use the filter `comment`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from imagebuild.jobs.job import Job
 from imagebuild.jobs.offer import enroot_reference
 
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@+-]*(?::[A-Za-z0-9_./@+-]+)*|[0-9]+(?:Ki|Mi|Gi|Ti)")
-"""Texts that need no quotes in YAML, except `NOT_TEXT`."""
+"""Pattern of texts that need no quotes in YAML. The words in `NOT_TEXT` match this pattern, but need quotes."""
 NOT_TEXT = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-"""Words that some YAML readers take for a boolean or for null."""
+"""Words that some YAML readers read as a boolean or as null."""
 
 
 def job_text(job: Job) -> str:
@@ -45,7 +45,7 @@ def report_options(job: Job) -> list[str]:
     return [*profile, "--ranks", str(job.size.run_ranks), "--nodes", str(job.size.run_nodes)]
 
 
-# What templates use
+# Functions for templates
 
 
 def quote_yaml(value: object) -> str:
@@ -106,7 +106,7 @@ def _fill(quote: Callable[[object], str], template: str, job: Job, **scripts: st
         "grouped": kube.gang in GANGS_OF_PODS,
         "no_security": Security(),
         "deadline": 60 * (kube.start_minutes + size.test.minutes + 5),
-        # Port 22 is the node's own. Without an operator, workers start their servers, on a port that needs no root.
+        # The node itself uses port 22. Without an operator, workers start sshd, on a port that needs no root.
         "ssh_port": 2222 if kube.host_network or (of_scheduler and not of_scheduler.mpi_operator) else 22,
     }
     return _environment(quote).get_template(template).render(**data, **scripts)
@@ -121,7 +121,7 @@ def _environment(quote: Callable[[object], str]) -> jinja2.Environment:
     )  # fmt: skip
     environment.filters |= {
         "block": yaml_block,
-        # in one line, so that all of the text is inside the comment
+        # The text is joined to one line, so that no part of the text is outside the comment.
         "comment": lambda text: Markup(" ".join(str(text).splitlines())),  # noqa: S704
         "expanded": expanded,
         "words": lambda words: Markup(shlex.join(words)),  # noqa: S704 - of a shell

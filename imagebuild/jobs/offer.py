@@ -14,13 +14,13 @@ from imagebuild.core.yaml import read_written
 
 
 class _Part(Model):
-    """A part of a JSON file. Other keys in the file are ignored."""
+    """A part of a JSON file. Keys of the file for which the class has no field are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class PlannedTarget(_Part):
-    """A target of a plan."""
+    """A target, which is an image to build, in the JSON of `imagebuild plan`."""
 
     id: str
     image: str
@@ -43,7 +43,7 @@ class PlanFile(_Part):
 
 
 class VerifiedChecks(_Part):
-    """The numbers of checks in one verification."""
+    """The numbers of checks that passed and failed in one run of `imagebuild verify`."""
 
     passed: int
     failed: int
@@ -54,11 +54,11 @@ class CatalogPlatform(_Part):
 
     platform: str
     checks: tuple[VerifiedChecks, ...] = ()
-    """The verifications, the newest first."""
+    """The results of the runs of `imagebuild verify` on the image, the newest first."""
 
 
 class CatalogImage(_Part):
-    """A published image."""
+    """A published image in `images.json`."""
 
     target: str
     image: str
@@ -73,7 +73,7 @@ class CatalogImage(_Part):
 
 
 class CatalogFile(_Part):
-    """The JSON of `imagebuild catalog`, `images.json`."""
+    """The file `images.json`, which `imagebuild catalog` writes."""
 
     images: tuple[CatalogImage, ...]
     gpu_architectures: dict[str, str] = Field(default_factory=dict)
@@ -92,32 +92,32 @@ class OfferedImage:
     arches: tuple[Arch, ...]
     components: tuple[str, ...]
     nccl: str
-    """Version of NCCL. Empty if it is not known."""
+    """Version of NCCL. Empty if the version is not known."""
     reference: str
-    """Name by which nodes pull it."""
+    """Name by which nodes pull the image."""
     aliases: tuple[str, ...] = ()
-    """Other names that users may give for it."""
+    """Other names by which `--image` can name the image."""
     unverified: frozenset[Arch] = frozenset()
-    """CPU architectures on which the checks of the image are not known to have passed. There, a job uses the image only
-    if the user names it."""
+    """CPU architectures on which the checks of the image are not known to have passed. On these architectures, a job
+    uses the image only if --image names the image."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The images among which a job can choose. If several fit equally well, the first one is chosen."""
+    """The images among which a job can choose. If several images fit equally well, the first is chosen."""
 
     images: tuple[OfferedImage, ...] = ()
     places: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Maps each pair of an image and a distribution release to its place in the plan. The last release is preferred."""
+    """Maps each pair of image name and distribution release to its position in the plan. The last one is preferred."""
     is_published: bool = False
-    """The images come from a catalogue, so they are known to exist."""
+    """True if the images come from a catalogue, so the images exist in a registry."""
     gpu_architectures: Mapping[str, str] = field(default_factory=dict)
     """Maps each compute capability, such as `90`, to the versions of CUDA that can compile for it. A compute capability
     that is absent does not restrict the version of CUDA."""
 
 
 def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
-    """Return the images of a plan. `registry`, if not None, replaces the registry and folder in their names."""
+    """Return the images of a plan. If not None, `registry` replaces the registry and folder in the images' names."""
     images = []
     for target in plan.targets:
         planned = target.name.partition(f"/{target.image}:")[0]
@@ -147,7 +147,7 @@ def planned_offer(plan: PlanFile, registry: str | None = None) -> Offer:
 
 
 def published_offer(catalog: CatalogFile, planned: Offer) -> Offer:
-    """Return the images of a catalogue by digest, the newest first. `planned` gives the order of the releases."""
+    """Return the images of a catalogue, the newest first. The order of distribution releases comes from `planned`."""
     images = []
     for image in catalog.images:
         if "cuda" not in image.axes:
@@ -176,7 +176,7 @@ def _arches(platforms: Collection[str]) -> tuple[Arch, ...]:
 
 
 def read_plan(text: str, name: str) -> PlanFile:
-    """Return a plan from its JSON. Raises ConfigError, with the file's name, if the text is something else."""
+    """Return the plan in a JSON text. Raises ConfigError, with the file's name, if the text is not a plan."""
     try:
         return read_written(PlanFile, text, name)
     except ResultError:
@@ -185,11 +185,11 @@ def read_plan(text: str, name: str) -> PlanFile:
 
 
 def read_catalog(text: str, name: str) -> CatalogFile:
-    """Return a catalogue from its JSON. Raises ConfigError, with the file's name, if the text is something else."""
+    """Return the catalogue in a JSON text. Raises ConfigError, with the file's name, if the text is not a catalogue."""
     try:
         return read_written(CatalogFile, text, name)
     except ResultError:
-        problem = "not a list of images; write one with `imagebuild catalog`, or name another file"
+        problem = "not a list of images; name the images.json that `imagebuild catalog -o DIR` writes"
         raise ConfigError(f"--catalog {name}: {problem}") from None
 
 

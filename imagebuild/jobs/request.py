@@ -1,4 +1,4 @@
-"""The request for a job: the arguments of `imagebuild job`. The help of the command needs no other module of jobs."""
+"""The request for a job: the arguments of `imagebuild job`. `job --help` imports no other module of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Scheduler = Literal["mpijob", "jobset", "slurm"]
-"""Programs that start jobs. Each has a file in `jobs/schedulers/` and a template with its name."""
+"""Programs that start jobs. The file in `jobs/schedulers/` and the template of each program have the program's name."""
 SlurmContainer = Literal["pyxis", "none"]
 """The values of `--container`: the ways in which ranks can run on Slurm."""
 

@@ -1,4 +1,4 @@
-"""The settings of `--param`: parameters of a job, and variables of its environment. Pure."""
+"""The settings of `--param`: parameters and environment variables of a job. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from imagebuild.jobs.facts import CPUS, GPUS, QUALIFIED, QUANTITY, SLURM_FORMS, 
 
 
 class Variable(Env):
-    """A variable of the job's environment, and the layer that set it."""
+    """An environment variable of a job, and where the variable was set: in a facts file or by `--param`."""
 
     layer: str
-    """Name of the layer for messages, such as `fabric ib` or `--param`."""
+    """Name of the facts that set the variable, for messages: such as `fabric ib`, or `--param`."""
     where: str
-    """Place of the entry for messages: file and line, or the option."""
+    """Place where the variable was set, for messages: file and line, or the option."""
     replaces: bool = False
     """The variable was set by `--param NAME:=VALUE`, so it replaces other values."""
 
 
+PLACES: Mapping[Container, str] = {
+    "kubernetes": "Kubernetes", "pyxis": "Slurm with pyxis", "none": "Slurm without a container",
+}  # fmt: skip
+"""Maps each way to run ranks to its words in messages."""
 _ALL: tuple[Container, ...] = get_args(Container)
 _SLURM: tuple[Container, ...] = ("pyxis", "none")
 _KUBERNETES: tuple[Container, ...] = ("kubernetes",)
@@ -48,14 +52,14 @@ PARAMETERS: Mapping[str, tuple[Form, tuple[Container, ...]]] = {
     "resource": (_RESOURCE, _KUBERNETES),
     "suffix": (Form("[A-Za-z0-9_-]*", "the end of a program's name: letters, digits, - and _"), _ALL),
 }
-"""Maps each parameter to the form of its values, and to the containers with which a job can use it."""
+"""Maps each parameter to the form of its value, and to the ways to run ranks (`Container`) that support it."""
 VARIABLE = re.compile(r"(?:(?P<scope>[a-z]+):)?(?P<name>[A-Z_][A-Z0-9_a-z]*)(?P<equals>:?=)(?P<value>.*)", re.DOTALL)
 
 
 def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mapping[str, str], tuple[Variable, ...]]:
     """Return the parameters and variables that `--param` sets.
 
-    Raises ConfigError for a parameter that is unknown, repeated or for other jobs, and for an invalid value.
+    Raises ConfigError for a parameter that is unknown, repeated or not supported by this job, and for an invalid value.
     """
     parameters: dict[str, str] = {}
     variables: dict[str, Variable] = {}
@@ -81,8 +85,9 @@ def parse_settings(settings: Iterable[str], container: Container) -> tuple[Mappi
             raise ConfigError(f"--param {name}: unknown parameter{suggestion(name, PARAMETERS)}")
         form, containers = PARAMETERS[name]
         if container not in containers:
-            where = " or ".join(containers)
-            raise ConfigError(f"--param {name}: is only for {where}, and this job has {container}; remove it")
+            where = " and ".join(PLACES[one] for one in containers)
+            problem = f"works only on {where}, but this job runs on {PLACES[container]}"
+            raise ConfigError(f"--param {name}: {problem}; leave out --param {name}")
         if not form.fits(value):
             raise ConfigError(f"--param {name}={value!r}: must be {form.words}")
         parameters[name] = value

@@ -1,4 +1,4 @@
-"""The first step of a job: its size, and the facts that the request names. Pure."""
+"""First of the four steps that decide a job: its nodes, racks and ranks, and the facts that the request names. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.settings import Variable, parse_settings
 
 IMPORT_MINUTES = 15
-"""Minutes for pyxis to import an image for the first time, in addition to the minutes of the measurements."""
+"""Minutes that are added to the time limit, because pyxis must import an image before its first use."""
 DEFAULT_NODES = 8
-"""Nodes of a job without --nodes, on hardware whose NVLink ends at the node."""
+"""Number of nodes of a job without --nodes, if NVLink connects only the GPUs of one node."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a job, and the facts that its request names."""
+    """The number of nodes, racks and ranks of a job, and the facts (files in `jobs/`) that the request names."""
 
     scheduler: SchedulerFacts
     container: Container
@@ -43,25 +43,25 @@ class Size:
     fabric: Fabric
     cluster: Cluster
     site: ClusterFabric
-    """The additions of the cluster to the fabric."""
+    """Settings that the cluster adds to the fabric."""
     gpu: str
     """Short name of the GPU, such as `h100`."""
     node: Nodes
-    """The nodes of the cluster that the job may use."""
+    """Settings of the cluster's nodes with this GPU."""
     mnnvl: bool
-    """NVLink connects several nodes."""
+    """True if NVLink connects several nodes."""
     nodes: int
     racks: int
     nodes_per_rack: int
-    """Equal to `nodes` if NVLink ends at the node."""
+    """Number of nodes in each rack. Equal to `nodes` if NVLink connects only the GPUs of one node."""
     test: JobTest
-    """What is measured. `minutes` is the time limit of the whole job."""
+    """The collectives and message sizes to measure. `test.minutes` is the time limit of the whole job."""
     rounds: int
     """Number of sequential measurements that share the time limit."""
     ranks: int
-    """One rank for each GPU."""
+    """Number of ranks: one for each GPU."""
     run_nodes: int
-    """Nodes that take part in one measurement."""
+    """Number of nodes that take part in one measurement."""
     run_ranks: int
     features: Mapping[str, Feature]
     plugin: str
@@ -71,12 +71,13 @@ class Size:
 def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size:
     """Return the size of the requested job.
 
-    Raises ConfigError for unknown names, and with the reason for what is impossible.
+    Raises ConfigError for an unknown name, and with the reason if a job of this size is impossible.
     """
     scheduler = find_facts(facts.schedulers, "scheduler", request.scheduler)
     container = request.container or scheduler.containers[0]
     if container not in scheduler.containers:
-        raise ConfigError(f"--container {container}: is only for Slurm; on Kubernetes, the image always runs")
+        problem = "works only on Slurm, because jobs on Kubernetes always run in a container"
+        raise ConfigError(f"--container {container}: {problem}; leave out --container")
     parameters, variables = parse_settings(request.settings, container)
     fabric = find_facts(facts.fabrics, "fabric", request.fabric)
     cluster = find_facts(facts.clusters, "cluster", request.cluster)
@@ -92,7 +93,9 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
     minutes = int(parameters.get("minutes") or minutes)
     if minutes * 2 < rounds:
         least = -(-rounds // 2)
-        raise ConfigError(f"--param minutes={minutes}: too few for {rounds} rounds; use {least} or more")
+        raise ConfigError(
+            f"--param minutes={minutes}: too few for {rounds} rounds of measurements; use {least} or more"
+        )
     run_nodes = 2 if test.pairs else nodes
 
     implied = ["multirack"] if racks > 1 and "multirack" in facts.features else []
@@ -125,7 +128,7 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
 def conditions_of_size(request: JobRequest, profile: Profile, facts: JobFacts, size: Size) -> Mapping[str, str]:
     """Return the names and values that conditions (`when`) can use before an image is chosen."""
     test, network = size.test, profile.network
-    # Some pairs have nodes of two racks, and these do not share an NVLink.
+    # Some pairs consist of nodes of different racks, which NVLink does not connect.
     rack_nvlink = size.mnnvl and size.nodes > 1 and not (test.pairs and size.racks > 1)
     yes_or_no = {
         **{name: name in size.features for name in facts.features},
@@ -158,20 +161,22 @@ def _short_name(profile: Profile) -> str:
     names = ", ".join(profile.gpu.names)
     if match := re.search(r"[A-Z]{1,3}[0-9]{2,4}", names):
         return match[0].lower()
-    raise ConfigError(f"profile {profile.name}: gpu.names: {names} contains no model such as H100; add one")
+    raise ConfigError(f"profile {profile.name}: gpu.names: {names} contains no model such as H100; add the model")
 
 
 def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> tuple[int, int]:
-    """Return the numbers by `--nodes` or `--racks`, with equal numbers of nodes in all racks.
+    """Return the number of nodes and the number of racks. All racks have the same number of nodes.
 
-    `rack_nodes` is the number of nodes of a rack that the job may use. 0 means all of them.
+    `rack_nodes` is the maximum number of nodes that the job uses in a rack. 0 means all nodes of the rack.
     """
     nodes, racks, domain = request.nodes, request.racks, profile.hosts_per_domain
     if nodes is not None and racks is not None:
         raise ConfigError("--nodes and --racks exclude each other; use only one")
     if domain == 1:
         if racks is not None:
-            raise ConfigError(f"--racks {racks}: NVLink of {profile.name} ends at the node; use --nodes")
+            raise ConfigError(
+                f"--racks {racks}: NVLink of {profile.name} connects only the GPUs of one node; use --nodes"
+            )
         return nodes or DEFAULT_NODES, 1
     rack_nodes = min(rack_nodes or domain, domain)
     if nodes is None:
@@ -188,16 +193,21 @@ def _rounds(request: JobRequest, test: JobTest, nodes: int) -> int:
     if not test.pairs:
         return 1
     if nodes == 1:
-        raise ConfigError(f"--test {request.test}: one node has no pairs; use more --nodes")
+        raise ConfigError(
+            f"--test {request.test}: measures pairs of nodes, but this job has one node; set --nodes to 2 or more"
+        )
     return len(test.collectives) * (nodes - 1 + nodes % 2)
 
 
 def _plugin(asked: str | None, default: str, features: Mapping[str, Feature]) -> str:
-    """Return the network plug-in of `--param` or of a feature. Default: `default`."""
+    """Return the network plug-in: the one that `--param plugin` asks for or a feature needs, or else `default`.
+
+    Raises ConfigError if `--param plugin` and a feature name different plug-ins.
+    """
     plugin = asked or default
     for name, feature in features.items():
         if feature.plugin and asked not in (None, feature.plugin):
             problem = f"--feature {name} needs the plug-in {feature.plugin}"
-            raise ConfigError(f"--param plugin={plugin}: {problem}; remove one of the two")
+            raise ConfigError(f"--param plugin={plugin}: {problem}; leave out one of the two options")
         plugin = feature.plugin or plugin
     return plugin

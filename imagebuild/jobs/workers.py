@@ -1,4 +1,4 @@
-"""The last step of a job: its name, and what its worker pods need. Pure."""
+"""Last of the four steps that decide a job: its name, its options of sbatch, and the needs of its worker pods. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from imagebuild.bench.profiles import Profile
-from imagebuild.core.errors import ConfigError
+from imagebuild.core.errors import ConfigError, plural
 from imagebuild.jobs.facts import GANGS_OF_PODS, Pod, SlurmOptions, fill_placeholders
 from imagebuild.jobs.request import JobRequest
 from imagebuild.jobs.size import Size
@@ -16,25 +16,29 @@ from imagebuild.jobs.size import Size
 Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]
 """How workers are placed on racks.
 
-`together`: by an affinity for each other. `named`: on racks that the user names. `kueue`: by the topology of Kueue.
-`exclusive`: by JobSet, which gives each of its jobs a rack that no other JobSet uses.
+`anywhere`: without a rule. `together`: on one rack, by pod affinity. `named`: on the racks that `--param racks` names.
+`kueue`: where Kueue places them by its Topology. `exclusive`: JobSet places the workers of each rack on a rack that no
+other JobSet uses.
 """
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The name of a job, and what its workers need."""
+    """The name of a job, its options of sbatch, and the needs of its worker pods."""
 
     name: str
     slurm_options: Mapping[str, str]
     """Options of sbatch."""
     placement: Placement
     pod: Pod
-    """The needs of the fabric, of the cluster and of the nodes."""
+    """Resources, volumes, sidecars and annotations of a worker pod, from the fabric, the cluster and the nodes."""
 
 
 def resolve_workers(request: JobRequest, profile: Profile, size: Size, placeholders: Mapping[str, str]) -> Workers:
-    """Return what workers need. Raises ConfigError if the job cannot be named or placed."""
+    """Return the job's name, its options of sbatch, and the needs of its worker pods.
+
+    Raises ConfigError if the name is too long, or if the workers cannot be placed on racks.
+    """
     name = _name(request, size)
     rack_names = _rack_names(profile, size)
     return Workers(
@@ -55,7 +59,7 @@ def _name(request: JobRequest, size: Size) -> str:
 
 
 def _slurm_options(size: Size) -> Mapping[str, str]:
-    """Return the options of sbatch: for each, the first value among `--param`, the GPU's nodes and the cluster."""
+    """Return the options of sbatch. `--param` has precedence over the settings of the nodes, then of the cluster."""
     values = {
         name: size.parameters.get(name) or getattr(size.node, name) or getattr(size.cluster.slurm, name)
         for name in SlurmOptions.model_fields
@@ -64,12 +68,14 @@ def _slurm_options(size: Size) -> Mapping[str, str]:
 
 
 def _rack_names(profile: Profile, size: Size) -> tuple[str, ...]:
-    """Return the racks that the user names. They are values of the node label `rack_key`."""
+    """Return the racks that `--param racks` names, which are values of the node label `rack_key`. Default: none."""
     names = tuple(filter(None, size.parameters.get("racks", "").split(",")))
     if names and not size.mnnvl:
-        raise ConfigError(f"--param racks: NVLink of {profile.name} ends at the node; remove it")
+        problem = f"NVLink of {profile.name} connects only the GPUs of one node"
+        raise ConfigError(f"--param racks: {problem}; leave out --param racks")
     if names and len(set(names)) != size.racks:
-        raise ConfigError(f"--param racks={','.join(names)}: the job needs {size.racks}; name each rack once")
+        needed = plural(size.racks, "rack")
+        raise ConfigError(f"--param racks={','.join(names)}: the job runs on {needed}; name {needed}, each once")
     return names
 
 
@@ -85,13 +91,14 @@ def _placement(request: JobRequest, size: Size, rack_names: tuple[str, ...]) -> 
         return "together" if size.nodes > 1 else "anywhere"
     if of_scheduler.exclusive_racks and kube.gang not in GANGS_OF_PODS:
         return "exclusive"
-    problem = "all workers of an MPIJob have the same template, on every rack; use jobset, or"
+    problem = "an MPIJob has only one template for the workers of all racks; use jobset instead of mpijob, or"
     if of_scheduler.exclusive_racks:
         problem = (
-            f"JobSet creates the workers of a rack after its first pod has a place, but {kube.gang} waits for all pods;"
+            f"JobSet creates most pods of a rack only after the rack's first pod is placed, but {kube.gang} "
+            "places no pod before all pods exist;"
         )
     several = f"--racks {racks}" if request.racks else f"--nodes {size.nodes} on {racks} racks"
-    ways = "name the racks with --param racks=NAME,NAME or have Kueue place them (kubernetes.kueue-topology)"
+    ways = "name the racks with --param racks=NAME,NAME or let Kueue choose the racks (kubernetes.kueue-topology)"
     raise ConfigError(f"{several}: {problem} {ways}")
 
 
@@ -112,8 +119,8 @@ def _pod(
     containers |= {f"`resources` of the sidecar {sidecar.name}": sidecar.resources for sidecar in sidecars}
     for place, has in containers.items():
         if kube.quota and not (has.get("cpu") and has.get("memory")):
-            problem = "has a quota, so all containers must request cpu and memory"
-            raise ConfigError(f"--cluster {request.cluster}: {problem}; add them to {place}")
+            problem = "the namespace has a quota, so all containers must request cpu and memory"
+            raise ConfigError(f"--cluster {request.cluster}: {problem}; add cpu and memory to {place}")
     select = {**size.node.select, **fabric.select, **site.select}
     if rack_names:
         select[size.cluster.rack_key] = rack_names
@@ -135,7 +142,7 @@ def _pod(
 
 
 def _network_annotations(fabric: Pod, site: Pod, nics: int) -> Mapping[str, str]:
-    """Return the annotations that attach a pod to its networks: those of Multus, and those of Google's clusters."""
+    """Return the annotations that attach a pod to its networks: to Multus networks, or to the networks of GKE."""
     annotations = {}
     if networks := site.networks or fabric.networks:
         split = (network.rpartition("/") for network in networks)

@@ -51,7 +51,7 @@ def test_without_image_the_newest_that_fits(planned: Offer, full_plan: Plan, pro
     assert newest.image.arches == ("amd64", "arm64")
     planned_note, note = newest.messages[::-1]
     assert planned_note == (
-        f"note: {newest.image.reference} comes from a plan, so it may not have been built and pushed; "
+        f"note: {newest.image.reference} comes from a plan, so the image may not have been built and pushed; "
         "to choose among published images, use --catalog with a file from `imagebuild catalog`"
     )
     bare = planned_offer(PlanFile.model_validate_json(full_plan.model_dump_json()))

@@ -35,4 +35,4 @@ def errors(folder: Path) -> str:
 
 
 def test_a_folder_without_facts(tmp_path: Path) -> None:
-    assert f"{tmp_path}/stacks: no *.yaml in this folder; set the folder" in errors(tmp_path)
+    assert f"{tmp_path}/stacks: this folder contains no *.yaml file; name a complete copy" in errors(tmp_path)

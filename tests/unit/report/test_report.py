@@ -109,7 +109,7 @@ def test_nothing_read_is_5_and_all_files_are_written(call: Call) -> None:
     ("arguments", "message"),
     [
         (("a.log", "--profile", "h10", "--profiles", ROOT / "profiles"), "h100"),
-        (("a.log", "--profiles", ROOT / "profiles"), "needs --profile; name a profile with it"),
+        (("a.log", "--profiles", ROOT / "profiles"), "needs --profile; name a profile with --profile"),
         (("a.log", "--baseline", ROOT / "LICENSE"), "LICENSE: contains no result; name a file"),
         (("a.log", "--json", "./a.log"), "--json a.log: would replace a file that is read"),
         ((".", "--junit", "a.log"), "--junit a.log: would replace a file that is read"),
