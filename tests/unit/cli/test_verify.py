@@ -73,7 +73,7 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
         "version": "passed", "fails": "failed", "large": "skipped", "hangs": "failed", "other": OTHER[0],
         "same-files": "skipped",
     }  # fmt: skip
-    assert "name a target that was built with --push or --output" in checks["same-files"].reason
+    assert "or a target that was built with --push or --output" in checks["same-files"].reason
     assert len(checks["version"].sha256) == 64
     assert checks["version"].output == "library 1.2\ngiven\n"
     assert checks["fails"].reason == "exit status 3"
