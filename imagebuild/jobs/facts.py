@@ -78,7 +78,7 @@ def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     """
     for name, amount in amounts.items():
         if re.fullmatch(GPUS, name):
-            raise ValueError(f"{name}: remove it; a worker always requests all GPUs of its node")
+            raise ValueError(f"{name}: remove this resource; a worker always requests all GPUs of its node")
         if ("/" in name or name.startswith("hugepages-")) and not COUNT.fits(amount):
             raise ValueError(f"{name}: must be {COUNT.words}")
     return amounts
@@ -341,7 +341,7 @@ class Security(Model):
 
 
 class LauncherPod(Model):
-    """The pod that starts the ranks. It needs no GPU."""
+    """The pod that starts the ranks. This pod needs no GPU."""
 
     select: dict[Key, LabelValue] = Field(default_factory=dict)
     """Labels of the nodes on which launchers run."""
@@ -395,7 +395,7 @@ class Kubernetes(Model):
     start_minutes: Annotated[int, Field(gt=0)] = 30
     """Minutes in which all workers must start. If one does not start, the job fails and frees its GPUs."""
     keep_minutes: Annotated[int, Field(gt=0)] = 1440
-    """Minutes from the end of a job until Kubernetes deletes it and its log."""
+    """Minutes from the end of a job until Kubernetes deletes the job and its log."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -404,13 +404,13 @@ class Kubernetes(Model):
         mistakes = {
             "queue: add `gang: kueue` or `gang: volcano`": queue and not self.gang,
             "gang: Kueue needs a `queue`; add one": self.gang == "kueue" and not queue,
-            "queue: the coscheduling plug-in has no queues; remove it": self.gang == "coscheduling" and queue,
-            "gang: coscheduling needs the name of its `scheduler`; add it": self.gang == "coscheduling"
+            "queue: the coscheduling plug-in has no queues; remove `queue`": self.gang == "coscheduling" and queue,
+            "gang: coscheduling needs the name of its `scheduler`; add `scheduler`": self.gang == "coscheduling"
             and not scheduler,
-            "scheduler: Volcano schedules its gangs itself; remove it": self.gang == "volcano"
+            "scheduler: Volcano schedules its gangs itself; remove `scheduler`": self.gang == "volcano"
             and scheduler not in (None, "volcano"),
-            "kueue-topology: needs `gang: kueue`; add it": self.kueue_topology and self.gang != "kueue",
-            f"pod-labels: {own} is a label by which the operator finds its pods; remove it": own,
+            "kueue-topology: works only with Kueue; add `gang: kueue`": self.kueue_topology and self.gang != "kueue",
+            f"pod-labels: {own} is a label by which the operator finds its pods; remove this label": own,
         }
         if problem := next((problem for problem, is_so in mistakes.items() if is_so), None):
             raise ValueError(problem)

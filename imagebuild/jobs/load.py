@@ -65,7 +65,9 @@ def load_facts(*folders: Path) -> JobFacts:
     for file in chain(filter(None, [node]), *(files.values() for files in kinds.values())):
         for loc in file.lines:
             if loc[-2:-1] == ("when",) and loc[-1] not in known:
-                mistakes.add(file.at(*loc), f"{dotted_key(loc)}: unknown fact{suggestion(str(loc[-1]), known)}")
+                mistakes.add(
+                    file.at(*loc), f"{dotted_key(loc)}: unknown name in a condition{suggestion(str(loc[-1]), known)}"
+                )
     mistakes.stop_if_any()
     assert node
     assert nccl_variables

@@ -19,7 +19,7 @@ class Variable(Env):
     where: str
     """Place where the variable was set, for messages: file and line, or the option."""
     replaces: bool = False
-    """The variable was set by `--param NAME:=VALUE`, so it replaces other values."""
+    """True if `--param NAME:=VALUE` set the variable, so the value replaces the value of any layer."""
 
 
 PLACES: Mapping[Container, str] = {
