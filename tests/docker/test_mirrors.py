@@ -114,7 +114,7 @@ def test_a_mirror_that_has_something_else(tiny: Tiny, content: Content) -> None:
     (content.folder / "tool.tar").write_text("another")
     with served(content.folder) as site:
         done = tiny.build(TINY_TARGET, expect=5, **configuration(tiny, site, NOWHERE))
-    assert f"{NOWHERE}/tool.tar: its sha256 is" in done.err
+    assert f"{NOWHERE}/tool.tar: the sha256 is" in done.err
     assert content.sha256 in done.err
 
 
