@@ -57,8 +57,8 @@ class Half(Model):
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     wrong: int | None
-    """Number of wrong elements; in releases before 2.13 the largest error, rounded. `None`: the data were not
-    validated."""
+    """Number of wrong elements. nccl-tests before 2.13 prints the largest error instead, which is rounded here. `None`:
+    the data were not validated."""
 
 
 class NcclRow(Model):

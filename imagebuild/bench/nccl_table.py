@@ -87,7 +87,11 @@ class Table:
         return sum(bool(asked) and all(row[place] for place in asked if place < len(row)) for row in rows)
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
-        """Return whether the next line belongs to another run: its kind repeats, or belongs to an earlier stage."""
+        """Return whether the next line starts another run.
+
+        It does if this run already contains a line of the same kind, or if such lines come earlier in a run than
+        the last line that was read.
+        """
         is_repeated = kind in self.found - {"command", "row"}
         if kind == "rank":
             is_repeated = int(facts["rank"]) in self.ranks

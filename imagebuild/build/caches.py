@@ -21,7 +21,7 @@ from imagebuild.render.stages import Stage
 def cache_entries(
     builds: Iterable[tuple[Target, Platform, Mapping[str, Stage]]], components: Mapping[str, YamlFile[Component]]
 ) -> Mapping[str, Sequence[CacheEntry]]:
-    """Map each target id to the caches of the compiled stages that the target needs on all its platforms."""
+    """Map each target id to the caches of the stages that compile software for it, on all platforms together."""
     entries: dict[str, list[CacheEntry]] = defaultdict(list)
     for target, platform, stages in builds:
         compiling = (name for name in stages if name in components and components[name].model.compiles)

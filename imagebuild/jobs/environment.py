@@ -159,9 +159,10 @@ def layered_variables(
 
 
 def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable, ...]:
-    """Return each variable once. The highest layer replaces the values of variables in `OVERRIDABLE`.
+    """Merge variables that are ordered by layer, so that each variable occurs once.
 
-    Raises ConfigError if layers give any other variable different values, or if the job does not have a scope.
+    The last layer wins for variables in `OVERRIDABLE`. Raises ConfigError if layers give another variable different
+    values, or if a variable has a scope (the place where it is set) that this kind of job lacks.
     """
     merged: dict[str, Variable] = {}
     for variable in variables:

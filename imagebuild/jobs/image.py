@@ -81,7 +81,7 @@ def conditions_of_image(before: Mapping[str, str], image: JobImage, facts: JobFa
 def _refuse_bad_combinations(request: JobRequest, size: Size, conditions: Mapping[str, str]) -> None:
     """Raise ConfigError if a rule (`supports`, `excludes`) of the fabric or of a feature forbids this job.
 
-    Rules about names that `conditions` does not contain yet are ignored.
+    A rule about a condition without a value in `conditions` is skipped.
     """
     combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": size.fabric}
     combined |= {f"--feature {name}": feature for name, feature in size.features.items()}

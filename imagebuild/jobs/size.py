@@ -47,7 +47,7 @@ class Size:
     gpu: str
     """Short name of the GPU, such as `h100`."""
     node: Nodes
-    """Settings of the cluster's nodes with this GPU."""
+    """Settings of the cluster for nodes with the GPU of the job."""
     mnnvl: bool
     """True if NVLink connects several nodes."""
     nodes: int

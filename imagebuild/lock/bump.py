@@ -63,7 +63,7 @@ def inquiries(project: Project, recipes: Iterable[Recipe]) -> dict[Row, set[Ques
 
 
 def _questions(project: Project, part: Part) -> Iterator[Question]:
-    """Yield the sources that list versions of a component, with the form of the names in each list."""
+    """Yield each source that lists the versions of a component, with the pattern of a version's name in the list."""
     component = part.component
     if component.git:
         yield GitRef(component.git, component.tag), component.tag

@@ -60,8 +60,8 @@ SETTLED_S, MOST_LISTINGS = 0.5, 30
 """Seconds after which the referrers index (the list of attachments) is read again to detect concurrent writers, and
 maximum number of times that the index is written.
 
-The delay is at least twice the time from reading to writing the index. So a publisher that read the index before this
-write has also written the index, unless its requests are much slower."""
+The delay is longer if requests are slow: twice the time between reading and writing the index. By then, another
+publisher that read the old index has written its own index, unless that publisher's requests are much slower."""
 UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 """HTTP statuses that mean: the registry has lost an upload, or a part of an upload."""
 NO_SUCH_API = frozenset({400, 404, 405, 501})

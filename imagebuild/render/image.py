@@ -1,4 +1,4 @@
-"""The final stage of a Dockerfile: packages, environment and labels of the image, derived from a recipe. Pure."""
+"""Packages, environment and labels for the final stage of a Dockerfile, computed from a target's recipe. Pure."""
 
 from __future__ import annotations
 

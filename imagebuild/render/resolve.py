@@ -393,9 +393,9 @@ def _key(chosen: _Chosen, name: str) -> dict[str, str]:
 
 
 def _values(chosen: _Chosen, name: str, arch: Arch | None = None, *, stage: bool = False) -> dict[str, str]:
-    """Return the values that the templates of a component's sources and packages may use.
+    """Return the values for the templates in a component's sources and packages.
 
-    `stage`: use the release that the stage is built on, which may be older than the image's release.
+    `stage`: use the OS release of the component's build stage, which may be older than the image's release.
     """
     own_axes = {**chosen.target.axes, "os": chosen.os(name)} if stage else chosen.target.axes
     version, of_arch = chosen.version(name), {"arch": arch} if arch else {}

@@ -79,7 +79,7 @@ def digest(*parts: str) -> str:
 
 
 def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) -> dict[str, Stage]:
-    """Map the name of each stage of a Dockerfile to the stage for one platform, in order of appearance.
+    """Return the stages of a Dockerfile for one platform, by name and in order of appearance.
 
     `bases` maps images in `FROM` to their replacements. A stage without a name is called `stage-<index>`, as in
     BuildKit's output.

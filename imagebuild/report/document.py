@@ -122,7 +122,7 @@ class Report(Results):
 
     about: ReportOrigin
     judgements: tuple[Judgement, ...] = ()
-    """The claims about each measured result, in order, then about each dcgmi diag."""
+    """One judgement for each measured result, in the order of the results, then one for each run of dcgmi diag."""
     comparisons: tuple[Judgement, ...] = ()
     """The claims about each comparison with the baseline."""
     verifications: tuple[VerifyResult, ...] = ()

@@ -102,7 +102,10 @@ class Sweep(Model):
         return isinstance(result, Run) and sweep_key(result) == tuple(getattr(self, name) for name in KEY_FIELDS)
 
     def reason(self, outlier: GroupSpeed) -> str:
-        """Return how slow an outlier (host or group) is, and how often. If its best run is fast, the slowest counts."""
+        """Return by how much and how often an outlier (host or group) is slow, as text.
+
+        The speed in the text is the speed of the best run, or of the slowest run if the best run is not slow.
+        """
         slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
         return (
             f"{slow:.4g} GB/s, {1 - slow / self.centre_gb_s:.0%} below the median of {self.scope}, {self.subject}; "

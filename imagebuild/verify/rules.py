@@ -69,7 +69,7 @@ class Inspection:
 
     @cached_property
     def on_path(self) -> list[tuple[str, str]]:
-        """The folder and name of each file in a folder that the loader searches."""
+        """Each file in the folders that the dynamic loader searches, as a pair of folder and file name."""
         return [(folder, name) for folder in self.loader.folders(self.machine) for name in self.tree.names(folder)]
 
     @cached_property
