@@ -10,8 +10,7 @@ A result is too slow if
 * or the change at any size or cell is below -15 % (`POINT`).
 
 If the runs of one of the two reports differ by more than 20 % (`SPREAD`), a result that is not too slow is not judged.
-The limits are choices: on a healthy machine, single runs deviated by 2 %, and single sizes by 5 %.
-"""
+The limits are choices: on a healthy machine, single runs deviated by 2 %, and single sizes by 5 %."""
 
 from __future__ import annotations
 
@@ -87,9 +86,7 @@ def compare_with_baseline(new: Results, old: Results) -> tuple[Judgement, ...]:
 
 def _vanished(new: Series, old: Series) -> str:
     """Return a sentence about the cells and larger sizes that are in the baseline, but not in the new measurement.
-
-    Return an empty text if there are none.
-    """
+    Return an empty text if there are none."""
     largest = max((point for point in new.medians if isinstance(point, int)), default=0)
     lost = sorted(p for p in old.medians.keys() - new.medians.keys() if not isinstance(p, int) or p > largest)
     if not lost:

@@ -9,8 +9,7 @@ The bus bandwidth of a collective is at most min(a * link, b * W), where
 * a and b are the factors in `ALGORITHMS` for each class of algorithms and collective; docs/report.md derives them.
 
 All bandwidths are in GB/s in one direction. nccl-tests computes bus bandwidth for a ring. A class of algorithms that
-moves fewer bytes than a ring has factors above 1. Within one domain, only a * link counts.
-"""
+moves fewer bytes than a ring has factors above 1. Within one domain, only a * link counts."""
 
 from __future__ import annotations
 
@@ -139,8 +138,7 @@ def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Cei
     """Return the ceiling of each class of algorithms that the hardware can run.
 
     Return an empty tuple for a single rank, which moves nothing between GPUs; for NVLink domains with different numbers
-    of ranks; and for several domains if the bandwidth of the network is unknown.
-    """
+    of ranks; and for several domains if the bandwidth of the network is unknown."""
     domains = layout.domains
     if ranks < 2 or domains < 1 or ranks % domains:
         return ()
@@ -171,8 +169,7 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
     """Return how ranks on `nodes` hosts use the hardware. Raises NotComparable if the ranks do not fit the hardware.
 
     Hosts with a rack-wide link are assumed to fill racks: 32 hosts in racks of 18 hosts are two domains. The network
-    bandwidth of a domain is the sum of the NICs of its hosts, but at most the sum of the host links of its GPUs.
-    """
+    bandwidth of a domain is the sum of the NICs of its hosts, but at most the sum of the host links of its GPUs."""
     if ranks % nodes or ranks > nodes * profile.node.gpus:
         there = f"{profile.name}, which has {plural(profile.node.gpus, 'GPU')} per node"
         raise NotComparable(f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} do not fit {there}")
@@ -230,15 +227,12 @@ only one direction. Between a GPU and its host, it reports only the direction in
 Healthy machines reach 83 to 92 % of the ceiling between GPUs, and 61 to 91 % between GPU and host. In bidirectional
 tests, healthy machines reach 35 % between GPU and host, and 43 % of the total between GPUs with nvbandwidth 0.2.
 Sources: a public write-up of nvbandwidth 0.2 (8 H800), superbenchmark's tests (GH200), and docs/evidence.md (H200, also
-for kernels that call NVSHMEM).
-"""
+for kernels that call NVSHMEM)."""
 
 
 def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None]:
     """Return the ceiling and the floor of a copy between devices, or of a test of one NIC.
-
-    The floor is the smallest acceptable bandwidth. A limit that is not known is None.
-    """
+    The floor is the smallest acceptable bandwidth. A limit that is not known is None."""
     path, times, least = next((row[1:] for row in _PATHS if re.search(row[0], test.casefold())), (None, 0, 0.0))
     if path in ("pair", "link"):
         # The output does not say which link joins a pair. The fastest link sets the ceiling, the slowest the floor.
@@ -274,8 +268,7 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
     * a test of copies or of one NIC.
 
     `hardest` marks the ceiling that no correct measurement exceeds. Raises ConfigError if the hosts do not divide
-    evenly between domains.
-    """
+    evenly between domains."""
     nodes = nodes or profile.hosts_per_domain
     ranks = nodes * profile.node.gpus
     try:

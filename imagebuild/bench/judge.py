@@ -9,8 +9,7 @@ open if the output does not say.
 * Speed: a collective is judged by its best row of 1 GiB or more, never by the average over sizes. A result above its
   ceiling by more than `MARGIN` is a measuring error. A result is fast enough if it reaches tolerance * reference. A
   reference is a measured result in the profile. If there is no reference for exactly these ranks, nodes and class of
-  algorithms, the result must reach a floor: the smallest acceptable speed (`floor_of`).
-"""
+  algorithms, the result must reach a floor: the smallest acceptable speed (`floor_of`)."""
 
 from __future__ import annotations
 
@@ -80,9 +79,7 @@ def judge_results(
     results: Results, profile: Profile | None = None, expected: Expected | None = None
 ) -> tuple[Judgement, ...]:
     """Return a judgement (three claims) for each result in the order of the results, then one for each dcgmi diag.
-
-    Raises ConfigError if an expected algorithm is not a class in `ceilings.ALGORITHMS`.
-    """
+    Raises ConfigError if an expected algorithm is not a class in `ceilings.ALGORITHMS`."""
     expected, known = expected or Expected(), get_args(AlgorithmName)
     for algorithm in set(expected.algorithms).difference(known):
         raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {', '.join(known)}")
@@ -136,8 +133,7 @@ def _nodes_of(run: Run, expected: Expected) -> int | None:
     """Return the number of hosts in the output, or else the expected number.
 
     Several hosts with the same name look like one host whose ranks share GPUs. NCCL does not allow ranks to share a
-    GPU. In this case, the expected number therefore counts.
-    """
+    GPU. In this case, the expected number therefore counts."""
     if run.nodes == 1 and run.gpus and expected.nodes and run.gpus * expected.nodes == run.ranks:
         return expected.nodes
     return run.nodes or expected.nodes
@@ -176,8 +172,7 @@ def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
     """Return a sentence if several runs of one rank look like the ranks of one job that MPI did not join.
 
     Return an empty text otherwise. Runs in different files count only if `wanted`, the expected number of ranks, is
-    above 1.
-    """
+    above 1."""
     alike = [other for other in runs if run.ranks == other.ranks == 1 and other.collective == run.collective]
     tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
     if tables <= 1 and (files <= 1 or (wanted or 1) <= 1):
@@ -297,8 +292,7 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
     """Return the floor: the bandwidth that every healthy run reaches, whichever class of algorithms is used.
 
     The floor is a fraction of the lowest ceiling. The fraction is the one in the `network` of the profile, or else the
-    `floor_fraction` of the ceiling. Return None if no floor is known.
-    """
+    `floor_fraction` of the ceiling. Return None if no floor is known."""
     own = profile.network.floor if profile.network and layout.domains > 1 else None
     if not known or (own is None and layout.domains > 1 and profile.hosts_per_domain > 1):
         return None  # between racks, collectives use only a small part of a rack's network bandwidth
@@ -316,17 +310,13 @@ def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
 
 def best_row(run: Run) -> tuple[float | None, int | None]:
     """Return the highest bus bandwidth and its message size, among rows of 1 GiB or more if there are any.
-
-    Return None for both if no row has a bandwidth.
-    """
+    Return None for both if no row has a bandwidth."""
     return max(_speeds(run, _least_size(run)) or _speeds(run, 0), default=(None, None))
 
 
 def _least_size(run: Run) -> int:
     """Return the size from which a row counts as 1 GiB.
-
-    To divide data evenly, a collective rounds 1 GiB down by up to 16 bytes for each rank.
-    """
+    To divide data evenly, a collective rounds 1 GiB down by up to 16 bytes for each rank."""
     return GATE_BYTES - 16 * (run.ranks or 1)
 
 
@@ -335,8 +325,7 @@ def _least_size(run: Run) -> int:
 
 def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
     """Return the judgement on a matrix. The slowest pair must reach the reference or floor. The fastest pair must not
-    exceed the ceiling.
-    """
+    exceed the ceiling."""
     name, data, pairs, cells = test.subject, data_claim(test), test.pairs, test.cells
     participation = NO_PARTICIPATION
     gpus = len(test.devices) or max(map(len, test.matrix or ()), default=0)
@@ -393,8 +382,7 @@ def _speed_of_path(
 
     `measured`, in GB/s, is compared with the reference, `highest` (default: `measured`) with the ceiling. `problem` is
     the reason if nothing was measured. The output of perftest does not say whether the buffers were in host or GPU
-    memory, so the lower of both references counts.
-    """
+    memory, so the lower of both references counts."""
     if profile is None or unsound or measured is None:
         return _not_judged(profile, unsound, problem, measured=measured, size_bytes=size)
     fitting = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
@@ -456,8 +444,7 @@ def _speed(
 
     `limits` are the ceiling and the floor (the smallest acceptable bandwidth). `measured` is compared with the
     reference. If there is no reference, `measured` is compared with the floor, and `missing` says why there is no
-    reference. `highest` (default: `measured`) is compared with the ceiling.
-    """
+    reference. `highest` (default: `measured`) is compared with the ceiling."""
     ceiling, floor = limits
     facts: dict[str, Any] = {"size_bytes": size_bytes, "ceiling": ceiling, "measured": measured}
     highest = highest or measured

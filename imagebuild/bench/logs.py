@@ -62,9 +62,7 @@ ParsedLines = list[tuple[int, Item | str]]
 
 def lines_of(tool: re.Pattern[str], lines: Sequence[LogLine], longest: int) -> Iterator[tuple[int, str]]:
     """Yield the number and stripped text of each line, if at least one line matches `tool`.
-
-    Lines longer than `longest` characters are left out.
-    """
+    Lines longer than `longest` characters are left out."""
     if any(tool.match(line.text) for line in lines):
         for line in lines:
             if len(line.text) <= longest and (text := line.text.strip().removeprefix("> ")):
@@ -159,9 +157,7 @@ def log_from_text(name: str, text: str) -> Log:
 
 def _read(log: Log, file: TextIO) -> None:
     """Add the lines of a file to the log, without debug output.
-
-    NCCL may print a message in the middle of a row. The next line of that process is then the rest of the row.
-    """
+    NCCL may print a message in the middle of a row. The next line of that process is then the rest of the row."""
     cut: dict[str, str] = {}
     while row := file.readline(_LONGEST_LINE):
         log.line_count += 1
@@ -203,9 +199,7 @@ def settings_in(text: str) -> Mapping[str, str]:
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
     """Yield the line without colours, NUL characters and prefixes.
-
-    A line with carriage returns yields several lines, a Markdown fence yields none.
-    """
+    A line with carriage returns yields several lines, a Markdown fence yields none."""
     if text.startswith('{"log":"'):  # written by Docker's json-file logging driver
         try:
             wrapped = json.loads(text)["log"]
@@ -304,8 +298,7 @@ _FAILURES: tuple[tuple[Verdict, str], ...] = (
 * Launchers and stack traces say only that something failed.
 
 The word `timeout` is not a pattern, because MPICH ends all output with "0 network timeouts". The message "was unable to
-find a usable compression library" of PMIx is not a failure.
-"""
+find a usable compression library" of PMIx is not a failure."""
 _ANY_FAILURE = re.compile("|".join(pattern for _, pattern in _FAILURES))
 
 
@@ -377,8 +370,7 @@ def _read_broken_json(text: str, begin: int) -> tuple[Any, int, bool]:
 
     The document may have an extra comma, or keys and values without quotes. It is therefore read as YAML, with all
     values as texts. A value is used only if a comma or bracket follows, because the last number may have lost digits.
-    Two values without a comma between them mark the beginning of other output.
-    """
+    Two values without a comma between them mark the beginning of other output."""
     following = _NEXT_DOCUMENT.search(text, begin + 1)
     limit = min(following.start() if following else len(text), begin + (1 << 20))
     tokens: list[str] = []

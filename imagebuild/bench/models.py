@@ -1,8 +1,7 @@
 """The types of benchmark results, and of the claims about them.
 
 Unless a field says otherwise, bandwidths are in GB/s (10^9 bytes a second), times in µs, and sizes in bytes. `None`
-means unknown.
-"""
+means unknown."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ Verdict = Literal[
 """The outcome of a benchmark, according to its output.
 
 `damaged`: figures contradict each other or are not numbers. `warned`: a diagnosis ended with a warning. `waived`: the
-tool skipped the test.
-"""
+tool skipped the test."""
 
 
 class Result(Model):
@@ -43,8 +41,7 @@ class Result(Model):
 
     def spoiled(self, verdict: Verdict, reason: str) -> Self:
         """Return the result with a verdict about later output. A failed result keeps its verdict, and gets one more
-        reason.
-        """
+        reason."""
         if self.verdict in ("wrong-data", "comm-failure", "cuda-failure", "timeout", "failed"):
             return self.model_copy(update={"reason": f"{self.reason}; {reason}"})
         return self.model_copy(update={"verdict": verdict, "reason": reason})
@@ -170,8 +167,7 @@ class BandwidthTest(Result):
 
 class TableRow(Model):
     """One row of a table. `bw_peak` and `bw_average` have the unit of the table, `msg_rate` is in million messages per
-    second.
-    """
+    second."""
 
     size_bytes: int | None
     bw_peak: float | None = None
@@ -268,8 +264,7 @@ State = Literal["failed", "open", "skipped", "passed"]
 """The outcome of a claim or a check, the worst first. The first two make a report fail.
 
 `open`: the user asked for the claim, but the output does not prove it. `skipped`: the user did not ask for the claim,
-or accepted the claim with `--allow`.
-"""
+or accepted the claim with `--allow`."""
 STATES: tuple[State, ...] = get_args(State)
 
 Openness = Literal["unvalidated", "partial", "unjudged"]
@@ -287,8 +282,7 @@ ClaimWord = Literal[
 * About data: `right`, `not compared`, `wrong` or `unfinished`.
 * About participation: `complete`, `not known` or `incomplete`.
 * About speed: `fast enough`, `not judged`, `too slow` or `impossible`.
-* About any of these: `not applicable`.
-"""
+* About any of these: `not applicable`."""
 PASSED, OPEN = get_args(ClaimWord)[:3], get_args(ClaimWord)[3:6]
 
 

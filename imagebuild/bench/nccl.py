@@ -2,8 +2,7 @@
 verdict.
 
 `nccl_lines` reads single lines, `nccl_table` collects the lines of one run, and this module makes a `Run` from these
-lines.
-"""
+lines."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
     """Return the runs of nccl-tests in a log, and the rows that could not be read.
 
     The list is empty if the log has no output of nccl-tests. A command that printed nothing becomes a run if one of
-    `failures` follows the command.
-    """
+    `failures` follows the command."""
     tables = tables_in_lines(log.lines)
     own = [failure.number for failure in failures if _OWN_FAILURE.search(failure.text)]
     if own and not tables:
@@ -64,9 +62,7 @@ def _started(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[T
 
 def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
     """Return the run in a JSON document, and the rows that could not be read.
-
-    Return None if another program wrote the document.
-    """
+    Return None if another program wrote the document."""
     table = table_in_json(document)
     if table is None:
         return None
@@ -114,8 +110,7 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
 
     With n ranks, `busbw / algbw` is 2(n-1)/n for all_reduce, and at most 1 for other collectives. The size is that of
     `count` elements or, if a collective divides the data among ranks, of n times `count` elements. With one rank, all
-    bandwidths are 0.
-    """
+    bandwidths are 0."""
     operations, roots = {row.redop for row in rows}, {row.root for row in rows}
     if operations == {None} and "root" not in labels and not {"redop", "op"}.isdisjoint(labels):
         return "alltoall"  # before 2.13, only alltoall left the column of the operation blank
@@ -134,16 +129,12 @@ def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | N
 
 _BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
 """A bus address that tells GPUs apart.
-
-Before 2.15 the address has no PCI domain. Buses 0 and 1 exist in every domain, so they identify no GPU.
-"""
+Before 2.15 the address has no PCI domain. Buses 0 and 1 exist in every domain, so they identify no GPU."""
 
 
 def _participants(table: Table) -> dict[str, Any]:
     """Return the fields of `Run` about ranks, nodes and GPUs. The hosts are known only if every rank is listed.
-
-    A device in a JSON document stands for as many ranks as its field `each` says.
-    """
+    A device in a JSON document stands for as many ranks as its field `each` says."""
     listed = [table.ranks[rank] for rank in sorted(table.ranks)]
     ranks = max(table.ranks, default=-1) + 1
     names = Counter(device["name"] for device in listed if device["name"])
@@ -202,8 +193,7 @@ def _contradiction(table: Table, collective: str | None) -> Finding | None:
     """Return the verdict if a row has a figure that is not a number, or figures that contradict each other; else None.
 
     algbw is size / time, unless the time is CPU time. busbw is algbw times a factor that is the same in all rows. Each
-    row is compared with the median of these ratios, if its figures have enough digits.
-    """
+    row is compared with the median of these ratios, if its figures have enough digits."""
     figures: list[tuple[int, float, float, float]] = []
     for size, half in ((row.size_bytes, half) for row in table.rows for half in row.halves if row.size_bytes):
         if half.time_us is None or half.algbw_gb_s is None or half.busbw_gb_s is None:
@@ -240,8 +230,7 @@ def _wrong_size(table: Table, collective: str | None) -> Finding | None:
 
     The program may print the rows of all sizes several times, once for each type and operation. The program rounds a
     size down by less than half, or to 0. Broken rows count as the missing sizes if their number fits. Sizes of
-    alltoallv, and of output that someone shortened, are not compared.
-    """
+    alltoallv, and of output that someone shortened, are not compared."""
     asked = _requested_sizes(table)
     is_filled = table.partial and asked and (len(table.rows) + len(table.partial)) % len(asked) == 0
     if not asked or is_filled or table.is_elided or collective == "alltoallv":
@@ -275,9 +264,7 @@ def _requested_sizes(table: Table) -> Sequence[int]:
 
 def _wrong_average(table: Table, run: Run) -> Finding | None:
     """Return the verdict if the printed average differs from the average of the rows, else None.
-
-    The average is not checked if rows were left out or broken.
-    """
+    The average is not checked if rows were left out or broken."""
     speeds = [half.busbw_gb_s for row in table.rows for half in row.halves if half.busbw_gb_s is not None] or [0]
     # 1.4e7 is printed as 1e+07, which hides up to half of the power of ten.
     hidden = fmean(10 ** math.floor(math.log10(speed)) / 2 if speed >= _ONE_DIGIT_FROM else 0 for speed in speeds)

@@ -1,8 +1,7 @@
 """Read single lines that nccl-tests and rccl-tests print, in every release since 2.10.
 
 Logs often lack the header of a table. A row is therefore read by its shape. The header is used only if the shape is
-ambiguous.
-"""
+ambiguous."""
 
 from __future__ import annotations
 
@@ -98,9 +97,7 @@ _END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\
 
 def read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
     """Return the row in a line, the text of a broken row, or None if the line is not a row.
-
-    `labels` are the column names in the header.
-    """
+    `labels` are the column names in the header."""
     lead = _LEAD.search(line.text)
     if lead is None:
         return None

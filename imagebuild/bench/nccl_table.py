@@ -78,8 +78,7 @@ class Table:
         """The number of rows whose data the program validated.
 
         A row counts if each of its halves was validated. If the program never validates a half (such as alltoall in
-        place), that half is ignored.
-        """
+        place), that half is ignored."""
         if self.facts.get("validation") == "0":
             return 0
         rows = [[half.wrong is not None for half in row.halves] for row in self.rows]
@@ -90,8 +89,7 @@ class Table:
         """Return whether the next line starts another run.
 
         It does if this run already contains a line of the same kind, or if such lines come earlier in a run than
-        the last line that was read.
-        """
+        the last line that was read."""
         is_repeated = kind in self.found - {"command", "row"}
         if kind == "rank":
             is_repeated = int(facts["rank"]) in self.ranks
@@ -111,8 +109,7 @@ def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
     """Return the tables of all processes, sorted by their first line.
 
     A line without the name of a process belongs to the process that printed last, unless there is a process without a
-    name.
-    """
+    name."""
     processes: dict[str, list[Table]] = {}
     last_process = ""
     for line in lines:

@@ -126,8 +126,7 @@ class _NvbandwidthReader:
         these.
 
         A broken row either is cut but has the expected row number, or has all columns but follows a gap. Any other line
-        belongs to another program.
-        """
+        belongs to another program."""
         words = text.split()
         if test.columns is None and [logs.parse_integer(word) for word in words] == list(range(len(words))):
             test.columns = len(words)
@@ -199,9 +198,7 @@ _JSON_VERDICTS: Mapping[str, Verdict] = {
 
 def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Parsed[BandwidthTest] | None:
     """Return the tests in a JSON document, and the parts that could not be read.
-
-    Return None if nvbandwidth did not write the document.
-    """
+    Return None if nvbandwidth did not write the document."""
     top = logs.json_object(document.value).get("nvbandwidth")
     if not isinstance(top, dict):
         return None

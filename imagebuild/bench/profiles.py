@@ -183,9 +183,7 @@ Profiles = Mapping[str, YamlFile[Profile]]
 
 def load_profiles(*folders: Path) -> Profiles:
     """Read all profiles in folders. A profile in a later folder replaces one with the same name.
-
-    Raises ConfigError with every mistake found, each with its file and line.
-    """
+    Raises ConfigError with every mistake found, each with its file and line."""
     mistakes = Mistakes()
     files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.yaml"))}
     if not files:

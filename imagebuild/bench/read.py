@@ -55,9 +55,7 @@ _ERROR = re.compile(
 
 def read_files(files: Iterable[Path | str]) -> Results:
     """Return the results in files. A file without output of a benchmark adds no result.
-
-    Raises ConfigError if a file cannot be opened, ResultError if its compressed data are damaged.
-    """
+    Raises ConfigError if a file cannot be opened, ResultError if its compressed data are damaged."""
     everything: dict[str, tuple[Any, ...]] = defaultdict(tuple)
     for file in files:
         try:
@@ -146,8 +144,7 @@ def _unprinted(entries: Iterable[_Entry], printed: ParsedLines[Run]) -> Iterator
     """Yield the entries without those JSON runs of nccl-tests that were also `printed` as text.
 
     Text says more about a run, although JSON has more digits. Two runs are the same if everything but their figures
-    agrees. A JSON run stays if only one of the two forms is broken.
-    """
+    agrees. A JSON run stays if only one of the two forms is broken."""
 
     def shape(run: Run) -> tuple[object, ...]:
         rows = tuple((row.size_bytes, row.dtype, row.redop, row.root, len(row.halves)) for row in run.rows)
@@ -166,8 +163,7 @@ def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure])
 
     If there are several failures for a result, the first one is the cause. A failure before the first result counts for
     that result, unless another program caused it: the program of the result began later, and a launcher reported the
-    failure or the result is `ok`.
-    """
+    failure or the result is `ok`."""
     begins = [entry.line for entry in entries]
     causes: dict[int, logs.Failure] = {}
     for failure in failures if entries else ():

@@ -1,8 +1,7 @@
 """Read the tables of perftest, OSU, NVSHMEM, ucx_perftest and all_reduce_bench.py: bandwidth or latency by message
 size.
 
-The tables of the first three tools have a title and a header. The header names the columns.
-"""
+The tables of the first three tools have a title and a header. The header names the columns."""
 
 from __future__ import annotations
 
@@ -333,8 +332,7 @@ def _ucx_figures(words: Sequence[str]) -> dict[str, float | None]:
 
     A row has the iterations, three times, two bandwidths and two rates. With several threads, it has only the
     iterations and the overall time, bandwidth and rate. The last number is the overall rate, which is the inverse of
-    the overall time. A lower number has lost digits.
-    """
+    the overall time. A lower number has lost digits."""
     if len(words) not in (8, 4) or not all(map(logs.is_table_value, words)) or "." in words[0] or "." in words[-1]:
         return {}
     numbers = [parse_number(word) for word in words]

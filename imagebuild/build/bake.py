@@ -1,7 +1,5 @@
 """The request and the inputs of a build, and the file for `docker buildx bake` that describes the build.
-
-Does no I/O.
-"""
+Does no I/O."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ def layer_attributes(compression: str, day: date | None) -> str:
     """Return the options of BuildKit's exporter for an OCI layout: the compression, and the latest timestamp of files.
 
     BuildKit replaces later timestamps by the latest one, which is the beginning of `day` in UTC, or EPOCH if `day` is
-    None.
-    """
+    None."""
     epoch = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) if day else EPOCH
     # Only the exporter gets the timestamp: a build argument would be part of every step's cache key.
     return f"compression={compression},force-compression=true,rewrite-timestamp=true,source-date-epoch={epoch}"
@@ -146,9 +143,7 @@ class BuildRun:
 
 def bake_file(run: BuildRun) -> dict[str, Any]:
     """Return the content of the bake file.
-
-    The file refers to the Dockerfile of each target, `<folder>/<id>/Dockerfile`.
-    """
+    The file refers to the Dockerfile of each target, `<folder>/<id>/Dockerfile`."""
     request, inputs = run.request, run.inputs
     layers = layer_attributes(request.compression, request.rebuilt or run.project.lock.date)
     entries: dict[str, dict[str, Any]] = {}
@@ -212,8 +207,7 @@ def replaced_contexts(replaced: Mapping[str, str]) -> dict[str, str]:
     """Return a mapping of each replaced image or stage to the digest of the replacement.
 
     The value is `folder` if the replacement has no digest. `replaced` does not contain downloads from mirrors or a
-    bundle, as the lock already contains the hashes of downloads.
-    """
+    bundle, as the lock already contains the hashes of downloads."""
     return {
         name: f"sha256:{context.rpartition('@sha256:')[2]}" if "@sha256:" in context else "folder"
         for name, context in sorted(replaced.items())

@@ -63,8 +63,7 @@ def rootfs_command(
     """Return the mmdebstrap command that writes a root file system to `tar`.
 
     `mode` is `root` or `unshare`, which uses a user namespace. `sources` are the apt sources, as `signed_source`
-    returns them; if they are empty, mmdebstrap uses its default sources for the release.
-    """
+    returns them; if they are empty, mmdebstrap uses its default sources for the release."""
     https = any(source.uri.startswith("https:") for source in sources)
     keys = sorted({source.signed_by or KEYRING for source in sources} - {KEYRING})
     return (
@@ -87,9 +86,7 @@ def rootfs_command(
 
 def signed_source(source: AptSource) -> AptSource:
     """Return the apt source with the path of a key that also exists in the image.
-
-    Raises ConfigError if the address of the source contains a password, because the password would be in the image.
-    """
+    Raises ConfigError if the address of the source contains a password, because the password would be in the image."""
     if "@" in urlsplit(source.uri).netloc:
         raise ConfigError(
             "an apt source of this machine contains a password, which everyone could read in the image; "
@@ -114,8 +111,7 @@ def make_rootfs(release: str, arch: str, sources: Sequence[AptSource], tar: Path
     """Write a root file system to the file `tar`.
 
     If mmdebstrap fails, raises CommandError with the end of its output. Temporary files are written to the folder of
-    `tar`, which the user `_apt` must be able to enter.
-    """
+    `tar`, which the user `_apt` must be able to enter."""
     mode, prefix = "unshare", DIE_WITH_US
     if os.geteuid() == 0:
         mode = "root"
@@ -134,8 +130,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
     """Return a base image for all `platforms`, as an address for BuildKit: `oci-layout://FOLDER@DIGEST`.
 
     The image is taken from the cache if it is less than a week old; otherwise the image is bootstrapped. Raises
-    ConfigError if the cache cannot be written, CommandError if a program fails or is missing.
-    """
+    ConfigError if the cache cannot be written, CommandError if a program fails or is missing."""
     sources = tuple(map(signed_source, debian.debian_sources(release)))
     archs = sorted(platform.removeprefix("linux/") for platform in platforms)
     # The cache key contains everything that the base image depends on, such as options and the archive.
@@ -161,9 +156,7 @@ def bootstrap(platforms: Sequence[str], cache: Path, *, release: str = "trixie",
 
 def _make(place: Path, archs: Sequence[str], release: str, sources: Sequence[AptSource], log: Log) -> Path:
     """Bootstrap a root file system for each architecture.
-
-    Return the folder of an OCI layout with the multi-platform image.
-    """
+    Return the folder of an OCI layout with the multi-platform image."""
     ensure_mmdebstrap(log)
     # A temporary folder, because the user `_apt` may not be able to enter the cache folder.
     with tempfile.TemporaryDirectory(prefix="imagebuild-base-") as name:

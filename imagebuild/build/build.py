@@ -37,8 +37,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     """Build the targets, show the progress, and return the results.
 
     If a step fails, the steps before it stay in the builder's cache. Raises ConfigError if the request cannot be
-    fulfilled, CommandError if a program, engine or registry fails, ResultError if BuildKit's output cannot be read.
-    """
+    fulfilled, CommandError if a program, engine or registry fails, ResultError if BuildKit's output cannot be read."""
     request = replace(request, folder=request.folder.resolve())
     bake.check_platforms(request.targets, request.platforms)
     recipes = [renderer.recipe(target) for target in request.targets]
@@ -105,8 +104,7 @@ def provider_of(request: BuildRequest, dockerfiles: Mapping[str, Dockerfile]) ->
     """Return the function that provides inputs of a build from mirrors or from a bundle.
 
     Return None if the build uses neither mirrors nor a bundle: BuildKit then fetches all inputs. Raises ConfigError if
-    a target cannot be built from the bundle.
-    """
+    a target cannot be built from the bundle."""
     if not request.bundle:
         if settings.load_settings(os.environ).mirrors == settings.Mirrors():
             return None
@@ -129,8 +127,7 @@ def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildP
     """Yield the inputs of a build: secrets, bootstrapped base images, and downloads from mirrors or a bundle.
 
     The secrets are the CA bundle of this machine, and the configuration of the machine's Python package index, if any.
-    BuildKit fetches all other inputs. Raises ConfigError if the engine cannot use bundles.
-    """
+    BuildKit fetches all other inputs. Raises ConfigError if the engine cannot use bundles."""
     request = run.request
     if request.bundle and not engine.has_containerd_store(run.engine):
         raise ConfigError("bundles need an engine with the containerd image store; enable this store in the engine")
@@ -150,9 +147,7 @@ def build_inputs(run: BuildRun, provide: Provide | None, progress: buildx.BuildP
 
 def bootstrapped_bases(run: BuildRun, progress: buildx.BuildProgress) -> dict[str, str]:
     """Bootstrap all base images that targets start from or are compiled on.
-
-    Return a mapping of each official image to the address of the bootstrapped image that replaces it.
-    """
+    Return a mapping of each official image to the address of the bootstrapped image that replaces it."""
     request, matrix = run.request, run.project.matrix.model
     if request.base == "registry":
         return {}

@@ -143,8 +143,7 @@ class EventStream:
         """Return all steps that ran or were cached, without duplicates, in the order in which the steps started.
 
         A cancelled step counts as cached: in a successful build, BuildKit cancels a step only if an identical step of
-        another target provides the result.
-        """
+        another target provides the result."""
         from imagebuild.project.records import Step  # noqa: PLC0415 - no build needs it before its end
 
         return tuple(
@@ -232,8 +231,7 @@ def replaced_sources(project: Project, stages: Container[str], given: Sequence[s
 
     `given` are texts such as `ucx=/src/ucx`. The name before `=` is a component, the name of the component's pin in the
     lock, or a requirement that the component provides: `nccl` can mean `nccl-git`. Raises ConfigError if a folder is
-    empty or missing, or if a name does not stand for exactly one source in git.
-    """
+    empty or missing, or if a name does not stand for exactly one source in git."""
     models = {name: component.model for name, component in project.components.items()}
     names = {name: {name, model.pin, *model.provides} for name, model in models.items() if model.git}
     replaced = {}
@@ -261,8 +259,7 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
 
     Layouts of earlier builds are replaced only when the new layouts are complete. Raises ConfigError if the folder of a
     layout contains other files, CommandError if a step or buildx itself fails, ResultError if buildx's metadata cannot
-    be read.
-    """
+    be read."""
     layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
     for layout in layouts:
         if layout.exists() and not (layout / "oci-layout").is_file():

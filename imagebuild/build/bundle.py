@@ -96,9 +96,7 @@ class Bundle:
 
     def problem(self, keys: Mapping[str, str], platforms: Iterable[Platform]) -> str:
         """Return why a target cannot be built from the bundle; empty if the target can be built.
-
-        `keys` maps the name of each stage of the target to the stage's key.
-        """
+        `keys` maps the name of each stage of the target to the stage's key."""
         for stage, key in keys.items():
             if key not in self.manifest.stages:
                 return f"the stage {stage} has changed since the bundle was made, or is not in the bundle"
@@ -119,9 +117,7 @@ class Bundle:
 
 def new_bundle_folder(folder: Path) -> Path:
     """Make the folder of a bundle, and return its absolute path.
-
-    Raises ConfigError if the folder is not empty or cannot be made.
-    """
+    Raises ConfigError if the folder is not empty or cannot be made."""
     folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,9 +131,7 @@ def new_bundle_folder(folder: Path) -> Path:
 @contextmanager
 def record_bundle(folder: Path, run: BuildRun, note: Callable[[str], None]) -> Iterator[Provided]:
     """Fetch all inputs of a build into a bundle, and yield the inputs. After the build, complete the bundle.
-
-    Inputs with a mirror are fetched from the mirror.
-    """
+    Inputs with a mirror are fetched from the mirror."""
     needs = needs_of_targets(run)
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
     fetch_wheels(folder / "wheels", needs, configured, ca, note)
@@ -202,9 +196,7 @@ def fetch_wheels(
 
 def gateway_address(engine: Endpoint) -> str:
     """Return the address at which build steps reach this machine.
-
-    Raises ConfigError if the engine is on another machine.
-    """
+    Raises ConfigError if the engine is on another machine."""
     if not engine.host.startswith("unix://"):
         raise ConfigError(
             f"bundles need an engine on this machine, but {engine.host} may be on another one; use a local engine"
@@ -217,9 +209,7 @@ def gateway_address(engine: Endpoint) -> str:
 @contextmanager
 def package_proxy(address: str, store: DownloadStore, log: Callable[[str], None]) -> Iterator[str]:
     """Run the HTTP proxy that apt and pip in build steps use. Yield the proxy's address, such as `http://host:port`.
-
-    `log` gets a line for each failed request. Raises CommandError if `address` is not an address of this machine.
-    """
+    `log` gets a line for each failed request. Raises CommandError if `address` is not an address of this machine."""
     try:
         server = ThreadingHTTPServer((address, 0), functools.partial(_Handler, store, log))
     except OSError as error:

@@ -31,9 +31,7 @@ def cache_entries(
 
 def write_caches(run: bake.BuildRun, built: Sequence[BuildResult], progress: BuildProgress) -> None:
     """Write caches of stages to the registry. The content comes from the builder's own cache.
-
-    A cache is written if this build compiled the stage, or if the registry lacks the cache.
-    """
+    A cache is written if this build compiled the stage, or if the registry lacks the cache."""
     location = parse_reference(run.request.cache or "")
     place = connect_registry(location.host).at(location.repository)
     executed = {(result.target, step.stage) for result in built for step in result.steps if not step.cached}

@@ -25,8 +25,7 @@ def job_matrix(
     """Return the `matrix` of a GitHub workflow with at most `max_jobs` jobs. Each job builds for one platform.
 
     If a job builds several targets, these targets are neighbours in `builds`. Raises ConfigError if there are more
-    platforms than jobs, or if the project names no GitHub runner for a platform.
-    """
+    platforms than jobs, or if the project names no GitHub runner for a platform."""
     parts: dict[Platform, list[str]] = {}
     for target, platform in builds:
         parts.setdefault(platform, []).append(target)
@@ -54,9 +53,7 @@ def job_matrix(
 
 def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) -> None:
     """Print the job matrix of `targets`, which belong to `state`, as one line of JSON.
-
-    Raises ConfigError if no target of `state` is for one of the state's platforms.
-    """
+    Raises ConfigError if no target of `state` is for one of the state's platforms."""
     if not any(bake.platforms_of(target, state.platforms) for target in state.targets):
         wanted = " ".join(state.platforms)
         raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
@@ -73,8 +70,7 @@ def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Tar
 
     A target differs if an input of its image changed, or if the target has a new platform or tag. This version of
     imagebuild renders both states. If imagebuild cannot read the earlier state, all targets differ. Raises ConfigError
-    for a reference that is neither a revision nor a folder.
-    """
+    for a reference that is neither a revision nor a folder."""
     if reference == NOTHING:
         return list(after.targets)
     with files_at_revision(reference, folder) as there:

@@ -1,7 +1,5 @@
 """The findings of `imagebuild doctor`: what this machine has, and what it lacks to build and verify images.
-
-A missing program is a finding, not an exception.
-"""
+A missing program is a finding, not an exception."""
 
 from __future__ import annotations
 

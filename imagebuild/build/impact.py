@@ -45,9 +45,7 @@ class Impact(Model):
 
 def compare_states(before: ProjectState | None, after: ProjectState, names: tuple[str, str]) -> Impact:
     """Return the steps that a build of `after` runs if the cache has every step of `before`.
-
-    If `before` is None, the cache is empty. `names` are the names of both states in the result.
-    """
+    If `before` is None, the cache is empty. `names` are the names of both states in the result."""
     built = before.builds() if before else ()
     known = {key for _, _, stages in built for stage in stages.values() for _, key in stage.steps}
     everything: set[str] = set()
@@ -84,8 +82,7 @@ def predict_impact(
 
     A state is a git revision or a folder. `before` can also be `nothing`. If `after` is None, the state to build is
     the working tree with `changes`. Raises ConfigError for a state that cannot be read, and for a platform without
-    targets.
-    """
+    targets."""
     with ExitStack() as files:
 
         def at(reference: str | None) -> Path:

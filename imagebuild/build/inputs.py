@@ -2,8 +2,7 @@
 
 A stage that only downloads a file is replaced by a stage that copies the fetched file. An image in FROM is replaced by
 a named context of BuildKit. Steps that install packages get build secrets, which configure apt and pip to use mirrors.
-BuildKit compares inputs by content, so builds with and without mirrors share their cache.
-"""
+BuildKit compares inputs by content, so builds with and without mirrors share their cache."""
 
 from __future__ import annotations
 
@@ -89,9 +88,7 @@ def missing_images(run: BuildRun, needs: Mapping[str, Needs]) -> list[str]:
 
 def stored_path(url: str) -> str:
     """Return the path, inside a store, of the file with this address.
-
-    Raises ConfigError if the address is not that of a file.
-    """
+    Raises ConfigError if the address is not that of a file."""
     address = urlsplit(url)
     name = address.path.lstrip("/") + (f"?{address.query}" if address.query else "")
     path = f"files/{address.scheme}/{address.netloc}/{quote(name, safe='/+~%=,@:!-._()')}"
@@ -133,9 +130,7 @@ class Git:
 
 def copy_commit(clone: Path, commit: str, folder: Path) -> None:
     """Copy the files of a commit from a clone, with the same modes as ADD and without `.git`.
-
-    Raises ResultError if the clone is damaged.
-    """
+    Raises ResultError if the clone is damaged."""
     git, check = Git(), "fsck --full --no-dangling --no-progress"
     try:
         # Do not copy the clone's configuration and hooks: git would run commands in these files, and the clone may come
@@ -160,8 +155,7 @@ class DownloadStore:
     """A folder with downloads. If `web` and `git` are set, missing downloads are fetched.
 
     Several threads may use a store. Two threads that need the same download at the same time may both fetch the
-    download.
-    """
+    download."""
 
     folder: Path
     web: Downloads | None = None
@@ -177,9 +171,7 @@ class DownloadStore:
 
     def get(self, url: str) -> Path:
         """Return the path of the file with this address. Fetch the file if the store lacks it.
-
-        Raises Absent or Unreachable if the file cannot be fetched.
-        """
+        Raises Absent or Unreachable if the file cannot be fetched."""
         path = self.folder / stored_path(url)
         if path.is_file():
             return path
@@ -194,9 +186,7 @@ class DownloadStore:
 
     def clone(self, download: Download) -> Path:
         """Return the folder with the clone of a commit. Clone the commit if the store lacks it.
-
-        Raises CommandError if git fails.
-        """
+        Raises CommandError if git fails."""
         path = self.folder / "git" / download.commit
         if self.git and not path.exists():
             self.git.clone(download, path)
@@ -220,8 +210,7 @@ def fetch_all(
 
     `wanted` gets the address of a download, and returns whether to fetch it. Default: fetch all. Each folder also
     contains a Dockerfile that makes the same layer as ADD. Downloads with a hash or commit are fetched once, and kept
-    in the cache. Raises ResultError if a file does not have the hash in the lock, and the errors of the store.
-    """
+    in the cache. Raises ResultError if a file does not have the hash in the lock, and the errors of the store."""
     kept = sources_folder()
 
     @cache
@@ -298,8 +287,7 @@ def apt_get_for_mirrors(downloads: Mapping[str, str], netrc: str = "") -> str:
     """Return a script to run instead of apt-get: it replaces addresses of package archives by addresses of mirrors.
 
     `downloads` maps the start of addresses to the replacement of this start. `netrc` is the text of a netrc file with
-    passwords.
-    """
+    passwords."""
     # Images may use http or https for an archive. If only one scheme has a mirror, use this mirror for both.
     other = {"http": "https", "https": "http"}
     both = {f"{other[urlsplit(old).scheme]}:{old.partition(':')[2]}": new for old, new in downloads.items()}

@@ -53,9 +53,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 def _add_next_release(release: str, codename: str) -> None:
     """Add a release to apt's sources. Its priority is low: apt installs only packages for which the release is named.
-
-    `codename` is the machine's own release. Raises CommandError if apt has no source for that release.
-    """
+    `codename` is the machine's own release. Raises CommandError if apt has no source for that release."""
     from imagebuild.core import debian
 
     known = debian.apt_sources()
@@ -76,9 +74,7 @@ def _add_next_release(release: str, codename: str) -> None:
 
 def install(packages: Sequence[str], run: RunProgram) -> None:
     """Install packages. No service is started, and no package is removed.
-
-    Raises CommandError if the installation fails.
-    """
+    Raises CommandError if the installation fails."""
     from imagebuild.core import debian
 
     here = debian.os_release()
@@ -126,9 +122,7 @@ BLOCKS = (IPv4Network("172.30.0.0/16"), IPv4Network("10.213.0.0/16"), IPv4Networ
 
 def choose_pool(taken: Iterable[IPv4Network]) -> IPv4Network:
     """Return an address range for the private engine's networks that does not overlap with a route of this machine.
-
-    Raises CommandError if all candidates overlap.
-    """
+    Raises CommandError if all candidates overlap."""
     # Very large networks are ignored, such as the two halves of the address space that some VPNs route.
     routes = [network for network in taken if network.prefixlen >= 8]
     for pool in (pool for block in BLOCKS for pool in block.subnets(new_prefix=19)):
@@ -175,9 +169,7 @@ def add_network(bridge: str, pool: IPv4Network, run: RunProgram) -> None:
 
 def remove_network(bridge: str, run: RunProgram) -> None:
     """Remove the firewall rules and all bridges of the pool, also those of networks that users made.
-
-    The engine's own bridge is removed last, as its addresses are needed to find the pool.
-    """
+    The engine's own bridge is removed last, as its addresses are needed to find the pool."""
     if not (NET / bridge).exists():
         return
     routes = [(network, device) for network, device in network_routes(run) if network.prefixlen < 32]
@@ -194,8 +186,7 @@ def ensure_emulation(arch: str, run: RunProgram = run_program) -> None:
     """Register an emulator for programs of `arch` (amd64 or arm64) with the kernel, unless this machine can run them.
 
     The emulator is registered for the whole machine. Raises ConfigError if root is needed, CommandError if a step
-    fails.
-    """
+    fails."""
     names = [f"qemu-{CPUS[arch]}{end}" for end in ("", "-static")]  # not qemu-aarch64_be
 
     def registered() -> bool:
@@ -235,9 +226,7 @@ START_S = 60
 
 def engine_processes(paths: EnginePaths) -> dict[int, str]:
     """Map the ids of the engine's main processes to their programs: `unshare`, `sh` and `dockerd`.
-
-    All other processes of the engine end when `sh` ends.
-    """
+    All other processes of the engine end when `sh` ends."""
     programs = {pid: Path(argv[0]).name for pid, (_, argv) in process_table().items() if str(paths.config) in argv}
     return {pid: program for pid, program in programs.items() if program in ("unshare", "sh", "dockerd")}
 
@@ -261,8 +250,7 @@ def start_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_
     """Start the private engine if it does not run yet, and return its paths. Missing packages are installed first.
 
     Other engines on this machine are not changed. Raises ConfigError without root, CommandError if a step fails; the
-    engine's processes and network are then removed again.
-    """
+    engine's processes and network are then removed again."""
     paths = EnginePaths.of(environ)
     require_root("`imagebuild engine up`")
     with os_errors_as_command_errors():
@@ -323,9 +311,7 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
 
 def stop_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_program, *, purge: bool = False) -> None:
     """Stop the private engine and remove its network; with `purge`, also delete its data.
-
-    Raises ConfigError without root, CommandError if a step fails.
-    """
+    Raises ConfigError without root, CommandError if a step fails."""
     paths = EnginePaths.of(environ)
     if not paths.state.exists():
         return

@@ -47,9 +47,7 @@ def read_state(
     folder: Path, changes: Changes, select: Sequence[str], platforms: Sequence[str] = (), base: str = "bootstrap"
 ) -> ProjectState:
     """Read a project, select targets, and return the state.
-
-    Raises ConfigError that lists every mistake in the project, and NothingSelected if no target is selected.
-    """
+    Raises ConfigError that lists every mistake in the project, and NothingSelected if no target is selected."""
     project = load.load_project(folder).changed(changes)
     targets = select_targets(make_plan(project), select)
     return ProjectState(Renderer(project), targets, platforms, base)

@@ -282,8 +282,7 @@ def stop(purge: bool) -> None:
 def doctor(json_file: str | None) -> None:
     """Check whether this machine can build and verify images, and print what is missing.
 
-    Each finding comes with the command that fixes it. Exit status 1 if something required is missing.
-    """
+    Each finding comes with the command that fixes it. Exit status 1 if something required is missing."""
     from rich.markup import escape
 
     from imagebuild.build.doctor import examine_machine

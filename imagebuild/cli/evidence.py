@@ -78,8 +78,7 @@ def scan(
     """Apply a policy to the findings of a vulnerability scanner.
 
     Reports are `grype -o sarif`, `trivy image --format sarif`, `debsecan --format detail`, and SARIF 2.1.0 of Docker
-    Scout and Snyk. A SARIF report must name the digest of the image. Exit status 1 if a finding fails the image.
-    """
+    Scout and Snyk. A SARIF report must name the digest of the image. Exit status 1 if a finding fails the image."""
     from imagebuild.core.fields import YamlFile
     from imagebuild.core.yaml import read_yaml
     from imagebuild.publish.scan import Policy, print_scan, scan_result
@@ -134,8 +133,7 @@ def freshness(
 
     Only images to which an alias (a moving tag such as `latest`) points are checked. The packages of an image are read
     from the SBOM that is attached to it. Exit status 1 if a package has an update, if a rebuild
-    would fix a failed scan, or if an image has no SBOM.
-    """
+    would fix a failed scan, or if an image has no SBOM."""
     from functools import cache
 
     from imagebuild.core.errors import NothingSelected
@@ -201,8 +199,7 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
 def verify_attachments_of(signers: options.TrustOptions, image: str, require: str, json_file: str | None) -> None:
     """Verify that the attestations of an image are about this image, and that they report no problem.
 
-    Exit status 1 if a required attachment is missing or wrong.
-    """
+    Exit status 1 if a required attachment is missing or wrong."""
     from imagebuild.publish.attest import verify_attachments
 
     trust = signers.trusted()
@@ -231,8 +228,7 @@ def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind
     """Attach a file to a published image, such as later benchmark results.
 
     If the digest names a multi-platform index, the file is attached to the index and to the image of each platform
-    that the file is about.
-    """
+    that the file is about."""
     from imagebuild.core.files import read_text
     from imagebuild.publish.attest import add_attachment
 

@@ -51,8 +51,7 @@ def impact(
     """List the build steps that a change runs again.
 
     imagebuild assumes that the cache contains all steps of the old state, and lists the steps of the new state that are
-    not in this cache.
-    """
+    not in this cache."""
     from imagebuild.build.impact import predict_impact, print_impact
 
     if markdown and json_file == options.STDOUT:
@@ -96,8 +95,7 @@ def ci_matrix(
 ) -> None:
     """Print the job matrix of a GitHub Actions workflow, as one line of JSON.
 
-    Each target has a job for each of its platforms.
-    """
+    Each target has a job for each of its platforms."""
     from imagebuild.build.ci_matrix import changed_since, print_matrix
     from imagebuild.build.state import read_state
     from imagebuild.core.console import err

@@ -177,8 +177,7 @@ def read_offer(
     """Return the images among which a job can choose, from the files of --plan and --catalog, or from the project.
 
     The plan of the project is computed only if the job needs a plan, because a machine that only runs benchmarks may
-    not have the modules that compute plans.
-    """
+    not have the modules that compute plans."""
     from imagebuild.core.files import read_text
     from imagebuild.jobs.offer import Offer, planned_offer, published_offer, read_catalog, read_plan
 

@@ -64,8 +64,7 @@ def lock(
 ) -> None:
     """Pin the sources that the lock lacks, and remove unused pins.
 
-    With --check, the exit status is 1 if a build would stop or a pin is unused, and 4 if a server did not answer.
-    """
+    With --check, the exit status is 1 if a build would stop or a pin is unused, and 4 if a server did not answer."""
     from imagebuild.core.console import out
     from imagebuild.lock.resolve import LockFile, check_lock, complaint, network_upstream, show_report
     from imagebuild.project.select import select_targets

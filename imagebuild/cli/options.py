@@ -1,8 +1,7 @@
 """The options that several commands share, and the project that `--project` names.
 
 Each decorator of this module adds options to a command. The command gets the value of these
-options as a parameter that has the name of the decorator.
-"""
+options as a parameter that has the name of the decorator."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class FloatRange(click.FloatRange):
 class StrictCommand(click.Command):
     """A command that refuses a repeated option, unless the option takes several values.
 
-    In click, the last value of a repeated option wins without a message.
-    """
+    In click, the last value of a repeated option wins without a message."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line. Raises ConfigError for a repeated option."""
@@ -96,8 +94,7 @@ def command(*lines: str) -> Callable[[Callback], click.Command]:
 def grouped(name: str, kind: type, *options: Decorator) -> Decorator:
     """Return a decorator that adds options to a command and passes their values as one parameter, called `name`.
 
-    `kind` is the dataclass of this parameter. It has a field for each option.
-    """
+    `kind` is the dataclass of this parameter. It has a field for each option."""
 
     def decorate(callback: Callback) -> Callback:
         @wraps(callback)
@@ -117,8 +114,7 @@ def names_of(kind: str) -> Complete:
     """Return a function that completes names in a shell.
 
     `kind` is `targets`, `components` or a folder of YAML files such as `jobs/clusters`. The names are those
-    of the project in the current folder, or of the project that IMAGEBUILD_PROJECT names.
-    """
+    of the project in the current folder, or of the project that IMAGEBUILD_PROJECT names."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
         from imagebuild.core.files import shipped_folder
@@ -347,8 +343,7 @@ class ImageChanges(PlanChanges):
     def check_base(self, targets: Iterable[Target], *, pinned: bool) -> None:
         """Raise ConfigError if the image of --base-image has another release than a target, or is not pinned by digest.
 
-        The digest is required only if `pinned` is true.
-        """
+        The digest is required only if `pinned` is true."""
         from imagebuild.project.contradictions import base_mismatch
 
         if self.base_image is None:
@@ -406,8 +401,7 @@ class SignOptions(TrustOptions):
     def signer(self) -> Signer | None:
         """Return the signer. None without --sign. In a GitHub job, the default signer is the identity of the job.
 
-        Raises ConfigError or CommandError if this signer cannot sign.
-        """
+        Raises ConfigError or CommandError if this signer cannot sign."""
         from imagebuild.publish.signatures import GITHUB_ISSUER, job_workflow
 
         if not self.sign:
@@ -453,8 +447,7 @@ def data_folders(given: Path | None, kind: str, project: Path | None = None) -> 
 
     These are the folders of imagebuild, of the projects that the project extends, and of the project. If two folders
     have a file with the same name, the file in the last folder is used. The project is read only if it extends
-    another one. Raises ConfigError that lists the mistakes in the project.
-    """
+    another one. Raises ConfigError that lists the mistakes in the project."""
     from imagebuild.core.files import shipped_folder
 
     if given:
@@ -485,8 +478,7 @@ def check_combination(
 ) -> None:
     """Raise ConfigError if an option lacks the option that it needs, or if exclusive options are combined.
 
-    `given` maps options to their values. A false value means that the option is absent.
-    """
+    `given` maps options to their values. A false value means that the option is absent."""
     for name, wanted in needs.items():
         if given[name] and not given[wanted]:
             raise ConfigError(f"{name}: needs {wanted}; add {wanted}, or remove {name}")

@@ -55,8 +55,7 @@ def publish(
 ) -> None:
     """Tag the images that passed their checks.
 
-    Exit status 0: every image was published; 1: an image was refused; 4: a registry failed.
-    """
+    Exit status 0: every image was published; 1: an image was refused; 4: a registry failed."""
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.revision import current_revision, origin_of_build
     from imagebuild.publish.publish import PublishRequest, print_published, publish_targets
@@ -103,8 +102,7 @@ def each(
     """Run a command for every pushed image.
 
     The command gets the image by digest. After a failure, the command still runs for the other images. The highest
-    exit status is returned.
-    """
+    exit status is returned."""
     images = _pushed_images(folder) if published is None else _published_images(project, published, folder)
     wanted = options.parse_platforms(platforms)
     chosen = [image for image in images if not wanted or image["platform"] in wanted]
@@ -134,8 +132,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
 def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the values of the placeholders for every image in the build results below a folder, sorted by path.
 
-    Raises ResultError for a result that cannot be read.
-    """
+    Raises ResultError for a result that cannot be read."""
     from imagebuild.core.files import read_text
     from imagebuild.core.yaml import read_written
     from imagebuild.project.records import BuildResult
@@ -159,8 +156,7 @@ def _values(
 def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> int:
     """Run a command for each image, also after a failure, and return the highest exit status.
 
-    Raises CommandError if the program cannot be started.
-    """
+    Raises CommandError if the program cannot be started."""
     known = re.compile(rf"{{({'|'.join(images[0])})}}")  # other braces remain unchanged
     failed: dict[str, int] = {}
     for image in images:
@@ -201,8 +197,7 @@ def prune(
 ) -> None:
     """List or delete pushed images that are no longer needed.
 
-    Only the staging repositories, to which `imagebuild build --push` pushes images before publication, are searched.
-    """
+    Only the staging repositories, to which `imagebuild build --push` pushes images before publication, are searched."""
     from imagebuild.oci.reference import parse_reference
     from imagebuild.oci.registry import connect_registry
     from imagebuild.project.plan import repository_name

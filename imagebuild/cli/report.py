@@ -79,8 +79,7 @@ def report(
     """Judge the results of benchmarks and checks: are they right, complete and fast enough?
 
     Exit status 0: nothing failed, and everything that the options ask for was judged; 1: something failed or was not
-    judged; 2: the input is wrong; 5: no file could be read.
-    """
+    judged; 2: the input is wrong; 5: no file could be read."""
     from imagebuild.bench.judge import Expected
     from imagebuild.core.console import out
     from imagebuild.report.report import make_report

@@ -86,8 +86,7 @@ def verify(
 ) -> None:
     """Run the checks of an image, and print the result of each.
 
-    Exit status 1: a check failed; 3: all checks were skipped; 4: nothing could be started in the image.
-    """
+    Exit status 1: a check failed; 3: all checks were skipped; 4: nothing could be started in the image."""
     from imagebuild.verify.checks import select_checks
     from imagebuild.verify.rules import IMAGE_CHECKS
     from imagebuild.verify.subject import refuse_misspelled, target_with_id

@@ -36,8 +36,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole:
 
     In a terminal, the first column and the columns in `whole` are never wrapped, because people copy their values.
     Other cells wrap between words. If the terminal is too narrow, the last columns are left out. In a file or a pipe,
-    no line is wrapped.
-    """
+    no line is wrapped."""
     cells = [tuple(row) for row in rows]
     titles = list(columns)
     texts = [[Text.from_markup(cell).plain for cell in row] for row in (titles, *cells)]
@@ -139,8 +138,7 @@ class Progress:
     """Progress display of items that several threads process: one line for each finished item, then the running items.
 
     A terminal redraws the running items. In a log, or with `live=False`, `heartbeat` prints messages about the running
-    items instead.
-    """
+    items instead."""
 
     def __init__(self, *, live: bool = True) -> None:
         self.headline = ""
@@ -209,8 +207,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table without a newline at its end.
 
     The cells may contain Markdown. Only characters that would end a cell are changed: a backslash is put before each
-    `|` that has none, and newlines become spaces.
-    """
+    `|` that has none, and newlines become spaces."""
 
     def cell(text: str) -> str:
         return re.sub(r"(?<!\\)((?:\\\\)*)\|", r"\1\\|", " ".join(text.splitlines()))

@@ -34,9 +34,7 @@ ETC = Path("/etc/apt")
 
 def flat_repository_folder(url: str, suite: str) -> str | None:
     """Return the URL of the folder of a flat repository, with a final slash.
-
-    None if the suite is below `dists/`, so that the repository is not flat.
-    """
+    None if the suite is below `dists/`, so that the repository is not flat."""
     if not suite.endswith("/"):
         return None
     path = posixpath.normpath(f"./{suite}")
@@ -45,9 +43,7 @@ def flat_repository_folder(url: str, suite: str) -> str | None:
 
 def expired_since(release: Release, now: datetime) -> str | None:
     """Return the date on which a Release file expired.
-
-    None if the file is still valid. Raises ResultError if the date cannot be read.
-    """
+    None if the file is still valid. Raises ResultError if the date cannot be read."""
     if not (text := release.get("Valid-Until")):
         return None
     try:
@@ -58,9 +54,7 @@ def expired_since(release: Release, now: datetime) -> str | None:
 
 def package_indexes(release: Release, folder: str = "") -> dict[str, str]:
     """Return the path and sha256 of each package index that a Release file lists, the smallest file first.
-
-    `folder` is the folder of a component, such as `main/binary-amd64/`. `folder` is empty for a flat repository.
-    """
+    `folder` is the folder of a component, such as `main/binary-amd64/`. `folder` is empty for a flat repository."""
     listed = {posixpath.normpath(file["name"]): file["SHA256"] for file in release.get("SHA256", ())}
     paths = (f"{folder}{name}" for name in UNPACK)
     return {path: listed[path] for path in paths if path in listed}
@@ -70,8 +64,7 @@ def verified_index(path: str, wanted: str, content: bytes) -> str:
     """Return the decompressed text of a package index.
 
     Raises CommandError if the Release file lists another sha256 for the index, and ResultError if the index cannot be
-    decompressed.
-    """
+    decompressed."""
     digest = hashlib.sha256(content).hexdigest()
     if digest != wanted.lower():
         raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; try again")
@@ -127,8 +120,7 @@ def package_versions(packages: Iterable[Package], architecture: str) -> dict[str
     """Return the version of each installed package.
 
     Maps names to versions. If the architecture of a package is not the architecture of the image, its name is
-    `name:architecture`.
-    """
+    `name:architecture`."""
     own = {"", "all", architecture}
     return {p.name if p.architecture in own else f"{p.name}:{p.architecture}": p.version for p in packages}
 
@@ -200,8 +192,7 @@ def sources_for_release(sources: Iterable[AptSource], codename_from: str, codena
     """Return the sources of the distribution's own archive for another release, without backports.
 
     A third-party archive may also use the name of a release as a suite (`bookworm main`). Such an archive is left out:
-    it is signed by another key than the suites -updates and -security, and not by apt's default key.
-    """
+    it is signed by another key than the suites -updates and -security, and not by apt's default key."""
     translated = {codename_from + part: codename_to + part for part in ("", "-updates", "-security")}
     own = [s for s in sources if s.suite in translated and "main" in s.components]
     keys = {s.signed_by for s in own if s.suite != codename_from} | {None}
@@ -213,8 +204,7 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
     """Return apt sources as the text of a `*.list` file.
 
     Such a file can name a keyring, but cannot contain a key. If `signed_by` is a key, apt uses its default keyring
-    instead.
-    """
+    instead."""
     lines = []
     for source in sources:
         keyring = source.signed_by if source.signed_by and "\n" not in source.signed_by else None
@@ -225,9 +215,7 @@ def as_oneline(sources: Iterable[AptSource]) -> str:
 
 def debian_sources(release: str = "trixie") -> tuple[AptSource, ...]:
     """Return the apt sources of a Debian release, with the archive that this machine uses.
-
-    Return an empty tuple if the machine does not run Debian.
-    """
+    Return an empty tuple if the machine does not run Debian."""
     machine = os_release()
     codename = machine.get("VERSION_CODENAME", "")
     if machine.get("ID") != "debian" or not codename:

@@ -85,9 +85,7 @@ def plural(count: int, noun: str) -> str:
 
 def suggestion(name: str, known: Mapping[str, Any] | list[str] | set[str]) -> str:
     """Return the end of a message about an unknown name.
-
-    If a known name is similar, `; did you mean 'x'?`. Otherwise, a list of the known names.
-    """
+    If a known name is similar, `; did you mean 'x'?`. Otherwise, a list of the known names."""
     if near := nearest(name, known):
         return f"; did you mean {near!r}?"
     names = sorted(known)

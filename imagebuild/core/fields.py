@@ -88,8 +88,7 @@ class Model(BaseModel):
     Validators are built when a model is first used, because a command imports many models and uses few.
     `use_attribute_docstrings` turns the docstrings of fields into descriptions in the JSON schema. Only the command
     that writes the schemas sets this option: pydantic then parses the source of each model during the import, which is
-    slow.
-    """
+    slow."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", defer_build=True, alias_generator=lambda name: name.replace("_", "-"),
@@ -112,9 +111,7 @@ class YamlFile(Generic[M]):
 
     def at(self, *loc: str | int) -> str:
         """Return the place of a value as `file:line`.
-
-        If the value is missing, return the place of its nearest parent.
-        """
+        If the value is missing, return the place of its nearest parent."""
         return f"{self.path}:{line_of(self.lines, loc)}"
 
 
@@ -127,9 +124,7 @@ def line_of(lines: Mapping[Loc, int], loc: Loc) -> int:
 
 def one_or_more(value: Any) -> Any:
     """Return a tuple with one item for a text, and any other value unchanged.
-
-    For fields that accept a text or a list.
-    """
+    For fields that accept a text or a list."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -178,8 +173,7 @@ def satisfies(value: str, wanted: str) -> bool:
     """Return whether `value` equals `wanted`, or satisfies it as a version specifier.
 
     `13.0` satisfies `>=13,<13.4`. A value that is not a version does not satisfy any specifier.
-    Raises ValueError if `wanted` begins like a specifier but is not one.
-    """
+    Raises ValueError if `wanted` begins like a specifier but is not one."""
     if not wanted.startswith(OPERATORS):
         return value == wanted
     try:

@@ -26,8 +26,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a file, and create its folder if it is missing.
 
     A regular file, or the target of a symlink, is replaced atomically and keeps its mode. The content is appended to a
-    device, a FIFO or an open file descriptor such as /dev/stdout. Raises ConfigError if the file cannot be written.
-    """
+    device, a FIFO or an open file descriptor such as /dev/stdout. Raises ConfigError if the file cannot be written."""
     try:
         with suppress(FileNotFoundError):
             path.stat()  # raises OSError for a circular symlink

@@ -94,8 +94,7 @@ class Client:
         """Call `attempt` until it returns, and return its result.
 
         TryAgain causes another attempt after a pause, until `Patience.seconds` have passed. Then Unreachable is raised.
-        A nested call of `retried` makes one attempt only: the outer call repeats it.
-        """
+        A nested call of `retried` makes one attempt only: the outer call repeats it."""
         thread = threading.get_ident()
         if thread in self._repeating:
             return attempt()
@@ -133,8 +132,7 @@ class Client:
         """Send a request, and return the answer, which may be an error such as 404.
 
         `what` names the request in messages.
-        Raises TryAgain for a temporary error and CommandError for a permanent one.
-        """
+        Raises TryAgain for a temporary error and CommandError for a permanent one."""
         self.check_stopped(what)
         try:
             answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), **options)
@@ -154,9 +152,7 @@ class Client:
 
     def chunks(self, answer: requests.Response, what: str) -> Iterator[bytes]:
         """Yield the bytes of an answer as they arrive.
-
-        Raises TryAgain if the connection breaks before the end of the answer.
-        """
+        Raises TryAgain if the connection breaks before the end of the answer."""
         try:
             with answer:
                 for chunk in answer.raw.stream(CHUNK, decode_content=False):
@@ -218,9 +214,7 @@ is unknown."""
 
 def login_for(url: str, netrc_file: Path | None) -> tuple[str, str] | None:
     """Return the user and the password for a URL from a netrc file.
-
-    None if the file has no entry for the host of the URL.
-    """
+    None if the file has no entry for the host of the URL."""
     entry = netrc.netrc(netrc_file).authenticators(urlsplit(url).hostname or "") if netrc_file else None
     return (entry[0], entry[2]) if entry else None
 
@@ -229,17 +223,14 @@ class Downloads:
     """A downloader of files that several threads may use.
 
     Its methods raise Absent if the server does not have the file, Unreachable if the file cannot be fetched, and
-    CommandError if the server sends a web page instead.
-    """
+    CommandError if the server sends a web page instead."""
 
     def __init__(
         self, rewrite: Callable[[str], str] = str, ca: Path | None = None, netrc_file: Path | None = None, *,
         patience: Patience = PATIENCE, headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Make a downloader. `rewrite` turns a URL into the URL of its mirror.
-
-        `netrc_file` contains passwords of hosts. Default: the netrc file that the HTTP library finds.
-        """
+        `netrc_file` contains passwords of hosts. Default: the netrc file that the HTTP library finds."""
         self.client = Client(ca, patience, **(headers or {}))
         self._rewrite, self._netrc = rewrite, netrc_file
         self._down: dict[str, tuple[float, str]] = {}
@@ -247,9 +238,7 @@ class Downloads:
 
     def download(self, url: str, target: Path | None = None, advance: Advance = lambda _done, _total: None) -> str:
         """Download a file to `target`, and return its sha256. Without `target`, the content is not stored.
-
-        Raises CommandError if the server does not announce the length of the file.
-        """
+        Raises CommandError if the server does not announce the length of the file."""
 
         def read(answer: requests.Response) -> str:
             if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
@@ -325,8 +314,6 @@ class Downloads:
 
 def announced_length(answer: requests.Response) -> int | None:
     """Return the length of the content in bytes, from the header of an answer.
-
-    None if the header does not contain a length.
-    """
+    None if the header does not contain a length."""
     length = answer.headers.get("Content-Length", "")
     return int(length) if length.isdigit() else None

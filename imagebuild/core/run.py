@@ -26,9 +26,7 @@ from imagebuild.core.fields import CPUS
 
 def version_numbers(text: str) -> tuple[int, ...]:
     """Return the first version in a text as numbers: (26, 1, 5) for `1:26.1.5+dfsg1`.
-
-    An empty tuple if the text contains no version.
-    """
+    An empty tuple if the text contains no version."""
     match = re.search(r"\d+(?:\.\d+)+", text)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -58,9 +56,7 @@ fails."""
 
 def program_environment(extra: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """Return the environment variables for a program: those of imagebuild, changed by `extra`.
-
-    None removes a variable.
-    """
+    None removes a variable."""
     # imagebuild parses the output of programs, so the output must not be translated. sbin is not in the PATH of every
     # user. ssh without a terminal would ask for passwords in a window.
     own = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C.UTF-8", "SSH_ASKPASS_REQUIRE": "never"}
@@ -82,8 +78,7 @@ class OutputReader(threading.Thread):
 
     It keeps the end of the output, writes the whole output to a log, and calls `each` with each piece (a line without
     its newline). The thread ends when the output ends, or when an exception is raised. The thread stores the exception
-    as `error`. At its end, the thread calls `close`.
-    """
+    as `error`. At its end, the thread calls `close`."""
 
     def __init__(
         self, pieces: Iterable[bytes], close: Callable[[], None], log: Path | None = None,
@@ -123,9 +118,7 @@ def start_program(
     argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, output: int = PIPE, errors: int = STDOUT
 ) -> subprocess.Popen[bytes]:
     """Start a program in its own session, with `env` added to its environment.
-
-    Raises CommandError if the program cannot be started.
-    """
+    Raises CommandError if the program cannot be started."""
     try:
         return subprocess.Popen(
             argv, stdin=DEVNULL, stdout=output, stderr=errors, start_new_session=True, env=program_environment(env)
@@ -143,8 +136,7 @@ def execute(
     The program runs in its own session: Ctrl-C reaches only imagebuild, which then ends the program. `env` is added to
     its environment. When this function returns or raises, the program and its process group have ended: by the signal
     `polite`, or by SIGKILL after KILL_S. Raises CommandError if the program cannot be started or the log cannot be
-    written.
-    """
+    written."""
     process = start_program(argv, env)
     lines = process.stdout
     assert lines
@@ -185,8 +177,7 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
 
     Raises CommandError if the program is missing, fails or takes longer than `timeout` seconds; the message contains
     the last lines of its output. Ctrl-C is passed on to the program as one SIGINT, and KeyboardInterrupt is raised
-    after the program has ended, so that apt can finish the package that it is installing.
-    """
+    after the program has ended, so that apt can finish the package that it is installing."""
     with os_errors_as_command_errors(), _scratch() as output, _scratch() as errors:
         process = start_program(argv, env, output=output.fileno(), errors=errors.fileno())
         try:
@@ -218,9 +209,7 @@ def _text_of(file: IO[bytes]) -> str:
 
 def run_in_foreground(command: Sequence[str]) -> int:
     """Run a program that uses the terminal of imagebuild for input and output.
-
-    Return its exit status as a shell would.
-    """
+    Return its exit status as a shell would."""
     try:
         status = subprocess.run(command, env=program_environment(), check=False).returncode
     except OSError as error:
@@ -279,8 +268,7 @@ def for_each(function: Callable[[T], R], items: Iterable[T], *work: Stoppable, j
 
     After an error, no further item is started, and the error is raised when the running calls have ended. After Ctrl-C,
     the objects in `work` are told to stop, and the calls have PATIENCE_S to end. The threads are daemons, so that a
-    server that never answers cannot keep the process alive.
-    """
+    server that never answers cannot keep the process alive."""
     todo = deque(enumerate(items))
     results: dict[int, R] = {}
     errors: list[BaseException] = []
@@ -323,8 +311,6 @@ def native_platform() -> str:
 
 def syft_program() -> str | None:
     """Return the path of syft, a program that lists the packages in an image. None if syft is not installed.
-
-    syft is searched in the folder of the running Python, where pip installs it, and in PATH.
-    """
+    syft is searched in the folder of the running Python, where pip installs it, and in PATH."""
     beside = Path(sys.executable).parent / "syft"
     return str(beside) if beside.is_file() else which("syft")

@@ -1,8 +1,7 @@
 """The user's configuration: mirrors, their credentials, registries, CA certificates.
 
 A mirror changes the server from which a file is downloaded, but not the content of the file: digests of images, sha256
-of archives, commits of git sources, signed indexes of packages and hashes of wheels are checked as without a mirror.
-"""
+of archives, commits of git sources, signed indexes of packages and hashes of wheels are checked as without a mirror."""
 
 from __future__ import annotations
 
@@ -95,9 +94,7 @@ def settings_path(environ: Mapping[str, str]) -> Path:
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
     """Read the configuration.
-
-    If there is no file, return the defaults. Raises ConfigError with all mistakes in the file.
-    """
+    If there is no file, return the defaults. Raises ConfigError with all mistakes in the file."""
     file = settings_path(environ)
     if not file.exists() and not environ.get("IMAGEBUILD_CONFIG"):
         return Settings()
@@ -125,9 +122,7 @@ def configured_index() -> str | None:
 
 def pip_conf_text(index: str, login: tuple[str, str] | None = None) -> str:
     """Return the text of a pip.conf that sets a Python package index.
-
-    Plain http is allowed, because the lock contains the hashes of all wheels.
-    """
+    Plain http is allowed, because the lock contains the hashes of all wheels."""
     address = urlsplit(index)
     if login:
         host = f"{quote(login[0], safe='')}:{quote(login[1], safe='')}@{address.netloc}"
@@ -144,8 +139,7 @@ def ca_bundle(given: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Return the file of CA certificates for downloads.
 
     The first one that is set is used: `given`, then the environment variables in CA_VARIABLES. Default: the file of
-    this machine, or None if it has no such file. Raises ConfigError if the file does not contain certificates.
-    """
+    this machine, or None if it has no such file. Raises ConfigError if the file does not contain certificates."""
     named = (("--ca", given), *((f"{name}:", environ.get(name)) for name in CA_VARIABLES))
     for name, path in ((name, Path(path)) for name, path in named if path):
         try:
@@ -168,9 +162,7 @@ def pip_environment(ca: Path | None, netrc_file: Path | None) -> dict[str, str]:
 @contextmanager
 def git_environment(ca: Path | None, netrc_file: Path | None) -> Iterator[dict[str, str]]:
     """Yield environment variables that pass CA certificates and passwords to git.
-
-    git reads .netrc only from the home folder, so the variables set a temporary home folder.
-    """
+    git reads .netrc only from the home folder, so the variables set a temporary home folder."""
     result = {"GIT_SSL_CAINFO": str(ca)} if ca and ca != SYSTEM_CA else {}
     with TemporaryDirectory(prefix="imagebuild-") as home:
         if netrc_file:

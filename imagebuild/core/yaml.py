@@ -22,9 +22,7 @@ KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 
 def load_yaml(path: Path, model: type[M], mistakes: Mistakes) -> YamlFile[M] | None:
     """Return the contents of a YAML or JSON file as a model.
-
-    If the file contains mistakes, add the mistakes to `mistakes`, and return None.
-    """
+    If the file contains mistakes, add the mistakes to `mistakes`, and return None."""
     found = Mistakes()
     reader = _Reader(path, found)
     try:
@@ -64,9 +62,7 @@ def read_yaml(path: Path, model: type[M]) -> YamlFile[M]:
 
 def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name: str) -> M:
     """Read a document that imagebuild wrote, from JSON or from parsed JSON.
-
-    Raises ResultError if the document cannot be read. The message begins with `name`.
-    """
+    Raises ResultError if the document cannot be read. The message begins with `name`."""
     try:
         return model.model_validate(content) if isinstance(content, Mapping) else model.model_validate_json(content)
     except ValidationError as error:
@@ -87,9 +83,7 @@ def _refuse(event: Any, problem: str) -> NoReturn:
 
 class _Reader:
     """A YAML parser that records the line of each value. Scalars stay text, so that 3.10 does not become 3.1.
-
-    The value of an alias is parsed once, at its anchor, so that nested aliases cannot take exponential time.
-    """
+    The value of an alias is parsed once, at its anchor, so that nested aliases cannot take exponential time."""
 
     def __init__(self, path: Path, mistakes: Mistakes) -> None:
         self.path = path
@@ -149,8 +143,7 @@ def _problems(error: ValidationError, data: Any, model: type[BaseModel]) -> Iter
     """Yield the path of each wrong value in the file, and a message that says what is wrong.
 
     Each path appears once. If a list or a mapping contains wrong values, no message says that the list or mapping
-    itself has the wrong type.
-    """
+    itself has the wrong type."""
     details: dict[Loc, list[Any]] = {}
     for detail in error.errors():
         details.setdefault(_place(detail, data), []).append(detail)

@@ -1,7 +1,5 @@
 """Third of the four steps that decide a job: the environment of the ranks, from the files in `jobs/` and `--param`.
-
-Pure.
-"""
+Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ from imagebuild.jobs.size import Size, conditions_of_size
 
 OVERRIDABLE = ("NCCL_NET_PLUGIN", "LD_LIBRARY_PATH", "UCX_NET_DEVICES", "NCCL_IB_HCA")
 """Variables for which a higher layer, such as a cluster, may replace the value of a lower layer, such as a fabric.
-
-For all other variables, two different values are an error.
-"""
+For all other variables, two different values are an error."""
 
 SCOPES: Mapping[Container, tuple[Scope, ...]] = {
     "kubernetes": ("rank", "container", "launcher"),
@@ -75,9 +71,7 @@ def resolve_environment(
     request: JobRequest, profile: Profile, facts: JobFacts, size: Size, image: JobImage
 ) -> Environment:
     """Return the environment of a job.
-
-    Raises ConfigError if two layers give a variable different values, or if the image does not contain the plug-in.
-    """
+    Raises ConfigError if two layers give a variable different values, or if the image does not contain the plug-in."""
     parameters, cluster = size.parameters, size.cluster
     own = {name: parameters[name] for name in ("programs", "suffix") if name in parameters}
     stack = facts.stacks[image.stack].model.model_copy(update=own)
@@ -121,9 +115,7 @@ def _fact_sources(request: JobRequest, facts: JobFacts, size: Size, image: JobIm
 
 def _plugin_variables(facts: JobFacts, size: Size, image: JobImage, stack: Stack) -> list[Variable]:
     """Return the variables that name the network plug-in of NCCL and the folder of the plug-in.
-
-    Return an empty list for the plug-in `host`, because the node sets these variables.
-    """
+    Return an empty list for the plug-in `host`, because the node sets these variables."""
     plugin, plugins = size.plugin, stack.plugins
     if plugin == "host":
         return []
@@ -144,9 +136,7 @@ def layered_variables(
     sources: Iterable[FactSource], conditions: Mapping[str, str], placeholders: Mapping[str, str]
 ) -> list[Variable]:
     """Return the variables whose condition (`when`) is true, those of the lowest layer first.
-
-    Raises ConfigError for an unknown placeholder.
-    """
+    Raises ConfigError for an unknown placeholder."""
     variables = []
     for source in sources:
         for i, entry in enumerate(source.layer.env):
@@ -162,8 +152,7 @@ def merge(variables: Iterable[Variable], container: Container) -> tuple[Variable
     """Merge variables that are ordered by layer, so that each variable occurs once.
 
     The last layer wins for variables in `OVERRIDABLE`. Raises ConfigError if layers give another variable different
-    values, or if a variable has a scope (the place where it is set) that this kind of job lacks.
-    """
+    values, or if a variable has a scope (the place where it is set) that this kind of job lacks."""
     merged: dict[str, Variable] = {}
     for variable in variables:
         name, scope = variable.name, variable.scope

@@ -73,9 +73,7 @@ SLURM_FORMS = {
 
 def _whole_amounts(amounts: dict[str, str]) -> dict[str, str]:
     """Return the amounts of resources unchanged.
-
-    Raises ValueError for GPUs, and for a fraction of a resource of which the API server accepts only whole amounts.
-    """
+    Raises ValueError for GPUs, and for a fraction of a resource of which the API server accepts only whole amounts."""
     for name, amount in amounts.items():
         if re.fullmatch(GPUS, name):
             raise ValueError(f"{name}: remove this resource; a worker always requests all GPUs of its node")
@@ -90,8 +88,7 @@ CONDITIONS = (
     "plugin", "profile", "rack-nvlink", "racks", "scheduler", "stack", "test",
 )  # fmt: skip
 """Names that a condition (`when`) can use. The names of features and collectives are also allowed; their value is `yes`
-or `no`.
-"""
+or `no`."""
 
 # Parts of every kind of facts file
 
@@ -123,9 +120,7 @@ class Env(Model):
 
 class Expect(Model):
     """A line that the output of a job must contain as proof that NCCL uses a feature.
-
-    NCCL silently continues without a feature that NCCL cannot use.
-    """
+    NCCL silently continues without a feature that NCCL cannot use."""
 
     line: Text
     """Extended regular expression (`grep -E`) that matches the line."""

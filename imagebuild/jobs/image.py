@@ -53,9 +53,7 @@ class JobImage:
 
 def resolve_image(request: JobRequest, profile: Profile, facts: JobFacts, size: Size, offer: Offer) -> JobImage:
     """Return the image that the request names, or the newest image that fits.
-
-    Raises ConfigError if the options exclude each other, or if no image fits.
-    """
+    Raises ConfigError if the options exclude each other, or if no image fits."""
     # Bad combinations of options are refused first, because "no image fits" would hide the reason.
     conditions = conditions_of_size(request, profile, facts, size)
     _refuse_bad_combinations(request, size, conditions)
@@ -80,9 +78,7 @@ def conditions_of_image(before: Mapping[str, str], image: JobImage, facts: JobFa
 
 def _refuse_bad_combinations(request: JobRequest, size: Size, conditions: Mapping[str, str]) -> None:
     """Raise ConfigError if a rule (`supports`, `excludes`) of the fabric or of a feature forbids this job.
-
-    A rule about a condition without a value in `conditions` is skipped.
-    """
+    A rule about a condition without a value in `conditions` is skipped."""
     combined: dict[str, Fabric | Feature] = {f"--fabric {request.fabric}": size.fabric}
     combined |= {f"--feature {name}": feature for name, feature in size.features.items()}
     for option, facts in combined.items():
@@ -145,9 +141,7 @@ def newest_image(
     offer: Offer, stacks: Mapping[str, YamlFile[Stack]], profile: Profile, plugin: str, driver: str | None
 ) -> JobImage:
     """Return the newest image that fits.
-
-    If no image fits, raises ConfigError that lists the requirements and how many images lack each of them.
-    """
+    If no image fits, raises ConfigError that lists the requirements and how many images lack each of them."""
     arch, capability = profile.node.cpu, (profile.gpu.compute_capability or "").replace(".", "")
     compiling = offer.gpu_architectures.get(capability)
 
@@ -193,9 +187,7 @@ def newest_image(
 
 def plugin_remedy(plugin: str, stacks: Mapping[str, YamlFile[Stack]]) -> str:
     """Return the beginning of a remedy, which says how to build an image with this plug-in.
-
-    Return "" if the plug-in is not optional in any kind of image.
-    """
+    Return "" if the plug-in is not optional in any kind of image."""
     for name, file in stacks.items():
         if component := file.model.optional_plugins.get(plugin):
             return f"build {name} with --with {component} and add --with {component} here, or "

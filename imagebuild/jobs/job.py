@@ -55,9 +55,7 @@ def _is_comparable(profile: Profile, size: Size) -> bool:
 
 def _least_bandwidths(profile: Profile, size: Size, *, comparable: bool) -> Mapping[str, tuple[str, str]]:
     """Return for each collective the bus bandwidth in GB/s that the best message size must reach, and the reason.
-
-    The bandwidth is the value of `--param min-bw`, or else comes from the profile.
-    """
+    The bandwidth is the value of `--param min-bw`, or else comes from the profile."""
     value, collectives = size.parameters.get("min-bw"), size.test.collectives
     if value and len(collectives) > 1:
         raise ConfigError(

@@ -36,9 +36,7 @@ KINDS: Mapping[str, type[Model]] = {
 
 def load_facts(*folders: Path) -> JobFacts:
     """Return the facts in all folders. A file replaces files with the same name in earlier folders.
-
-    Raises ConfigError with all mistakes, each with its file and line.
-    """
+    Raises ConfigError with all mistakes, each with its file and line."""
     mistakes = Mistakes()
     paths = {path.relative_to(folder).as_posix(): path for folder in folders for path in sorted(folder.rglob("*.*"))}
 

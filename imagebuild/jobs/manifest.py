@@ -1,8 +1,7 @@
 """Manifests, batch scripts and the scripts of containers, made from templates. Pure.
 
 The Jinja environment quotes every value for YAML or for a shell, so a template cannot forget to quote a value. Only the
-output of filters is not quoted again. Comments use the filter `comment`.
-"""
+output of filters is not quoted again. Comments use the filter `comment`."""
 
 from __future__ import annotations
 

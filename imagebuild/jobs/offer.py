@@ -197,8 +197,7 @@ def enroot_reference(reference: str) -> str:
     """Return the address of an image for enroot: `#` follows the registry, and a digest replaces the tag.
 
     enroot 3 and 4.0 do not support `@`, but they request the text after the colon from the registry, be it a tag or a
-    digest.
-    """
+    digest."""
     name, at, digest = reference.partition("@")
     if at:
         reference = f"{re.sub(r':[^:/]*$', '', name)}:{digest}"

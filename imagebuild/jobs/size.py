@@ -70,9 +70,7 @@ class Size:
 
 def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size:
     """Return the size of the requested job.
-
-    Raises ConfigError for an unknown name, and with the reason if a job of this size is impossible.
-    """
+    Raises ConfigError for an unknown name, and with the reason if a job of this size is impossible."""
     scheduler = find_facts(facts.schedulers, "scheduler", request.scheduler)
     container = request.container or scheduler.containers[0]
     if container not in scheduler.containers:
@@ -166,9 +164,7 @@ def _short_name(profile: Profile) -> str:
 
 def _nodes_and_racks(request: JobRequest, profile: Profile, rack_nodes: int) -> tuple[int, int]:
     """Return the number of nodes and the number of racks. All racks have the same number of nodes.
-
-    `rack_nodes` is the maximum number of nodes that the job uses in a rack. 0 means all nodes of the rack.
-    """
+    `rack_nodes` is the maximum number of nodes that the job uses in a rack. 0 means all nodes of the rack."""
     nodes, racks, domain = request.nodes, request.racks, profile.hosts_per_domain
     if nodes is not None and racks is not None:
         raise ConfigError("--nodes and --racks exclude each other; use only one")
@@ -201,9 +197,7 @@ def _rounds(request: JobRequest, test: JobTest, nodes: int) -> int:
 
 def _plugin(asked: str | None, default: str, features: Mapping[str, Feature]) -> str:
     """Return the network plug-in: the one that `--param plugin` asks for or a feature needs, or else `default`.
-
-    Raises ConfigError if `--param plugin` and a feature name different plug-ins.
-    """
+    Raises ConfigError if `--param plugin` and a feature name different plug-ins."""
     plugin = asked or default
     for name, feature in features.items():
         if feature.plugin and asked not in (None, feature.plugin):

@@ -18,8 +18,7 @@ Placement = Literal["anywhere", "together", "named", "kueue", "exclusive"]
 
 `anywhere`: without a rule. `together`: on one rack, by pod affinity. `named`: on the racks that `--param racks` names.
 `kueue`: where Kueue places them by its Topology. `exclusive`: JobSet places the workers of each rack on a rack that no
-other JobSet uses.
-"""
+other JobSet uses."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,7 @@ class Workers:
 
 def resolve_workers(request: JobRequest, profile: Profile, size: Size, placeholders: Mapping[str, str]) -> Workers:
     """Return the job's name, its options of sbatch, and the needs of its worker pods.
-
-    Raises ConfigError if the name is too long, or if the workers cannot be placed on racks.
-    """
+    Raises ConfigError if the name is too long, or if the workers cannot be placed on racks."""
     name = _name(request, size)
     rack_names = _rack_names(profile, size)
     return Workers(

@@ -1,7 +1,5 @@
 """Newer versions of pins (versions in the matrix): find them on the servers, and write them into the matrix.
-
-Used by `imagebuild bump`.
-"""
+Used by `imagebuild bump`."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ def _questions(project: Project, part: Part) -> Iterator[Question]:
 
 def newer(current: str, versions: Iterable[str]) -> list[str]:
     """Return the stable versions that are newer than `current`, newest first.
-
-    Raises InvalidVersion if `current` is not a version.
-    """
+    Raises InvalidVersion if `current` is not a version."""
     least = Version(current)
     above: dict[str, Version] = {}
     for text in versions:
@@ -90,9 +86,7 @@ def newer(current: str, versions: Iterable[str]) -> list[str]:
 
 def edited(matrix: YamlFile[Matrix], changes: Changes) -> str:
     """Return the text of the matrix with new versions of pins. Quotes around the versions are kept.
-
-    Raises ConfigError if a version is not written as a plain value, for example because it is a YAML alias.
-    """
+    Raises ConfigError if a version is not written as a plain value, for example because it is a YAML alias."""
     text = files.read_text(matrix.path)
     edits = []
     for (name, i), version in changes.items():
@@ -119,8 +113,7 @@ def bump_pins(lock: LockFile, upstream: Upstream, names: Collection[str]) -> Bum
     """Find a new version of each pin: the newest one that all sources of the pin list and that the plan accepts.
 
     If new versions of two pins do not fit together, the pin that comes first in the matrix gets its new version.
-    Without `names`, all pins are checked. Raises ConfigError if a name is not a pin in the project's own matrix.
-    """
+    Without `names`, all pins are checked. Raises ConfigError if a name is not a pin in the project's own matrix."""
     project = lock.project
     pins = {name: rows for name, rows in project.matrix.model.versions.items() if project.is_own("versions", name)}
     for name in names:
@@ -187,9 +180,7 @@ def _ask(listings: Iterable[Source], upstream: Upstream) -> dict[Key, Answer]:
 
 def _versions(answers: Mapping[Key, Answer], listing: Source, template: str) -> set[str]:
     """Return the versions in the names that a source lists: `2.3` for `v2.3-1` and the template `v{version}-1`.
-
-    If the answer about the source is an error, raise this error.
-    """
+    If the answer about the source is an error, raise this error."""
     answer = answers[key_of(listing)]
     if isinstance(answer, ImagebuildError):
         raise answer

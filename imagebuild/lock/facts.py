@@ -53,8 +53,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpack a tar archive, and return its top folder. Raises ResultError if the file is not a tar archive.
 
     Static libraries and compressed files become empty files. Members outside the top folder, and links that lead
-    outside the top folder, are left out.
-    """
+    outside the top folder, are left out."""
     root = folder.resolve()
     try:
         folder.mkdir(exist_ok=True)
@@ -86,8 +85,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
 
     The script of the archive that sets environment variables runs with an empty environment and a time limit, and
     without a network if this machine allows this. Raises CommandError if the script fails, and ResultError if the
-    script sets no environment or the archive lacks a required file.
-    """
+    script sets no environment or the archive lacks a required file."""
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
         raise ResultError(
@@ -98,9 +96,7 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
 
     def inside(value: str) -> list[str]:
         """Return the paths below the prefix in a list with colons, such as PATH.
-
-        The paths are relative to the prefix.
-        """
+        The paths are relative to the prefix."""
         return [p.removeprefix(f"{wanted.prefix}/") for p in value.split(":") if p.startswith(f"{wanted.prefix}/")]
 
     named = sorted({path for value in environment.values() for path in inside(value)})
@@ -162,9 +158,7 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str
 
 def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
     """Return a command prefix that removes network access and privileges, as far as this machine allows it.
-
-    A command with this prefix can still read `folder`.
-    """
+    A command with this prefix can still read `folder`."""
     root = os.geteuid() == 0
     user = () if root else ("--user", "--map-current-user")
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if root else ()
@@ -178,9 +172,7 @@ def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
 
 def image_facts(config: Mapping[str, Any]) -> ImageFacts:
     """Return the facts that the lock stores about an image, from its configuration.
-
-    Raises ResultError if the configuration cannot be read.
-    """
+    Raises ResultError if the configuration cannot be read."""
     try:
         environment = dict(entry.split("=", 1) for entry in (config.get("config") or {}).get("Env") or ())
         held: list[str] = []
@@ -199,9 +191,7 @@ def image_facts(config: Mapping[str, Any]) -> ImageFacts:
 
 def _plugin_name(folder: Path) -> str:
     """Return the value of NCCL_NET_PLUGIN with which NCCL loads the plug-in in a folder.
-
-    If the name of the file does not contain the value, return the name of the parent folder.
-    """
+    If the name of the file does not contain the value, return the name of the parent folder."""
     names = sorted(path.stem.removeprefix("libnccl-net-") for path in folder.glob("libnccl-net-*.so"))
     return names[0] if names else folder.parent.name
 

@@ -44,8 +44,7 @@ def signed_release(
 
     `content` contains the release and its signature, or only the release if `signature` is separate. `key` contains one
     or more public keys, armoured or binary. Raises CommandError if no key has signed the release, if a signature
-    belongs to another text, or if the release has expired.
-    """
+    belongs to another text, or if the release has expired."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-gpg-") as name:
         folder = Path(name)
         keys, signed, text, status = (folder / name for name in ("keys", "signed", "text", "status"))
@@ -108,8 +107,7 @@ def read_index(run: RunProgram, web: Downloads, source: PackageSource) -> Packag
     """Return the versions of a source's packages in the signed index of its repository.
 
     Raises Unreachable or Absent if a file cannot be fetched, CommandError if a signature or a hash is wrong or the
-    release has expired, ConfigError if the suite is not flat, and ResultError if the index cannot be read.
-    """
+    release has expired, ConfigError if the suite is not flat, and ResultError if the index cannot be read."""
     base = debian.flat_repository_folder(source.url, source.suite)
     if base is None:
         raise ConfigError(
@@ -183,8 +181,7 @@ def locked_repository(source: PackageSource, index: PackageIndex, known: LockedR
     """Return the lock entry of a repository: its key, and the versions of the requested packages.
 
     `known` is the existing entry, whose versions are kept. A package that the repository does not have gets no version.
-    Raises ConfigError if the repository is not signed by the key in the `known` entry.
-    """
+    Raises ConfigError if the repository is not signed by the key in the `known` entry."""
     fingerprint = check_key(source.url, index, known)
     packages, candidates = (known.packages, known.candidates) if known else ({}, {})
     chosen, _ = choose(index.versions, [package for package in source.packages if package not in packages])
@@ -206,9 +203,7 @@ def check_key(url: str, index: PackageIndex, known: LockedRepository | None) -> 
 
 def choose(versions: Mapping[str, Sequence[str]], packages: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     """Return the version of each available package, and a message about each missing package or version.
-
-    The version is the one in `name=version`, or else the newest.
-    """
+    The version is the one in `name=version`, or else the newest."""
     chosen, reasons = {}, []
     for package in packages:
         name, _, wanted = package.partition("=")

@@ -65,8 +65,7 @@ def merged_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
     """Combine the sources with the same lock entry, and return one source for each entry.
 
     The source of a repository gets the packages of all targets. Git sources with a commit in the matrix are left out,
-    because they need no entry. Raises ConfigError if two components give a repository different keys or suites.
-    """
+    because they need no entry. Raises ConfigError if two components give a repository different keys or suites."""
     merged: dict[Key, Source] = {}
     for source in sources:
         if isinstance(source, GitRef) and source.commit:
@@ -107,8 +106,7 @@ def keys_of(project: Project, names: Iterable[str], sources: Iterable[OwnedSourc
     """Return the keys of the entries that belong to `names`.
 
     A name is a component, pin, base, image or URL, or a shell pattern for these. The name of an image stands for the
-    image that it starts from, unless a component has the same name. Raises ConfigError for an unknown name.
-    """
+    image that it starts from, unless a component has the same name. Raises ConfigError for an unknown name."""
     known: defaultdict[str, set[Key]] = defaultdict(set)
     for owner, source in dict.fromkeys((owned.owner, owned.source) for owned in sources):
         key = key_of(source)
@@ -149,8 +147,7 @@ def ask_each(
     """Call `ask` for each source in parallel threads, and show the progress.
 
     `settle` is called with each answer or error, one at a time. It returns the text to show, and whether the answer is
-    good. Ctrl-C or an unexpected error stops all threads, but the effects of `settle` so far stay.
-    """
+    good. Ctrl-C or an unexpected error stops all threads, but the effects of `settle` so far stay."""
     turn = threading.Lock()
 
     def work(source: Source) -> None:
@@ -179,8 +176,7 @@ def network_upstream(ca: Path | None) -> Upstream:
     """Return a client for the servers of sources, with the mirrors and passwords in the user's configuration.
 
     `ca` replaces the CA certificates of the machine. Raises ConfigError if the configuration or the certificates are
-    wrong.
-    """
+    wrong."""
     configured = settings.load_settings(os.environ)
     return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
 
@@ -237,9 +233,7 @@ class LockFile:
     @cached_property
     def sources(self) -> tuple[Source, ...]:
         """The sources that the targets need, one for each entry of the lock.
-
-        Raises ConfigError as `merged_sources` does.
-        """
+        Raises ConfigError as `merged_sources` does."""
         return merged_sources(owned.source for owned in self.owned_sources)
 
     @cached_property
@@ -275,8 +269,7 @@ class LockFile:
         """Ask the servers for the content of sources, and write the lock after each answer. Return the failures.
 
         After a failure, a source keeps its entry. With `anew`, existing entries are ignored, so that even a new key of
-        a repository is accepted.
-        """
+        a repository is accepted."""
         failures: Failures = []
 
         def ask(source: Source, advance: Advance) -> Entry:
@@ -315,9 +308,7 @@ class LockFile:
 
     def shown(self, names: Collection[str]) -> str:
         """Return the lock entries that belong to `names` as YAML text.
-
-        `keys_of` explains `names`. Raises ConfigError for an unknown name.
-        """
+        `keys_of` explains `names`. Raises ConfigError for an unknown name."""
         known = json.loads(lock_text(self.lock))
         entries = {
             describe_key((kind, name)): known[kind].get(name, "not in the lock")
@@ -377,8 +368,7 @@ def check_lock(lock: LockFile, upstream: Upstream | None, *, whole: bool = False
     """Compare the lock with the sources that the targets need and, if `upstream` is not None, with the servers.
 
     No archives are downloaded and no images are pulled. If the targets are the `whole` matrix, unused entries in the
-    project's own lock file are reported too.
-    """
+    project's own lock file are reported too."""
     reports: list[SourceReport] = []
     names = tuple(target.id for target in lock.targets)
     platforms = lock.platforms or tuple(dict.fromkeys(p for target in lock.targets for p in target.platforms))
@@ -430,8 +420,7 @@ def probe(
     """Compare a source on its server with the lock entry, and return a short text about the source.
 
     For an image, the pinned digest has to exist; its tag may have moved. Raises ImagebuildError if the source differs
-    from the entry, is missing, or is not available for all platforms.
-    """
+    from the entry, is missing, or is not available for all platforms."""
     match source, entry:
         case Archive(url=url), _:
             size, known = upstream.web.length(url), getattr(entry, "size", None)
@@ -458,9 +447,7 @@ def probe(
 
 def packages_there(source: PackageSource, entry: LockedRepository | None, upstream: Upstream) -> str:
     """Compare a repository with its lock entry, and return a short text about the key and the packages on the server.
-
-    Raises ConfigError if the key differs, or if a locked or required package is missing.
-    """
+    Raises ConfigError if the key differs, or if a locked or required package is missing."""
     index = upstream.index(source)
     locked = entry.packages if entry else {}
     wanted = [f"{repositories.name_of(p)}={locked[p]}" if p in locked else p for p in source.packages]

@@ -57,8 +57,7 @@ class Upstream:
     """A client that asks servers for the versions, commits, digests and hashes of sources.
 
     Methods raise Unreachable if the server does not answer, Absent if the server does not have the source, CommandError
-    or ConfigError if the answer is wrong, and ResultError if the answer cannot be read.
-    """
+    or ConfigError if the answer is wrong, and ResultError if the answer cannot be read."""
 
     mirrors: Mirrors = field(default_factory=Mirrors)
     """Mirrors that are used instead of public servers."""
@@ -88,8 +87,7 @@ class Upstream:
         """Ask the server of a source for its content, and return a lock entry.
 
         `known` is the existing entry. The hash of an archive and the key of a repository have to match `known`, and the
-        versions of packages in `known` are kept.
-        """
+        versions of packages in `known` are kept."""
         match source:
             case Archive():
                 return self.archive(source, known, advance)
@@ -105,9 +103,7 @@ class Upstream:
 
     def archive(self, source: Archive, known: Entry | None, advance: Advance) -> Entry:
         """Return the hash of an archive.
-
-        If the component has `unpacked`, also return facts about the content of the archive.
-        """
+        If the component has `unpacked`, also return facts about the content of the archive."""
         if source.tree is None:
             return self.web.download(source.url, None, advance)
         with TemporaryDirectory(prefix="imagebuild-") as name, os_errors_as_command_errors():
@@ -162,8 +158,7 @@ class Upstream:
         """Return the digests and facts of an image, by its tag or by the pinned `digest`.
 
         The facts are read from the configuration of the image. If they contain only PATH, they are left out unless
-        `facts` is set.
-        """
+        `facts` is set."""
         where = parse_reference(self.mirrors.image(reference))
         where = where.at(digest) if digest else where
         self._registries.append(connect_registry(where.host, patience=self.patience))
@@ -201,9 +196,7 @@ class Upstream:
 
     def wheels(self, wanted: WheelSet) -> tuple[Wheel, ...]:
         """Return the newest wheels that match the requirements.
-
-        A wheel must have the same version for all architectures.
-        """
+        A wheel must have the same version for all architectures."""
         answers = {arch: self._fitting_wheels(wanted.requirements, arch) for arch in ARCHS}
         wheels = []
         for name in sorted(set().union(*answers.values())):
@@ -217,9 +210,7 @@ class Upstream:
 
     def _fitting_wheels(self, requirements: tuple[str, ...], arch: Arch) -> dict[str, tuple[str, str]]:
         """Return the newest wheels for an architecture that match requirements.
-
-        Maps each name to the version and the sha256.
-        """
+        Maps each name to the version and the sha256."""
         text = self._pip(
             arch, "install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--target", "unused",
             "--report", "-", *requirements,
@@ -251,9 +242,7 @@ class Upstream:
 
     def _pip(self, arch: Arch, *words: str, failing: str) -> str:
         """Run pip for an architecture with the user's mirror or pip's own index. Return its output.
-
-        An error message begins with `failing`.
-        """
+        An error message begins with `failing`."""
         index = ("--index-url", self.mirrors.python_index) if self.mirrors.python_index else ()
         options = ("--retries", "2", "--disable-pip-version-check", *index, *pip_platforms(arch))
         environ = pip_environment(self.ca, self.netrc)

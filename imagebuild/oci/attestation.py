@@ -1,8 +1,7 @@
 """Attestations: in-toto statements about a manifest, unsigned or signed (in a DSSE envelope in a sigstore bundle).
 
 `cosign attest` writes such bundles, and `cosign verify-attestation` reads them. This module does not check signatures.
-An unsigned statement does not prove anything.
-"""
+An unsigned statement does not prove anything."""
 
 from __future__ import annotations
 
@@ -71,9 +70,7 @@ def attestation_of(
     kind: str, content: bytes, subject: Descriptor, name: str, *, created: str = "", bundle: bytes = b""
 ) -> Attachment:
     """Return an attestation of an image: the signed `bundle` or, if `bundle` is empty, an unsigned statement.
-
-    `content` is the predicate, and `name` the name of the image. Equal arguments give equal bytes.
-    """
+    `content` is the predicate, and `name` the name of the image. Equal arguments give equal bytes."""
     predicate_type = KINDS[kind]
     annotations = {PREDICATE_DIGEST: digest_of(content)} | ({CREATED: created} if created else {})
     if bundle:
@@ -109,8 +106,7 @@ def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]
 
     An unsigned statement is left out if a bundle contains it too. If the list of the registry lacks the type or the
     annotations of an attachment, the manifest of this attachment is read. Raises CommandError if the registry cannot
-    list the attachments.
-    """
+    list the attachments."""
     listed = []
     for item in place.referrers(subject):
         is_told = item.artifact_type not in (None, EMPTY_TYPE) and item.annotations
@@ -125,9 +121,7 @@ def list_attestations(place: Repository, subject: str) -> tuple[Descriptor, ...]
 
 def read_attestations(place: Repository, subject: str, kind: str | None = None) -> tuple[Attestation, ...]:
     """Read the attachments of a manifest, all or of one kind.
-
-    Raises CommandError if the registry cannot list the attachments.
-    """
+    Raises CommandError if the registry cannot list the attachments."""
     listed = [item for item in list_attestations(place, subject) if kind in (None, kind_of(item))]
     return tuple(read_attestation(place, item, subject) for item in listed)
 

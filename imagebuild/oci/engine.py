@@ -45,18 +45,14 @@ class Endpoint:
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables that make the docker CLI use this engine.
-
-        Empty for the engine of the current docker context, which the CLI uses by default.
-        """
+        Empty for the engine of the current docker context, which the CLI uses by default."""
         return {} if self.origin == "context" else {"DOCKER_HOST": self.host}
 
 
 @dataclass(frozen=True)
 class EnginePaths:
     """Paths of the private engine.
-
-    The engines of different values of the environment variable IMAGEBUILD_STATE are independent.
-    """
+    The engines of different values of the environment variable IMAGEBUILD_STATE are independent."""
 
     state: Path
     run: Path = Path("/run/imagebuild")
@@ -127,8 +123,7 @@ def find_engine(environ: Mapping[str, str] = os.environ, run: RunProgram = run_p
     """Return the first usable engine of: DOCKER_HOST, the current docker context, the private engine.
 
     If DOCKER_HOST is set, the other engines are not tried. Raises CommandError if there is no usable engine. The
-    message lists the engines that were tried and says what to do.
-    """
+    message lists the engines that were tried and says what to do."""
     try:
         run("docker", "buildx", "version", timeout=10)
     except CommandError as error:
@@ -178,9 +173,7 @@ def connect_engine(engine: Endpoint) -> DockerClient:
 
 def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     """Return the name, digest, platform and labels of an image in the store of an engine.
-
-    Raises ConfigError if the image is not in the engine's store, and CommandError if the engine fails.
-    """
+    Raises ConfigError if the image is not in the engine's store, and CommandError if the engine fails."""
     from docker.errors import APIError, ImageNotFound
     from docker.utils import parse_repository_tag
 
@@ -205,8 +198,7 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
     """Call `remove`, which removes a container or network, and repeat the call while the engine refuses.
 
     An object that does not exist is not an error. An engine refuses to remove a container that is still stopping, or
-    the network of such a container. Raises CommandError if the engine still refuses after `within_s` seconds.
-    """
+    the network of such a container. Raises CommandError if the engine still refuses after `within_s` seconds."""
     from docker.errors import APIError, DockerException, NotFound
 
     deadline = time.monotonic() + within_s
@@ -248,8 +240,7 @@ def exec_output(client: APIClient, process: str) -> Iterator[bytes]:
 
     The SDK's own `exec_start` sometimes loses early output: `exec_start` reads from the socket, but the HTTP client may
     have buffered output together with the header of the reply. So this function reads the reply through the HTTP
-    client.
-    """
+    client."""
     import requests
     import urllib3
     from docker.errors import create_api_error_from_http_exception

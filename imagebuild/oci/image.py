@@ -79,9 +79,7 @@ class PlatformImage:
 
     def fetch(self, layer: Blob) -> Blob:
         """Fetch a layer to its file, if the file does not exist.
-
-        Raises CommandError if the registry fails, and ResultError if the file cannot be written.
-        """
+        Raises CommandError if the registry fails, and ResultError if the file cannot be written."""
         self.place.fetch(Descriptor("", layer.digest or "", layer.size), layer.file)
         return layer
 
@@ -120,8 +118,7 @@ class FoundImage:
         """Return the image for a platform.
 
         Default: the only platform. Raises ConfigError if there is no image for the platform, or if there are several
-        images and no platform is chosen.
-        """
+        images and no platform is chosen."""
         has = ", ".join(self.platforms)
         if platform is None and len(self.platforms) > 1:
             raise ConfigError(f"{self.name}: is for {has}; choose one platform with --platform")
@@ -138,9 +135,7 @@ def is_image(item: Descriptor) -> bool:
 
 def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
     """Return the image that a manifest describes.
-
-    Its layers will be fetched to `folder`. Raises ResultError if the manifest does not describe an image.
-    """
+    Its layers will be fetched to `folder`. Raises ResultError if the manifest does not describe an image."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))
@@ -163,8 +158,7 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
     """Return the images in a folder, an archive or the output of `docker save`: one image for each platform.
 
     An archive is unpacked in `folder`. Raises ConfigError if the source is not an image, and ResultError if the image
-    cannot be read.
-    """
+    cannot be read."""
     path = source if isinstance(source, Path) else folder
     if not path.exists():
         raise ConfigError(f"{path}: does not exist")
@@ -197,9 +191,7 @@ def _manifests(layout: Layout, index: Mapping[str, Any]) -> Iterator[Manifest]:
 
 def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
     """Return an image in an engine. None if there is no usable engine, or if the engine does not have the image.
-
-    Raises CommandError if the engine fails, and ResultError if the image cannot be read.
-    """
+    Raises CommandError if the engine fails, and ResultError if the image cannot be read."""
     try:
         client = engine.connect_engine(engine.find_engine(os.environ))
     except CommandError:
@@ -217,8 +209,7 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
     """Return an image in a registry. Its layers will be fetched to `folder`.
 
     Raises ConfigError if the image does not exist, CommandError if the registry refuses the request, and ResultError if
-    the answer is not an image.
-    """
+    the answer is not an image."""
     place = registry.at(reference.repository)
     top = place.find(reference.wanted)
     if top is None:

@@ -116,9 +116,7 @@ class Manifest:
     @property
     def as_referrer(self) -> Descriptor:
         """The descriptor of this manifest in a referrers index, the list of the attachments of an image.
-
-        Only for the manifest of an attachment.
-        """
+        Only for the manifest of an attachment."""
         document = self.document
         artifact_type = document.get("artifactType") or (document.get("config") or {}).get("mediaType")
         annotations = document.get("annotations") or {}
@@ -162,17 +160,13 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
 
 def platform_of(document: Mapping[str, Any]) -> str:
     """Return the platform in a configuration or a descriptor, such as `linux/amd64`.
-
-    The variant is left out, because the variant of arm64 is always v8.
-    """
+    The variant is left out, because the variant of arm64 is always v8."""
     return f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
 
 
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
     """Return the configuration and the layers of a manifest, each once.
-
-    Return an empty tuple if the document is an index.
-    """
+    Return an empty tuple if the document is an index."""
     items = [*([document["config"]] if document.get("config") else []), *document.get("layers", ())]
     return tuple({item["digest"]: Descriptor.from_json(item) for item in items}.values())
 
@@ -226,9 +220,7 @@ class Blob:
     @contextmanager
     def open(self) -> Iterator[BufferedReader]:
         """Open the file for reading.
-
-        Raises ResultError if the file cannot be read or has another digest than `digest`.
-        """
+        Raises ResultError if the file cannot be read or has another digest than `digest`."""
         try:
             if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
                 raise ResultError(f"{self.file}: {self.digest}: the content is damaged; its digest is {digest}")
@@ -253,9 +245,7 @@ class Blob:
 
 def decompressed(file: BufferedReader) -> Any:
     """Return a stream of the decompressed content of a file. The file may be uncompressed.
-
-    Reading raises errors of zlib and zstandard, OSError or EOFError. Truncated zstd data do not cause an error.
-    """
+    Reading raises errors of zlib and zstandard, OSError or EOFError. Truncated zstd data do not cause an error."""
     head = file.peek(len(ZSTD))
     if head.startswith(GZIP):
         return gzip.GzipFile(fileobj=file)
@@ -270,9 +260,7 @@ UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstan
 
 def member_path(name: str) -> str | None:
     """Return the path of a member of an archive, relative to the root of the image.
-
-    None for the root itself. Raises TarError if the path leads out of the image.
-    """
+    None for the root itself. Raises TarError if the path leads out of the image."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise tarfile.TarError(f"{name!r} leads out of the image")
@@ -284,8 +272,7 @@ def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfil
     """Open a layer, and yield an iterator over its members.
 
     The iterator yields the archive (to read the content), the member and its path in the image, in the order of the
-    archive. Raises ResultError, also during the iteration, if the layer cannot be read or has another digest.
-    """
+    archive. Raises ResultError, also during the iteration, if the layer cannot be read or has another digest."""
 
     def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
         for member in archive:
@@ -321,18 +308,14 @@ class Layout:
 
     def path(self, digest: str) -> Path:
         """Return the path of a blob.
-
-        Raises ResultError if the digest is invalid: an invalid digest could lead outside the folder.
-        """
+        Raises ResultError if the digest is invalid: an invalid digest could lead outside the folder."""
         if not re.fullmatch("[a-z0-9]+:[0-9a-f]+", digest):
             raise ResultError(f"{self.folder}: {digest!r} is not a digest")
         return self.folder / "blobs" / digest.replace(":", "/", 1)
 
     def named(self, digest: str, size: int | None = None) -> Iterator[tuple[str, int | None]]:
         """Yield the digest and size of a manifest or an index.
-
-        If the layout contains this document, also yield the digest and size of each of its parts.
-        """
+        If the layout contains this document, also yield the digest and size of each of its parts."""
         yield digest, size
         if not self._is_whole(digest, size):
             return
@@ -343,9 +326,7 @@ class Layout:
 
     def has(self, digest: str, size: int | None = None) -> bool:
         """Return whether the layout contains an image, or an index with all its images.
-
-        Only sizes are checked, not digests.
-        """
+        Only sizes are checked, not digests."""
         return (self.folder / MARK_FILE).is_file() and all(self._is_whole(*part) for part in self.named(digest, size))
 
     def _is_whole(self, digest: str, size: int | None) -> bool:
@@ -386,9 +367,7 @@ class Layout:
 
     def take(self, blob: Descriptor, source: BlobSource) -> Counter[str]:
         """Copy a blob from another layout or a registry, unless this layout contains the blob.
-
-        Return the number of `blobs` and `bytes` that were copied.
-        """
+        Return the number of `blobs` and `bytes` that were copied."""
         if self.path(blob.digest).is_file():
             return Counter()
         source.fetch(blob, self.path(blob.digest))
@@ -420,9 +399,7 @@ class Layout:
 
     def add_image(self, tar: Path, config: Mapping[str, Any]) -> Descriptor:
         """Add an image with one layer, and return its descriptor for `write_index`.
-
-        The digest of the layer is added to `config`.
-        """
+        The digest of the layer is added to `config`."""
         with temporary_file(self.folder / BLOBS) as path:
             # No name and no time in the gzip header: the digest depends only on the content.
             with tar.open("rb") as source, path.open("wb") as target, gzip.GzipFile("", "wb", 6, target, 0) as packed:
@@ -454,8 +431,7 @@ def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     """Unpack an archive with a layout, or the stream of `docker save`. Other files in the archive are ignored.
 
     Raises ConfigError if the archive does not contain a layout, and ResultError if the archive cannot be read or
-    unpacked.
-    """
+    unpacked."""
     try:
         with _opened(archive) as file, tarfile.open(fileobj=file, mode="r|", bufsize=CHUNK) as members:
             for member in members:

@@ -46,9 +46,7 @@ class ImageReference:
 
 def parse_reference(text: str) -> ImageReference:
     """Parse a reference.
-
-    `debian:13` stands for `docker.io/library/debian:13`. Raises ConfigError if the text is not a reference.
-    """
+    `debian:13` stands for `docker.io/library/debian:13`. Raises ConfigError if the text is not a reference."""
     match = _REFERENCE.fullmatch(full_reference(text))
     if not match:
         raise ConfigError(

@@ -88,8 +88,7 @@ def stored_credentials(host: str) -> Mapping[str, str]:
     """Return the credentials that `docker login` has stored for a registry.
 
     They are `username` and `password`, or `identitytoken`, from docker's configuration or its credential helper. An
-    empty mapping if no credentials are stored. Raises CommandError if the credential helper fails.
-    """
+    empty mapping if no credentials are stored. Raises CommandError if the credential helper fails."""
     from docker import auth  # noqa: PLC0415 - slow to import
     from docker.errors import DockerException  # noqa: PLC0415
 
@@ -141,9 +140,7 @@ class Registry:
 
     def request(self, method: str, url: str, scopes: tuple[str, ...], **options: Any) -> requests.Response:
         """Send a request, and log in if needed. Return the answer, which may be an error such as 404.
-
-        Raises TryAgain for a temporary error and CommandError for a permanent one.
-        """
+        Raises TryAgain for a temporary error and CommandError for a permanent one."""
         there, here = urlsplit(url), urlsplit(self.base)
         if there.netloc != here.netloc:
             # Uploads may go to another server, with its own authentication.
@@ -176,8 +173,7 @@ class Registry:
 
         Empty if the registry asks for an unknown kind of login, or for a password that `docker login` has not stored.
         Raises CommandError if the registry does not issue a token, or asks for the password over an insecure
-        connection.
-        """
+        connection."""
         own = self.credentials
         pair = f"{own.get('username', '')}:{own.get('password', '')}"
         basic = f"Basic {base64.b64encode(pair.encode()).decode()}" if own else ""
@@ -240,9 +236,7 @@ def retried(method: Callable[Concatenate[Repository, P], T]) -> Callable[Concate
 @dataclass(frozen=True)
 class Repository:
     """A repository in a registry.
-
-    All methods raise CommandError if the registry refuses, and Unreachable if temporary errors last too long.
-    """
+    All methods raise CommandError if the registry refuses, and Unreachable if temporary errors last too long."""
 
     registry: Registry
     name: str
@@ -252,9 +246,7 @@ class Repository:
 
     def _request(self, method: str, path: str, source: str = "", **options: Any) -> requests.Response:
         """Send a request. `path` is relative to the repository, or a URL.
-
-        The login also covers reading the repository `source`.
-        """
+        The login also covers reading the repository `source`."""
         actions = {"GET": "pull", "HEAD": "pull", "DELETE": "delete,pull,push"}.get(method, "pull,push")
         scopes = (f"repository:{self.name}:{actions}", *([f"repository:{source}:pull"] if source else []))
         return self.registry.request(method, urljoin(f"{self.registry.base}{self.name}/", path), scopes, **options)
@@ -319,8 +311,7 @@ class Repository:
         """Store a manifest by its digest or by a tag, unless it is stored already.
 
         Return the digest that the registry has stored. If this is not the digest of the manifest, another client has
-        moved the tag in the meantime.
-        """
+        moved the tag in the meantime."""
         reference = tag or manifest.digest
         what, before = f"manifest {reference}", self.digest(reference)
         if before == manifest.digest:
@@ -374,9 +365,7 @@ class Repository:
 
     def chunks(self, digest: str) -> Iterator[bytes]:
         """Yield the content of a blob in pieces.
-
-        Raises TryAgain after a temporary error, or if the digest of the content is wrong.
-        """
+        Raises TryAgain after a temporary error, or if the digest of the content is wrong."""
         answer = self._request("GET", f"blobs/{digest}", stream=True)
         self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         content = hashlib.sha256()
@@ -403,9 +392,7 @@ class Repository:
     @retried
     def fetch(self, blob: Descriptor, path: Path) -> None:
         """Write a blob to a file, unless the file exists. The file appears only when it is complete.
-
-        Raises ResultError if the file cannot be written.
-        """
+        Raises ResultError if the file cannot be written."""
         if path.exists():
             return
         try:
@@ -421,9 +408,7 @@ class Repository:
 
     def take(self, blob: Descriptor, source: Repository | Layout) -> Counter[str]:
         """Copy a blob from a layout or another repository.
-
-        A blob in the same registry is mounted (no bytes are sent). Return the same numbers as `put_blob`.
-        """
+        A blob in the same registry is mounted (no bytes are sent). Return the same numbers as `put_blob`."""
         is_near = isinstance(source, Repository) and source.registry.host == self.registry.host
         near = source.name if isinstance(source, Repository) and is_near else ""
         return self.put_blob(source.content(blob), blob.digest, near)
@@ -431,9 +416,7 @@ class Repository:
     @retried
     def put_blob(self, content: bytes | BlobStream, digest: str, source: str = "") -> Counter[str]:
         """Store a blob, unless it is stored already: mount it from the repository `source`, or upload it.
-
-        `source` is in the same registry. Return `Counter(mounted=1)`, or the number of `blobs` and `bytes` uploaded.
-        """
+        `source` is in the same registry. Return `Counter(mounted=1)`, or the number of `blobs` and `bytes` uploaded."""
         what, uploads = f"upload of {digest}", "blobs/uploads/"
         if self.has_blob(digest):
             return Counter()
@@ -466,17 +449,13 @@ class Repository:
     @retried
     def referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return the attachments of a manifest.
-
-        They are read from the referrers API, or from the referrers tag if the registry lacks this API.
-        """
+        They are read from the referrers API, or from the referrers tag if the registry lacks this API."""
         items = None if self.registry.lacks_referrers else self._referrers_by_api(digest)
         return self._referrers_by_tag(digest) if items is None else items
 
     def _referrers_by_api(self, digest: str) -> tuple[Descriptor, ...] | None:
         """Return the attachments of a manifest from the referrers API.
-
-        None if the registry lacks this API; this is stored in `lacks_referrers`.
-        """
+        None if the registry lacks this API; this is stored in `lacks_referrers`."""
         items: list[Descriptor] = []
         for answer in self._pages(f"referrers/{digest}", headers={"Accept": INDEX}):
             self._expect(answer, f"attachments of {digest}", HTTPStatus.OK, *NO_SUCH_API)
@@ -535,9 +514,7 @@ def copy_image(digest: str, source: Repository | Layout, target: Repository | La
 
 def push_image(layout: Layout, digest: str, target: Repository, tag: str = "") -> Counter[str]:
     """Push an image, or an index with all its images, from a layout. Existing blobs are not sent.
-
-    The tag is set last. Raises ResultError if the layout is incomplete, and CommandError if the registry fails.
-    """
+    The tag is set last. Raises ResultError if the layout is incomplete, and CommandError if the registry fails."""
     moved = copy_image(digest, layout, target)
     if tag:
         target.put_manifest(layout.manifest(digest), tag)

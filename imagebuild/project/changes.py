@@ -32,9 +32,7 @@ class Changes:
     @property
     def options_of_plan(self) -> tuple[str, ...]:
         """The options that change the plan (`--set`, `--with`, `--without`), as words of a command line.
-
-        Only these options change which downloads the lock must contain.
-        """
+        Only these options change which downloads the lock must contain."""
         pairs = [("--set", f"{name}={value}") for name, value in self.values.items()]
         pairs += [("--with", name) for name in self.with_] + [("--without", name) for name in self.without]
         return tuple(word for pair in pairs for word in pair)
@@ -47,9 +45,7 @@ class Changes:
 
     def lock_command(self, *words: str) -> str:
         """Return the `imagebuild lock` command that records the hashes of all downloads for these changes.
-
-        `words` are additional arguments of the command.
-        """
+        `words` are additional arguments of the command."""
         return shlex.join(["imagebuild", "lock", *words, *self.options_of_plan])
 
 
@@ -67,9 +63,7 @@ def parse_changes(
     repository: str | None = None,
 ) -> Changes:
     """Return the changes that options such as `--set cuda=13.1` make.
-
-    Raises ConfigError if a setting is not `name=value`, if a name is set twice, or if `repository` is not valid.
-    """
+    Raises ConfigError if a setting is not `name=value`, if a name is set twice, or if `repository` is not valid."""
     check_repository("--registry", repository)
     values = {}
     for setting in settings:

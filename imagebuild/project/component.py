@@ -30,9 +30,7 @@ Variant = Literal["runtime", "devel"]
 
 def parse_need(text: str) -> tuple[str, int]:
     """Split a need of a check, such as `gpus>=2`, into the facility and the minimum number.
-
-    The facility is `gpus`, `rdma`, `nodes` or `slurm`. Default number: 1.
-    """
+    The facility is `gpus`, `rdma`, `nodes` or `slurm`. Default number: 1."""
     what, _, least = text.partition(">=")
     return "gpus" if what == "gpu" else what, int(least or 1)
 
@@ -118,9 +116,7 @@ class EnvironmentRow(ConditionalRow):
 
 class Repository(Model):
     """A signed package repository other than the distribution's own.
-
-    `url` and `key` may contain the placeholders of a component's `archive`, such as `{version}`.
-    """
+    `url` and `key` may contain the placeholders of a component's `archive`, such as `{version}`."""
 
     name: Name
     url: Url
@@ -142,8 +138,7 @@ class Packages(Model):
     """Packages to install, from the component's `repository` or, if there is none, from the distribution.
 
     Write `name={version}` to request an exact version. Other packages from a `repository` get an exact version from the
-    lock.
-    """
+    lock."""
 
     runtime: tuple[PackageText, ...] = ()
     devel: tuple[PackageText, ...] = ()

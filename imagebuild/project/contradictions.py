@@ -68,9 +68,7 @@ def check_names(project: Project, mistakes: Mistakes) -> None:
 
 def base_mismatch(image: str, release: str) -> str:
     """Return the reason why an image cannot be the base of a release, such as `debian13`.
-
-    Only the name of the image is examined. Empty if the image can be the base.
-    """
+    Only the name of the image is examined. Empty if the image can be the base."""
     name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
     fits = name not in ("debian", "ubuntu") or "{" in tag or f"{name}{tag}".startswith(release.partition(".")[0])
     problem = f"is not a base image of {release}, but packages and pins are for {release}; use an image of {release}"
@@ -124,9 +122,7 @@ never holds."""
 
 def _references_of_conditions(project: Project) -> Iterator[Reference]:
     """Yield the axes and values that conditions in the project's own files use.
-
-    Conditions in the files of an extended project are left out, because these conditions may use other axes.
-    """
+    Conditions in the files of an extended project are left out, because these conditions may use other axes."""
     matrix, components = project.matrix.model, project.components
     values: dict[str, set[str]] = {"os": {*matrix.bases}, "variant": {*get_args(Variant)}}
     for image in matrix.images.values():

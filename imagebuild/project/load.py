@@ -37,8 +37,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
     """Read the matrix, components and lock of a folder. A missing lock file counts as an empty lock.
 
     `extending` lists the folders of the projects that extend this project. Raises ConfigError with all mistakes in the
-    files.
-    """
+    files."""
     mistakes = Mistakes()
     dockerfiles, lock = folder / "dockerfiles", folder / LOCK
     document = load_yaml(folder / MATRIX, Matrix, mistakes)
@@ -71,9 +70,7 @@ def load_project(folder: Path, extending: tuple[Path, ...] = ()) -> Project:
 
 def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Component]]:
     """Read the components of a folder.
-
-    Add a mistake for each folder without a `component.yaml`, and for each file that imagebuild does not read.
-    """
+    Add a mistake for each folder without a `component.yaml`, and for each file that imagebuild does not read."""
     components = {}
     for place in sorted(place for place in folder.glob("[!.]*") if place.suffix != ".md"):
         if not (path := place / PARTS[0]).exists():
@@ -91,9 +88,7 @@ def load_components(folder: Path, mistakes: Mistakes) -> dict[str, YamlFile[Comp
 
 def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) -> Project | None:
     """Read the project that a matrix extends. Return None if the matrix does not extend a project.
-
-    Raises CommandError if git cannot fetch the project.
-    """
+    Raises CommandError if git cannot fetch the project."""
     extends, place = document.model.extends, document.path.parent
     if not extends:
         return None
@@ -111,9 +106,7 @@ def extended_project(document: YamlFile[Matrix], extending: tuple[Path, ...]) ->
 
 def layered(own: Project, base: Project) -> Project:
     """Return the project `own` with everything that it inherits from the project `base`, except images.
-
-    An entry of `own` replaces the entry of the same name in `base`.
-    """
+    An entry of `own` replaces the entry of the same name in `base`."""
     over, under = own.matrix.model, base.matrix.model
     names = {rule.name for rule in over.rules}
     rules = tuple(rule for rule in under.rules if rule.name not in names)
@@ -138,9 +131,7 @@ def layered(own: Project, base: Project) -> Project:
 
 def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
     """Return the cached folder of a project that is in a git repository.
-
-    If the cache does not contain the commit, git fetches the commit through the mirrors in the user's settings.
-    """
+    If the cache does not contain the commit, git fetches the commit through the mirrors in the user's settings."""
     folder = cache_folder("projects") / source.commit
     if not folder.is_dir():
         from imagebuild.core import settings  # noqa: PLC0415 - few projects extend one in git
@@ -164,17 +155,13 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
 
 def script_of(project: Project, component: str, check: Check) -> str:
     """Return the shell commands of a check: `run`, or the content of the script.
-
-    Raises ConfigError if the script cannot be read.
-    """
+    Raises ConfigError if the script cannot be read."""
     return check.run if check.run is not None else read_text(script_path(project, component, check))
 
 
 def hash_of_check(check: Check, script: str) -> str:
     """Return the sha256 of everything that determines the result of a check: all keys except the description.
-
-    `script` are the shell commands of the check.
-    """
+    `script` are the shell commands of the check."""
     document = check.model_dump(mode="json", exclude={"description"}) | {"script": script}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 

@@ -92,8 +92,7 @@ class Unpacked(Model):
         """Return the variables that an image takes from the archive, and a note for each difference from the script.
 
         `facts` describes the archive of each architecture of the image. Raises ConfigError if the archives of two
-        architectures set a variable differently.
-        """
+        architectures set a variable differently."""
         taken: dict[str, dict[str, str]] = {}
         notes: list[str] = []
         depth = len(self.prefix.split("/")) + 1
@@ -126,9 +125,7 @@ class Unpacked(Model):
 
     def _ordered(self, name: str, folders: Sequence[str]) -> list[str]:
         """Return the folders of the variable `name` in the order that `order` states for the variable.
-
-        Folders that `order` does not name stay at their positions.
-        """
+        Folders that `order` does not name stay at their positions."""
         wanted: list[str] = []
         for pattern in self.order.get(name, ()):
             matching = [folder for folder in folders if fnmatchcase(folder, f"{self.prefix}/{pattern}")]
@@ -138,9 +135,7 @@ class Unpacked(Model):
 
     def _place(self, part: str, tree: TreeFacts) -> str | None:
         """Return the path in the image for `part`, a path in an environment variable that the script sets.
-
-        Return None if the image does not contain this path.
-        """
+        Return None if the image does not contain this path."""
         if not part.startswith(f"{self.prefix}/"):
             return part
         path = part.removeprefix(f"{self.prefix}/")
@@ -158,8 +153,7 @@ def common_environment(
     """Return the variables for all architectures, and `notes` with an added note for each folder that is left out.
 
     A list of folders keeps the folders that all architectures have. Raises ConfigError if another variable has
-    different values for two architectures.
-    """
+    different values for two architectures."""
     result, lines = {}, list(notes)
     for name in dict.fromkeys(name for values in by_arch.values() for name in values):
         values = {arch: values.get(name, "") for arch, values in by_arch.items()}
@@ -339,9 +333,7 @@ def source_title(source: Source) -> str:
 
 def lacks(lock: Lock, source: Source) -> str:
     """Return what the lock lacks for a source, as text for a message. Empty if the source is pinned.
-
-    Raises ConfigError if a requirement of a wheel cannot be read.
-    """
+    Raises ConfigError if a requirement of a wheel cannot be read."""
     entry = lock.entry(key_of(source))
     match source, entry:
         case GitRef(commit=str()), _:
@@ -371,9 +363,7 @@ def lacks(lock: Lock, source: Source) -> str:
 
 def check_pinned(lock: Lock, sources: Iterable[Source], command: str = "imagebuild lock") -> None:
     """Raise ConfigError with a list of all sources (downloads) without a pin in the lock, if there are any.
-
-    The message tells the user to run `command`.
-    """
+    The message tells the user to run `command`."""
     found = [(source_title(source), lacks(lock, source)) for source in sources]
     if lacking := {title: what for title, what in found if what}:
         listed = "\n".join(f"  {title}: {what}" for title, what in lacking.items())
@@ -385,9 +375,7 @@ def check_pinned(lock: Lock, sources: Iterable[Source], command: str = "imagebui
 
 def digest_of(lock: Lock, reference: str) -> str:
     """Return `image:tag@digest`. If the lock does not contain the image, the digest is `sha256:unresolved`.
-
-    An image from the option `--base-image` may have no digest. For such an image, return `image:tag`.
-    """
+    An image from the option `--base-image` may have no digest. For such an image, return `image:tag`."""
     image = lock.images.get(reference)
     digest = image.digest if image else f"sha256:{UNRESOLVED}"
     return f"{reference}@{digest}" if digest else reference
@@ -411,9 +399,7 @@ def pip_platforms(arch: Arch) -> tuple[str, ...]:
 
 def wheels_of(lock: Lock, wheels: WheelSet) -> tuple[Wheel, ...]:
     """Return the wheels of a component, with their hashes. Empty if the lock does not contain the wheels.
-
-    A build without pinned wheels fails, because pip refuses an empty list of requirements.
-    """
+    A build without pinned wheels fails, because pip refuses an empty list of requirements."""
     return lock.wheels.get(key_of(wheels)[1], ())
 
 

@@ -151,9 +151,7 @@ def _alias(value: Any) -> Any:
 
 class Alias(Model):
     """A tag that `imagebuild publish` moves.
-
-    If several targets have the same alias, the last target in the matrix gets the tag.
-    """
+    If several targets have the same alias, the last target in the matrix gets the tag."""
 
     tag: str
     """Template of the tag, with the placeholders of `tags` except `{revision}`. Additional placeholders are

@@ -29,9 +29,7 @@ REVISION_DIGITS = 7
 
 def combination_id(image: str, axes: Mapping[str, str]) -> str:
     """Return the id of a combination: `<image>-cuda<V>-<os>-<variant>`.
-
-    Only values of `cuda` and `gpu` are prefixed with the name of their axis.
-    """
+    Only values of `cuda` and `gpu` are prefixed with the name of their axis."""
     values = [f"{axis}{value}" if axis in ("cuda", "gpu") else value for axis, value in axes.items()]
     return "-".join([image, *values])
 
@@ -160,9 +158,7 @@ def make_plan(project: Project) -> Plan:
 
 def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple[str, ...]:
     """Return the components of an image and all components that they require, requirements first.
-
-    Add a mistake for each requirement that no component fulfils, and for each name that several components provide.
-    """
+    Add a mistake for each requirement that no component fulfils, and for each name that several components provide."""
     where, what = project.matrix.at("images", image, "components"), f"images.{image}.components"
     own, changes = project.matrix.model.images[image].components, project.changes
     listed = tuple(dict.fromkeys(c for c in (*own, *changes.with_) if c not in changes.without))
@@ -198,9 +194,7 @@ def with_requirements(project: Project, image: str, mistakes: Mistakes) -> tuple
 
 def _axis_values(project: Project, name: str, mistakes: Mistakes) -> list[Sequence[str]]:
     """Return the values of each axis of an image. Values of `--set` replace the values in the matrix.
-
-    Add a mistake for each invalid value.
-    """
+    Add a mistake for each invalid value."""
     matrix, changed = project.matrix.model, project.changes.values
     known_values: Mapping[str, tuple[str, Collection[str]]] = {
         "os": ("no base", matrix.bases),
@@ -293,18 +287,14 @@ def with_own_aliases(targets: Collection[Target]) -> tuple[Target, ...]:
 
 def repository_name(project: Project, image: str) -> str:
     """Return the name of an image's staging repository, with its registry.
-
-    Builds are pushed to the staging repository before they are verified.
-    """
+    Builds are pushed to the staging repository before they are verified."""
     matrix = project.matrix.model
     return matrix.publish.staging.replace("{repository}", matrix.repository).replace("{image}", image)
 
 
 def staged_tag(digest: str, now: datetime) -> str:
     """Return a tag that protects an image in the staging repository from garbage collection.
-
-    The tag contains the time and the first digits of the digest: `staged-20261121T104500Z-0123456789ab`.
-    """
+    The tag contains the time and the first digits of the digest: `staged-20261121T104500Z-0123456789ab`."""
     return f"staged-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest.removeprefix('sha256:')[:12]}"
 
 

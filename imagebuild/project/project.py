@@ -37,16 +37,12 @@ class Project:
 
     def is_own(self, *place: str | int) -> bool:
         """Return whether a value is from the project's own matrix, not from the matrix of an extended project.
-
-        `place` are the keys that lead to the value. Always True if the own matrix is a JSON file.
-        """
+        `place` are the keys that lead to the value. Always True if the own matrix is a JSON file."""
         return not self.matrix.lines or place in self.matrix.lines
 
     def changed(self, changes: Changes) -> Project:
         """Return the project with these changes.
-
-        Raises ConfigError for a name or a value that `--set` does not accept.
-        """
+        Raises ConfigError for a name or a value that `--set` does not accept."""
         matrix, bases, pins = self.matrix.model, self.matrix.model.bases, self.lock.images
         name, _, digest = (changes.base_image or "").partition("@")
         if name:
@@ -69,9 +65,7 @@ class Project:
 
     def _pins_set(self, values: Mapping[str, str]) -> dict[str, tuple[Pin, ...]]:
         """Return the values of `--set` that replace pins (versions of components). Other values replace values of axes.
-
-        Raises ConfigError for an unknown name, and for a value that is not a version.
-        """
+        Raises ConfigError for an unknown name, and for a value that is not a version."""
         mistakes, versions = Mistakes(), self.matrix.model.versions
         pins: dict[str, tuple[Pin, ...]] = {}
         axes = {axis for image in self.matrix.model.images.values() for axis in image.axes}
@@ -100,8 +94,7 @@ class Project:
         """Return the path of a template.
 
         `name` is `components/COMPONENT/FILE`, or the name of a shared file. The first folder in `roots` that contains
-        the shared file is used.
-        """
+        the shared file is used."""
         if name.startswith("components/"):
             _, component, file = name.split("/", 2)
             return self.folder(component) / file
@@ -109,9 +102,7 @@ class Project:
 
     def pin(self, component: str, facts: Mapping[str, str]) -> Pin | None:
         """Return the row of `versions` that sets the version of a component. Return None if no condition holds.
-
-        If several conditions hold, the first row is returned. `facts` are the axes of the target.
-        """
+        If several conditions hold, the first row is returned. `facts` are the axes of the target."""
         rows = self.matrix.model.versions.get(self.components[component].model.pin or component, ())
         return next((pin for pin in rows if matches(pin.when, facts)), None)
 
@@ -126,8 +117,7 @@ class Project:
         """Return the component that fulfils a requirement. Return None if no component does.
 
         The first of these is returned: the component in `preferred`, a component in `present`, the component that has
-        the name `wanted`.
-        """
+        the name `wanted`."""
         if preferred and wanted in preferred:
             return preferred[wanted]
         if wanted in present:

@@ -18,8 +18,7 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
     """Yield a folder with another state of the project: a copy in a folder, or a git revision.
 
     For a revision, the whole tree with its submodules is checked out until the `with` block ends. Mistakes in files of
-    the revision are shown as `REF:file:line`. Raises ConfigError if `reference` is neither a folder nor a revision.
-    """
+    the revision are shown as `REF:file:line`. Raises ConfigError if `reference` is neither a folder nor a revision."""
     copy = Path(reference)
     if (copy / MATRIX).is_file():
         yield copy
@@ -55,8 +54,7 @@ def _checkout(repository: Path, commit: str, folder: Path, run: RunProgram) -> N
     """Write the files of a commit, and of those submodules that the repository contains, to a folder.
 
     git writes the files, because the tar module of Python 3.11.2 cannot unpack safely. A separate index leaves the
-    repository's own index unchanged.
-    """
+    repository's own index unchanged."""
     folder.mkdir(parents=True, exist_ok=True)
     own = {"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(folder / ".index")}
     run("git", "-C", str(repository), "checkout", "--quiet", commit, "--", ".", env=own)
@@ -89,8 +87,7 @@ def current_revision(folder: Path, run: RunProgram = run_program) -> str | None:
     """Return the commit of a project, with `-dirty` if tracked files changed or inputs of builds are not tracked.
 
     Return None if the project is not in a git repository, if git ignores the project's files (as for an installed
-    project), or if git does not run.
-    """
+    project), or if git does not run."""
     git, inputs = ("git", "-C", str(folder)), (MATRIX, "dockerfiles")
     try:
         commit = run(*git, "rev-parse", "HEAD").strip()

@@ -13,8 +13,7 @@ def select_targets(plan: Plan, selectors: Iterable[str]) -> tuple[Target, ...]:
     """Return the targets that fit the selectors: globs of ids, names of images, and `axis=value`.
 
     A target must fit one of the globs or names, and every `axis=value`. Without selectors, return all targets. Raises
-    NothingSelected if no target fits, with the reason if a rule excludes the targets.
-    """
+    NothingSelected if no target fits, with the reason if a rule excludes the targets."""
     selectors = tuple(selectors)
     if chosen := tuple(t for t in plan.targets if _fits(t, selectors)):
         return chosen
@@ -36,9 +35,7 @@ def restricted_components(plan: Plan, targets: Iterable[Target]) -> dict[str, st
 
 def select_one(plan: Plan, name: str) -> Target:
     """Return the target with an id, or the only target that fits a glob.
-
-    Raises NothingSelected if no target fits, and ConfigError if several targets fit.
-    """
+    Raises NothingSelected if no target fits, and ConfigError if several targets fit."""
     chosen = select_targets(plan, [name])
     if len(chosen) > 1:
         first = ", ".join(target.id for target in chosen[:5]) + (", …" if len(chosen) > 5 else "")

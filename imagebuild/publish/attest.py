@@ -1,6 +1,5 @@
 """The attachments of an image in a registry, such as SBOMs: `attest verify` judges them, and `attest add` adds new
-ones.
-"""
+ones."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
 `passed`: the attachment is intact and reports success. `failed`: the attachment is intact, but reports a failure, or
 the signature of the image is not trusted. `broken`: the attachment is damaged or about another image. `missing`: the
 image has no attachment of a required kind. `skipped`: the attachment does not count, because it has no trusted
-signature, a newer scan exists, or the kind is neither attached nor required.
-"""
+signature, a newer scan exists, or the kind is neither attached nor required."""
 
 
 class AttestFinding(Model):
@@ -73,9 +71,7 @@ class AttestFinding(Model):
     @property
     def is_wrong(self) -> bool:
         """Whether the image must not be trusted because of this outcome.
-
-        True if the outcome is `broken`, or if the kind is required and the outcome is not `passed`.
-        """
+        True if the outcome is `broken`, or if the kind is required and the outcome is not `passed`."""
         return self.outcome == "broken" or (self.required and self.outcome != "passed")
 
 
@@ -101,8 +97,7 @@ def verify_attachments(
     `trust` is the signer whose signatures are trusted. If `trust` is None, signatures are not checked, so a forged
     attachment is not detected. A tag is resolved to a digest only once, so all outcomes are about the same image.
     Raises ConfigError if the image does not exist or `required` is not valid, CommandError if the registry fails, and
-    ResultError if `reference` does not name an image.
-    """
+    ResultError if `reference` does not name an image."""
     known = (*PREDICATES, SIGNATURE)
     if unknown := [kind for kind in required if kind not in known]:
         raise ConfigError(f"--require {unknown[0]}: unknown kind; use one of {', '.join(known)}")
@@ -140,8 +135,7 @@ def _judge_attached(
     """Yield the kind, outcome, detail and digest of each attachment of a manifest.
 
     `digest` is the digest of the manifest. `members` maps platforms to the digests of the images that an attachment may
-    be about: all images if the manifest is an index, otherwise only the image itself.
-    """
+    be about: all images if the manifest is an index, otherwise only the image itself."""
     manifest = place.manifest(digest).content
     believed: list[tuple[Attestation, BaseModel]] = []
     for attestation, value, problem in read_attached(place, digest):
@@ -168,9 +162,7 @@ def _judge_attached(
 
 def _scanned(scan: ScanResult) -> tuple[str, str]:
     """Return the name of the scanner without its version, and the digest of the scanned image.
-
-    If several scans have the same name and digest, only the newest of these scans counts.
-    """
+    If several scans have the same name and digest, only the newest of these scans counts."""
     return scan.scanner.partition(" ")[0], scan.digest
 
 
@@ -179,8 +171,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
 
     The outcome is `broken` if the predicate is not about the image of the platform, `failed` if the predicate reports a
     failure, otherwise `passed`. Anybody may have written the predicate. `index` is the digest of the index that lists
-    the image. If there is no index, `index` is the digest of the image.
-    """
+    the image. If there is no index, `index` is the digest of the image."""
     if other := mismatch(value, digest, platform, (index,)):
         return "broken", other
     failure, summary = "", ""
@@ -216,8 +207,7 @@ def add_attachment(
 
     If `reference` names an index, the file is also attached to the index. If `signer` is set, the signer signs the
     attachments. Raises ConfigError if `reference` is not a digest or the file is about another image. Raises
-    ResultError if the content of the file is not of the kind `kind`.
-    """
+    ResultError if the content of the file is not of the kind `kind`."""
     place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
     index = str(found.digest)
     if not reference.digest:
@@ -248,8 +238,7 @@ def missing_attachments(
     """Return the wanted attachments that do not exist yet, each with the image or index that lacks the attachment.
 
     If `signer` is set, an attachment counts as existing only if this signer signed the attachment, because everybody
-    who may push can attach files.
-    """
+    who may push can attach files."""
 
     def identity(kind: str, content: str) -> tuple[str, str]:
         # If the same image is built again, a second provenance is not needed: only the times would differ.

@@ -50,18 +50,14 @@ REVISION = "org.opencontainers.image.revision"
 
 def read_catalog(path: Path) -> Catalog:
     """Read an `images.json`, and return the catalogue.
-
-    Raises ConfigError if the file does not exist, ResultError if the file is not a catalogue.
-    """
+    Raises ConfigError if the file does not exist, ResultError if the file is not a catalogue."""
     return read_written(Catalog, files.read_text(path), str(path))
 
 
 @dataclass(frozen=True)
 class CatalogReader:
     """Reader of the published images of all targets in a plan.
-
-    If an image cannot be read, the catalogue contains a problem instead of the image.
-    """
+    If an image cannot be read, the catalogue contains a problem instead of the image."""
 
     project: Project
     plan: Plan
@@ -75,9 +71,7 @@ class CatalogReader:
     @cached_property
     def _pending(self) -> dict[str, int]:
         """Maps the digest of each image in `freshness` to the number of its packages that have security updates.
-
-        Images whose updates are unknown are left out.
-        """
+        Images whose updates are unknown are left out."""
         judged = self.freshness.images if self.freshness else ()
         return {image.digest: len(image.updates) for image in judged if not image.problem}
 
@@ -85,8 +79,7 @@ class CatalogReader:
         """Read all published images from the registries, and return the catalogue.
 
         `now` is the time that the catalogue states. Raises ConfigError if a tag in the plan does not name a registry,
-        CommandError if a registry cannot be read at all.
-        """
+        CommandError if a registry cannot be read at all."""
         problems: list[str] = []
         images: list[PublishedImage] = []
         names = {tag.rpartition(":")[0]: t.image for t in self.plan.targets for tag in (*t.tags, *t.aliases)}
@@ -115,8 +108,7 @@ class CatalogReader:
         """Return the catalogue entry of one image, and the problems that occurred while the image was read.
 
         The entry is None if the image cannot be read. `place` is the repository, `image` is the name of the image in
-        the matrix, and `tagged` contains the digest of the image and the tags that name this digest.
-        """
+        the matrix, and `tagged` contains the digest of the image and the tags that name this digest."""
         digest, tags = tagged
         name, problems = f"{place}@{digest}", list[str]()
         try:
@@ -193,9 +185,7 @@ def _tags_by_digest(place: Repository) -> dict[str, list[str]]:
 
 def stack_of(versions: Mapping[str, str], project: Project) -> dict[str, str]:
     """Return the versions of NCCL (key `nccl`) and MPI (key `mpi`) in an image.
-
-    Users choose an image by these versions. `versions` maps each component of the image to its version.
-    """
+    Users choose an image by these versions. `versions` maps each component of the image to its version."""
     provides = {name: component.model.provides for name, component in project.components.items()}
     known = {name: version for c, version in versions.items() for name in (c, *provides.get(c, ()))}
     # HPC-X states only the release series of its Open MPI, so the exact version of HPC-X is used instead.

@@ -32,8 +32,7 @@ class PublishRule:
     """A check that applies to a target.
 
     The image must pass the check before publishing if `always` is true or `publish.require` in the matrix names the
-    check.
-    """
+    check."""
 
     name: str
     """Name of the component and of its check, such as `nccl/all-reduce`."""
@@ -65,8 +64,7 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
     """Choose the image to publish for a platform from the build results of a target.
 
     Return the digest of the image, and the builds that made the image. Return a reason instead if there is no pushed
-    build, or if the build results name different digests, because nothing shows which digest is right.
-    """
+    build, or if the build results name different digests, because nothing shows which digest is right."""
     builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
     pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
     if not builds:
@@ -83,9 +81,7 @@ def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choi
 
 def rules_of(project: Project, target: Target) -> tuple[PublishRule, ...]:
     """Return the checks that apply to a target: the checks of the image's files, and the checks of each component.
-
-    Raises ConfigError if the script of a check cannot be read.
-    """
+    Raises ConfigError if the script of a check cannot be read."""
     axes = axis_facts(target.axes)
     sha256 = hash_of_image_checks(project, target.image, target.components)
     rules = [PublishRule(f"{IMAGE}/{name}", always=True, sha256=sha256) for name in IMAGE_CHECKS]
@@ -105,8 +101,7 @@ def key_of_target(renderer: Renderer, target: Target) -> str:
     """Return a hash of everything that the published image of a target depends on.
 
     If the hash changed after an image was published, the image is not up to date. The code that checks the image's
-    files is part of the hash. Raises ConfigError if a script or a template cannot be read.
-    """
+    files is part of the hash. Raises ConfigError if a script or a template cannot be read."""
     return hashlib.sha256(f"{renderer.key(target)} {hash_of_rules()}".encode()).hexdigest()
 
 
@@ -116,8 +111,7 @@ def objections(
     """Return every reason why the chosen image may not be published.
 
     The list is empty if the image may be published. `evidence` contains only results about this image. `policy` is
-    `publish` in the matrix. `rules` are the checks that apply to the target.
-    """
+    `publish` in the matrix. `rules` are the checks that apply to the target."""
     if not choice.digest:
         return [choice.reason]
     if choice.image is None:
@@ -197,8 +191,7 @@ def _unproven(result: VerifyResult) -> str:
     """Return the reason why the checks may have run in another image.
 
     The reason is empty if the checks certainly ran in this image. A runner `exec:PREFIX` (a command prefix such as
-    `ssh node`) may run the checks in any image, so the results count only if the check `image/same-files` passed.
-    """
+    `ssh node`) may run the checks in any image, so the results count only if the check `image/same-files` passed."""
     runner = result.surroundings.runner if result.surroundings else ""
     proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
     if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
@@ -209,9 +202,7 @@ def _unproven(result: VerifyResult) -> str:
 
 def _fits(rule: PublishRule, pattern: str) -> bool:
     """Return whether a pattern in `publish.require` matches a check.
-
-    A verdict on speed, such as `nccl/all-reduce-speed`, matches only patterns with the suffix `-speed`.
-    """
+    A verdict on speed, such as `nccl/all-reduce-speed`, matches only patterns with the suffix `-speed`."""
     return fnmatchcase(rule.name, pattern) and (not rule.name.endswith(SPEED) or pattern.endswith(SPEED))
 
 
@@ -226,8 +217,7 @@ def fill_tags(templates: Sequence[str], builds: Collection[BuildResult]) -> tupl
     """Return the tags with `{revision}` replaced, and the reason why the builds may not be published.
 
     The reason is empty if the builds may be published. `{revision}` becomes the commit of the builds, followed by the
-    day if `build --rebuild` was used. All builds must be from one commit, without uncommitted changes.
-    """
+    day if `build --rebuild` was used. All builds must be from one commit, without uncommitted changes."""
     commits = sorted({build.revision or "" for build in builds})
     days = sorted({f"-{build.rebuilt:%Y%m%d}" if build.rebuilt else "" for build in builds})
     if changed := [commit for commit in commits if commit.endswith(DIRTY)]:

@@ -59,8 +59,7 @@ def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | 
 
     If a name refers to images for several platforms, `platform` chooses one platform. Default: the platform of this
     machine. Raises ConfigError if an image does not exist, CommandError if the engine or a registry fails, and
-    ResultError if an image cannot be read.
-    """
+    ResultError if an image cannot be read."""
     own = f"linux/{ARCHITECTURES.get(machine.machine())}"
     notes, sides, facts = list[str](), list[ComparedImage](), list[dict[str, dict[str, str]]]()
     with ExitStack() as stack:
@@ -94,9 +93,7 @@ DPKG = "var/lib/dpkg/status"
 
 def _packages(image: PlatformImage, notes: list[str]) -> dict[str, str]:
     """Return the distribution's packages in an image, with their versions. Append remarks for the user to `notes`.
-
-    If the image is in a registry and has an SBOM, the packages are read from the SBOM, and no layer is fetched.
-    """
+    If the image is in a registry and has an SBOM, the packages are read from the SBOM, and no layer is fetched."""
     packages = attached_packages(image.repository, image.digest) if image.repository else ()
     if packages:
         notes.append(f"the packages of {image.name} were read from the SBOM of the image; no layer was fetched")

@@ -53,8 +53,7 @@ def read_attached(
     The problem states that the attachment is damaged, about another image, or not of the stated kind. The problem is
     empty if the attachment is intact. The content is None if there is a problem, or if the kind is not in `PREDICATES`.
     Signatures are not checked, although everybody who may push can attach files. Raises CommandError if the registry
-    fails.
-    """
+    fails."""
     for item in read_attestations(place, digest, kind):
         name, model, value, problem = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind), None, item.problem
         try:
@@ -66,9 +65,7 @@ def read_attached(
 
 def attached_packages(place: Repository, digest: str) -> tuple[Package, ...]:
     """Return the distribution's packages in an image, as listed in the newest readable SBOM that lists such packages.
-
-    Return an empty tuple if no SBOM of the image lists such packages.
-    """
+    Return an empty tuple if no SBOM of the image lists such packages."""
     for _, document, _ in read_attached(place, digest, "sbom"):
         if isinstance(document, SpdxDocument) and document.debian_packages:
             return document.debian_packages
@@ -85,8 +82,7 @@ def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[s
     """Return the reason why a result is not about an image. Return an empty string if the result is about the image.
 
     `digest` and `platform` identify the image. `indexes` are the digests of the indexes that list the image. If the
-    result names such an index, or no digest at all, the platform in the result must be the platform of the image.
-    """
+    result names such an index, or no digest at all, the platform in the result must be the platform of the image."""
     digests, platforms = about(value)
     if others := digests - {digest, *(indexes if platforms else ())}:
         return f"is about another image: {', '.join(sorted(others))}"
@@ -97,9 +93,7 @@ def mismatch(value: BaseModel, digest: str, platform: str, indexes: Collection[s
 
 def about(value: BaseModel) -> tuple[frozenset[str], frozenset[str]]:
     """Return the set of digests and the set of platforms that a result names.
-
-    Provenance and some reports do not name a digest.
-    """
+    Provenance and some reports do not name a digest."""
     match value:
         case ScanResult():
             return frozenset({value.digest}), frozenset({value.platform})
@@ -145,8 +139,7 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
 
     JSON files of other tools are ignored. Raises ConfigError if a path does not exist or cannot be read. Raises
     ResultError if a file is not valid JSON, or if a result file of imagebuild is incomplete, because the missing part
-    could contain a failed check.
-    """
+    could contain a failed check."""
     distinct: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
@@ -194,8 +187,7 @@ def attachment_of(value: BaseModel, document: object, digest: str, platform: str
     """Return a result as an attachment for an image.
 
     Private facts, such as the name of the host, are removed from the result. The attachment contains the time of the
-    result if the result states a time.
-    """
+    result if the result states a time."""
     created = ""
     match value:
         case VerifyResult():

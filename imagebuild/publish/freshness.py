@@ -86,8 +86,7 @@ def security_updates(
     Return the updates, and the targets that must be built again. `newest` is called once for each architecture, with
     the architecture and the names of packages. `newest` returns the versions of each package in ascending order. A
     finding in `scans` that fails an image and has a fix is also a reason to build again. Signatures of SBOMs are not
-    checked. Raises CommandError if a registry fails.
-    """
+    checked. Raises CommandError if a registry fails."""
 
     def read(image: NewestImage) -> tuple[Package, ...]:
         place = parse_reference(image.index)

@@ -59,8 +59,7 @@ def _resources(
     """Yield the resource descriptors for one source of an image. Wheels for other platforms are left out.
 
     `owner` is the name of the component, base or image that uses the source. `replaced` maps each source that the build
-    replaced to the digest of the replacement, or to `folder` for a local folder.
-    """
+    replaced to the digest of the replacement, or to `folder` for a local folder."""
     match source:
         case BaseImage(reference):
             digest = lock.images[reference].digest
@@ -140,8 +139,7 @@ def provenance_of(
     `dockerfile` is the text that this checkout renders for the target. `workflow` is the address of the CI workflow
     that built the image and signs the provenance. Raises ResultError if the image was built from another Dockerfile,
     because the provenance would then name the wrong sources. Raises ConfigError if the lock contains no pin (hash,
-    digest or commit) for a source.
-    """
+    digest or commit) for a source."""
     if result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
         raise ResultError(
             f"{result.target}: was built from another Dockerfile than this checkout renders; check out the commit of "

@@ -1,7 +1,5 @@
 """Deletion of old images from a staging repository, which contains the images that are not published yet.
-
-No other module deletes anything from a registry.
-"""
+No other module deletes anything from a registry."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[
     repository, and no attachment refers to the image. For an index, the same conditions apply to the index and to every
     manifest in the index. A manifest in a deleted index is deleted, too, unless an index that is kept lists it.
     Published repositories are not read, because they contain copies of the images. Raises CommandError if the registry
-    fails.
-    """
+    fails."""
     registry, tags = staging.registry, staging.tags()
     names = [tag for tag in tags if not REFERRERS_TAG.fullmatch(tag)]
     # A tag `sha256-DIGEST` lists the attachments of the manifest with this digest. Such tags come from cosign, and are
@@ -76,9 +73,7 @@ def judge_staged(staging: Repository, now: datetime, limit: timedelta) -> tuple[
 
 def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
     """Delete the images and indexes whose verdict is `delete`. Return the number of deleted manifests.
-
-    Raises DeletionDisabled if the registry does not allow deletion, CommandError if the registry fails.
-    """
+    Raises DeletionDisabled if the registry does not allow deletion, CommandError if the registry fails."""
     deleted: set[str] = set()
     # Indexes are deleted before images, because an image in an index may also have been pushed separately.
     for verdict in sorted((v for v in verdicts if v.verdict == "delete"), key=lambda v: -len(v.parts)):
@@ -100,9 +95,7 @@ def delete_staged(staging: Repository, verdicts: Iterable[PruneVerdict]) -> int:
 
 def _push_time(tag: str, digest: str) -> datetime | None:
     """Return the time of the push that created a staging tag.
-
-    Return None if the tag was not created by a push to a staging repository, or was created for another digest.
-    """
+    Return None if the tag was not created by a push to a staging repository, or was created for another digest."""
     try:
         pushed = datetime.strptime(tag, f"staged-%Y%m%dT%H%M%SZ-{digest[7:19]}").replace(tzinfo=UTC)
     except ValueError:

@@ -1,8 +1,7 @@
 """Publishing of verified images: check everything, copy the images, attach and sign, and push the tags last.
 
 The module `decide` decides whether an image may be published. A tag is pushed only after the registry contains the
-image, its attachments and its signatures.
-"""
+image, its attachments and its signatures."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
 
     A target that is refused or fails does not stop the other targets. If the request or a result file is wrong, raises
     ConfigError, NothingSelected or ResultError before anything is published. Raises CommandError if the signing key
-    cannot be read.
-    """
+    cannot be read."""
     if request.signer:
         _ = request.signer.trusted
     evidence = read_evidence(request.folders)
@@ -129,8 +127,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
 
     def check_again(published: Published) -> Published:
         """Return the outcome of a target. The outcome is `failed` if another publisher moved a tag that was just
-        pushed.
-        """
+        pushed."""
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
@@ -150,8 +147,7 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     """Check whether a target may be published, without changing anything in a registry.
 
     If the target may be published, return a Draft: the images, attachments and tags to publish. Otherwise, return a
-    Published with the state `refused` and every reason. Raises CommandError if a registry fails.
-    """
+    Published with the state `refused` and every reason. Raises CommandError if a registry fails."""
     target, policy = planned.recipe.target, planned.project.matrix.model.publish
     choices = tuple(
         _with_image(choose_image(target, platform, evidence), target, connect) for platform in target.platforms
@@ -206,8 +202,7 @@ def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
     """Read the chosen image from the registry, and return the choice with the image.
 
     The image is read from its staging repository. If the image was deleted there, the image is read from a published
-    repository. If no repository contains the image, return the choice unchanged.
-    """
+    repository. If no repository contains the image, return the choice unchanged."""
     places = (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)) if choice.digest else ()
     for name in map(parse_reference, places):
         place = repository_of(name, connect)
@@ -224,8 +219,7 @@ def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> Ne
     """Return the provenance of an image as an attachment, made from the build result of the image.
 
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
-    the image was built by another CI run than the run that signs, or if a source was a folder on the build machine.
-    """
+    the image was built by another CI run than the run that signs, or if a source was a folder on the build machine."""
     # If several builds made the same image, the provenance describes the first build.
     build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
     for name, own in (request.origin or {}).items():
@@ -254,8 +248,7 @@ def make_index(images: Sequence[PlatformImage], builds: Sequence[BuildResult], k
     The index has these annotations: the labels that all images share, the source repository and the commit of the
     builds, the creation date of the images, and `key`, the hash of everything that the images depend on. The commit is
     not a label of the images, because each commit would then change the images. The creation date is the date of the
-    files in the images, not of the build. Equal arguments give equal bytes.
-    """
+    files in the images, not of the build. Equal arguments give equal bytes."""
     shared = set.intersection(*(set(image.labels.items()) for image in images))
     annotations = {name: value for name, value in shared if name.startswith(INDEX_LABELS)}
     # All builds are from one commit, because builds from several commits are refused.
@@ -279,8 +272,7 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
 
     The image of a target is up to date if every alias of the target names an index with all platforms of the target and
     with the hash that `key_of_target` returns now. A target without an alias is never up to date. Raises CommandError
-    if a registry fails, ConfigError if a template or a script cannot be read.
-    """
+    if a registry fails, ConfigError if a template or a script cannot be read."""
     keys = {target.id: key_of_target(renderer, target) for target in targets}
 
     def is_published(target: Target) -> bool:
@@ -305,8 +297,7 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
 
     Raises CommandError if a registry or the signer fails before the first tag is pushed. If pushing a tag fails, or
     another publisher moves a tag, the outcome is `failed` and lists the tags that were pushed before. No tag ever names
-    an incomplete image. If `request.dry_run` is true, nothing is changed.
-    """
+    an incomplete image. If `request.dry_run` is true, nothing is changed."""
     signer = None if request.dry_run else request.signer
     places = {name.name: repository_of(name, connect) for name in draft.current}.values()
     missing = {place: missing_attachments(place, draft.wanted, signer) for place in places}
@@ -358,8 +349,7 @@ def publish_draft(draft: Draft, request: PublishRequest, connect: Connect) -> Pu
 
 def _check_stored(place: Repository, index: Manifest) -> None:
     """Raise CommandError unless the registry contains the index, the images in the index, and the blobs of these
-    images.
-    """
+    images."""
     digests = (index.digest, *(child.digest for child in manifests_of(index.document)))
     manifests = [place.find(digest) for digest in digests]
     if lost := [digest for digest, manifest in zip(digests, manifests, strict=True) if not manifest]:
@@ -400,8 +390,7 @@ def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found
     """Raise CommandError unless `found`, the digest that a tag names now, is one of the expected digests.
 
     The first expected digest is the digest of the index that this publisher pushes. If `found` is None, the tag does
-    not exist.
-    """
+    not exist."""
     if found not in expected:
         happened = f"moved the tag to {found}" if found else "removed the tag"
         raise CommandError(
@@ -421,8 +410,7 @@ _MARKS = {
 
 def print_published(result: PublishResult, plan: Plan) -> None:
     """Print the outcome of each target, the licence terms of the published components, and the results that were not
-    used.
-    """
+    used."""
     for target in result.targets:
         out.print(f"{_MARKS[target.state]} {target.target} {target.digest or ''}".rstrip())
         attached = ", ".join(f"{number} {kind}" for kind, number in target.attached.items())

@@ -39,8 +39,7 @@ def make_sbom(image: PlatformImage, components: Mapping[str, Component]) -> Docu
     """Run syft on an image, and return the SPDX document of the image.
 
     Equal images and components give equal documents. Raises CommandError if syft is missing or fails, and ResultError
-    if the output of syft is not JSON or the creation time of the image cannot be read.
-    """
+    if the output of syft is not JSON or the creation time of the image cannot be read."""
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
         document = run_syft(image.as_layout(Path(name, "layout")).folder, Path(name))
     return complete_document(document, image, components)
@@ -51,8 +50,7 @@ def run_syft(layout: Path, folder: Path, run: RunProgram = run_program, program:
 
     syft uses no network. `folder` is for temporary files of syft. `program` is the path of syft. Default: the path that
     `syft_program` finds. Raises CommandError if syft is missing or fails, ResultError if the output of syft is not
-    JSON.
-    """
+    JSON."""
     syft = program or syft_program()
     if not syft:
         raise CommandError(f"`syft` is missing; it finds the packages in an image; {INSTALL_SYFT}")
@@ -81,8 +79,7 @@ def complete_document(syft: Document, image: PlatformImage, components: Mapping[
 
     The order of the entries is fixed. Each component in the labels of the image becomes a package. `components`
     provides the licences and homepages of the components. The namespace of the document depends only on the content.
-    Raises ResultError if the creation time of the image cannot be read.
-    """
+    Raises ResultError if the creation time of the image cannot be read."""
     try:
         created = datetime.fromisoformat(str(image.config.get("created") or "1970-01-01T00:00:00Z")).astimezone(UTC)
     except ValueError as error:
@@ -153,9 +150,7 @@ def _purl(kind: str, name: str, version: str, **qualifiers: str) -> list[dict[st
 
 def _licenses(component: Component) -> dict[str, dict[str, str]]:
     """Return an SPDX entry for each licence of a component, but only for licences with an id `LicenseRef-…`.
-
-    The SPDX licence list does not contain these licences.
-    """
+    The SPDX licence list does not contain these licences."""
     files = ", ".join(component.license_files)
     text = f"The text is {f'in the image: {files}' if files else f'at {component.homepage}'}"
     found = LICENSE_REF.findall(component.license)

@@ -27,8 +27,7 @@ def scan_result(
     """Judge the findings in a scanner's report about an image by a policy, and return the result.
 
     `file` is the file that contained the report. Raises ConfigError if the report is about another image or does not
-    name an image, or if the scanner does not support the distribution of the image.
-    """
+    name an image, or if the scanner does not support the distribution of the image."""
     if report.digests and image.digest not in report.digests:
         named = ", ".join(sorted(report.digests))
         raise ConfigError(f"{file}: is about {named}, not about {image.digest}; scan the image as NAME@{image.digest}")
@@ -97,8 +96,7 @@ def judge_vulnerabilities(
     """Judge each finding in a report by a policy. Return the judged findings, and notes about the policy.
 
     Findings that fail the image come first. After that, findings are sorted by severity, the worst first. A rule in
-    `ignore` has no effect after its last day, and a note names the rule.
-    """
+    `ignore` has no effect after its last day, and a note names the rule."""
     fail = policy.model.fail
     limit = min(SEVERITIES.index(fail.severity), SEVERITIES.index(report.worst))
     unstated = frozenset(report.unstated_fixes)
@@ -138,8 +136,7 @@ def print_scan(result: ScanResult) -> None:
     """Print the result of a scan.
 
     The output is a table of the failing and the ignored findings, the notes, the number of findings of each severity,
-    and the verdict.
-    """
+    and the verdict."""
     listed = [finding for finding in result.findings if finding.fails or finding.waived]
     rows = [
         (f.severity, f.id, f.package, f.version, f.fixed_in or "", f"ignored {f.waived}" if f.waived else "fails")

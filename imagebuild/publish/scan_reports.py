@@ -45,8 +45,7 @@ def load_report(file: Path) -> ScanReport:
     """Read the report of a vulnerability scanner: a SARIF 2.1.0 file, or the output of `debsecan --format detail`.
 
     Raises ConfigError if the file does not exist. Raises ResultError if the file is not such a report, or does not show
-    that the scan finished.
-    """
+    that the scan finished."""
     text = files.read_text(file)
     try:
         if text.lstrip().startswith("{"):
@@ -159,9 +158,7 @@ def _read_result(
     result: Mapping[str, Any], rule: Mapping[str, Any], scanner: str, place: str
 ) -> tuple[Vulnerability, bool]:
     """Return the vulnerability in a SARIF result, and whether the report states if a fixed version exists.
-
-    Suppressions by the scanner do not count: only `scan-policy.yaml` can accept a vulnerability.
-    """
+    Suppressions by the scanner do not count: only `scan-policy.yaml` can accept a vulnerability."""
     message = str(result["message"].get("text") or "")
     sentence = next((match.groupdict() for pattern in _SENTENCES if (match := pattern.search(message))), {})
     of_rule = _labelled(str((rule.get("help") or {}).get("text") or ""))
@@ -189,9 +186,7 @@ def _read_result(
 
 def _labelled(text: str) -> dict[str, str]:
     """Return a mapping from labels to values, from the lines `Label: value` in a text.
-
-    If a label occurs on several lines, only the first of these lines counts.
-    """
+    If a label occurs on several lines, only the first of these lines counts."""
     values: dict[str, str] = {}
     for identifier, label, value in _LINE.findall(text):
         values.setdefault(_LABELS[(identifier or label).lower()], value)
@@ -218,8 +213,7 @@ def _digests(run: Mapping[str, Any]) -> Iterator[str]:
 
     Trivy lists the digests in a property of the run. grype names the image in each message. Snyk names the image in
     each location, with `_` instead of `:`. The field `fullyQualifiedName` is not read, because it contains the digest
-    of a layer.
-    """
+    of a layer."""
     texts = [*((run.get("properties") or {}).get("repoDigests") or ())]
     texts += [result["message"].get("text") for result in run["results"]]
     places = [location.get("physicalLocation") or {} for r in run["results"] for location in r.get("locations") or ()]

@@ -65,8 +65,7 @@ class Cosign:
         """Whether cosign is older than version 3. Version 3 and newer write signatures as bundles by default.
 
         The output of `cosign version` is not used, because the cosign packages of some distributions do not contain the
-        version.
-        """
+        version."""
         return "--new-bundle-format" in self("attest-blob", "--help")
 
     def connection(self, image: ImageReference) -> list[str]:
@@ -84,8 +83,7 @@ class Signer:
     """The key or identity that signs, or whose signatures are trusted.
 
     An identity, such as the identity of a CI job, is certified by an issuer. Without a key and an identity, cosign
-    signs as the identity of the CI job, and no signature can be verified.
-    """
+    signs as the identity of the CI job, and no signature can be verified."""
 
     key: str | None = None
     """File or address of the key, as cosign accepts it: the private key if `signs`, otherwise the public key."""
@@ -123,9 +121,7 @@ class Signer:
     @cached_property
     def trusted(self) -> tuple[Cosign, tuple[str, ...]]:
         """The program cosign, and the options that tell cosign which signer is trusted.
-
-        Raises ConfigError if no signer is named, CommandError if the key cannot be read.
-        """
+        Raises ConfigError if no signer is named, CommandError if the key cannot be read."""
         cosign, key = self.cosign, self.key
         if not (key or self.identity):
             raise ConfigError(
@@ -144,8 +140,7 @@ class Signer:
         """The reason why a trial signature fails or is not trusted. Empty if the trial succeeds.
 
         The trial runs only once. The trial uses the key, password, identity and log of the signer, so the trial adds an
-        entry to the log.
-        """
+        entry to the log."""
         with _TRIAL:
             try:
                 trial = Attestation("scan", "", bundle=self.attest("scan", b"{}", "trial", b"{}"))
@@ -162,9 +157,7 @@ class Signer:
 
     def attest(self, kind: str, content: bytes, name: str, manifest: bytes) -> bytes:
         """Sign the statement that a predicate (the content of an attestation) is about the image with this manifest.
-
-        Return the signed statement as a sigstore bundle. Raises CommandError if cosign fails.
-        """
+        Return the signed statement as a sigstore bundle. Raises CommandError if cosign fails."""
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder:
             subject, predicate, bundle = (Path(folder, file) for file in (name, "predicate.json", "bundle.json"))
             subject.write_bytes(manifest)
@@ -186,17 +179,14 @@ class Signer:
 
     def image_problem(self, image: ImageReference) -> str:
         """Return the reason that cosign gives if an image has no trusted signature. Return an empty string otherwise.
-
-        The image must be named by digest.
-        """
+        The image must be named by digest."""
         return self._problem("verify", *self.cosign.connection(image), "--output", "json", str(image))
 
     def attestation_problem(self, attestation: Attestation, manifest: bytes) -> str:
         """Return the reason why an attestation has no trusted signature.
 
         Return an empty string if the signature of the attestation is trusted. `manifest` is the manifest of the image
-        that the attestation is about.
-        """
+        that the attestation is about."""
         if not attestation.bundle:
             return "the attestation is not signed"
         # cosign 2 does not compare the option --type with the type in the bundle. `read_attestation` compared them.
@@ -229,8 +219,7 @@ def job_workflow(environ: Mapping[str, str]) -> str:
 
     Outside of GitHub, return an empty string. In a reusable workflow, the environment variables name the calling
     workflow. The reusable workflow itself is named only in the token of the job (`job_workflow_ref`), and Fulcio
-    certifies this name. Raises CommandError if GitHub does not issue a token.
-    """
+    certifies this name. Raises CommandError if GitHub does not issue a token."""
     if not (address := environ.get("ACTIONS_ID_TOKEN_REQUEST_URL")):
         return environ.get("GITHUB_WORKFLOW_REF", "")
     header = {"Authorization": f"bearer {environ.get('ACTIONS_ID_TOKEN_REQUEST_TOKEN', '')}"}

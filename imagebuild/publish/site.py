@@ -19,9 +19,7 @@ Badge = tuple[State, str]
 
 def write_site(catalog: Catalog, folder: Path) -> Path:
     """Write `images.json` and the page that shows it. Return the path of the page.
-
-    Raises ConfigError if the folder cannot be written to.
-    """
+    Raises ConfigError if the folder cannot be written to."""
     page = catalog_page(catalog)
     files.write_text(folder / "images.json", catalog.model_dump_json(indent=1) + "\n")
     files.write_text(folder / "index.html", page)
@@ -51,9 +49,7 @@ TITLES = {"cuda": "CUDA", "os": "OS", "nccl": "NCCL", "mpi": "MPI", "variant": "
 
 def columns_of(images: Sequence[PublishedImage]) -> dict[str, str]:
     """Return a mapping from the key of each column in the table of images to the title of the column.
-
-    A key is the name of an axis, `nccl` or `mpi`. A column is left out if no image has a value for the key.
-    """
+    A key is the name of an axis, `nccl` or `mpi`. A column is left out if no image has a value for the key."""
     found = dict.fromkeys(key for image in images for key in (*image.axes, *image.stack))
     return {key: TITLES.get(key, key) for key in (*TITLES, *found) if key in found}
 
@@ -62,8 +58,7 @@ def pull_commands(repository: str) -> dict[str, str]:
     """Return a mapping from titles, such as `Docker`, to commands that pull or run an image.
 
     `repository` includes the registry. In the commands, `{ref}` stands for `:tag` or `@sha256:…`, and `{enroot}` stands
-    for `:tag` or `:sha256:…`, because enroot 3 and 4.0 accept a digest only after a colon.
-    """
+    for `:tag` or `:sha256:…`, because enroot 3 and 4.0 accept a digest only after a colon."""
     enroot, name = enroot_reference(repository), repository.rpartition("/")[2]
     return {
         "Docker": f"docker pull {repository}{{ref}}",
@@ -83,8 +78,7 @@ def checks_badge(runs: Sequence[Checks]) -> Badge:
     """Return the badge for all verifications of one platform's image.
 
     If a check failed, the badge gives the number of failures in all verifications. Otherwise, the badge gives the
-    largest number of passed checks and the largest number of GPUs in one verification.
-    """
+    largest number of passed checks and the largest number of GPUs in one verification."""
     if not runs:
         return "skipped", "not checked"
     if failed := sum(run.failed for run in runs):
@@ -115,7 +109,5 @@ def summary_badges(image: PublishedImage) -> tuple[Badge, Badge]:
 
 def format_day(time: str) -> str:
     """Return the day of a time, such as `2026-11-27`, or a dash if the time is unknown.
-
-    The start of Unix time (1970-01-01) also counts as unknown.
-    """
+    The start of Unix time (1970-01-01) also counts as unknown."""
     return NONE if not time or time.startswith(("1970-01-01", "0001-")) else time[:10]

@@ -38,8 +38,7 @@ def exact_packages(component: str, pinned: PinnedPackages) -> list[str]:
 
     A version that the component does not state is from the lock. Architectures that the lock does not contain are
     ignored, because no image is built for them. Raises ConfigError if the lock has different versions for two
-    architectures, because both architectures share one Dockerfile.
-    """
+    architectures, because both architectures share one Dockerfile."""
     result = []
     for package in pinned.packages:
         known = pinned.versions[package]
@@ -66,9 +65,7 @@ def package_repository(component: str, pinned: PinnedPackages) -> dict[str, Any]
 
 def image_environment(recipe: Recipe, matrix: YamlFile[Matrix]) -> dict[str, str]:
     """Return the environment variables of the image. `matrix` is the file that declares the image.
-
-    Raises ConfigError if two components, or a component and the image, set a variable to different values.
-    """
+    Raises ConfigError if two components, or a component and the image, set a variable to different values."""
     env, needed = {"PATH": SYSTEM_PATH}, dict[str, str]()
     for part in recipe.components:
         taken = {**_base_environment(recipe, part), **_archive_environment(recipe, part), **part.env}
@@ -115,9 +112,7 @@ def adaptations(recipe: Recipe) -> Iterator[str]:
 
 def _base_environment(recipe: Recipe, part: Part) -> dict[str, str]:
     """Return the environment variables that a component takes from the base image.
-
-    Empty if the lock does not contain the environment of the base image.
-    """
+    Empty if the lock does not contain the environment of the base image."""
     by_platform: dict[str, dict[str, str]] = {}
     for platform in sorted(recipe.target.platforms) if recipe.base_facts else ():
         env = recipe.base_facts[platform].environment if platform in recipe.base_facts else {}
@@ -143,8 +138,7 @@ def image_labels(recipe: Recipe) -> dict[str, str]:
     """Return the labels of the image.
 
     The digest of the base is left out if builds may create the base from packages of the distribution, because such
-    builds do not use the official image.
-    """
+    builds do not use the official image."""
     target = recipe.target
     base_name, _, base_digest = recipe.base.partition("@")
     result = {

@@ -71,9 +71,7 @@ class BuildStage:
     @cached_property
     def archive_environment(self) -> tuple[dict[str, str], tuple[str, ...]]:
         """The variables that images take from the unpacked archive, and a note for each difference from the archive.
-
-        Raises ConfigError if the archives of two architectures set a variable differently.
-        """
+        Raises ConfigError if the archives of two architectures set a variable differently."""
         return self.component.unpacked.environment(self.archive_facts) if self.component.unpacked else ({}, ())
 
 

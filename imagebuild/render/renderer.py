@@ -59,8 +59,7 @@ class Renderer:
         """Render the self-contained Dockerfile of a target.
 
         `options` are added to the `imagebuild render` command in the comment at the top. A source without a pin is
-        rendered as `unresolved`, which no builder accepts. Raises ConfigError if a template is wrong.
-        """
+        rendered as `unresolved`, which no builder accepts. Raises ConfigError if a template is wrong."""
         recipe = self.recipe(target)
         image, components, variant = recipe.image, recipe.components, target.axes["variant"]
         words = ("imagebuild", "render", target.id, *self.project.changes.options, *options)

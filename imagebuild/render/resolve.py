@@ -39,8 +39,7 @@ class SharedParts:
     """Parts and build stages that several recipes of a project share.
 
     A part is everything that a component contributes to a target. The keys are the inputs: targets with equal inputs
-    share a part or a build stage.
-    """
+    share a part or a build stage."""
 
     project: Project
     parts: dict[tuple[object, ...], Part] = field(default_factory=dict)
@@ -73,8 +72,7 @@ def resolve_recipe(project: Project, target: Target, shared: SharedParts | None 
     """Return the recipe of a target: everything that its Dockerfile is made from.
 
     To save time, pass the same `shared` for all targets of a project. Raises ConfigError if files contradict each
-    other.
-    """
+    other."""
     matrix, lock = project.matrix.model, project.lock
     image = matrix.images[target.image]
     chosen = _Chosen(project, target, image, shared or SharedParts(project))
@@ -107,8 +105,7 @@ def gpu_capabilities(project: Project, target: Target, toolkit: str) -> dict[str
 
     `toolkit` is the version of the CUDA toolkit. Only compute capabilities in `gpu-architectures` of the matrix are
     considered; with an axis `gpu`, only its value. Raises ConfigError if no compute capability is left for an
-    architecture of the target.
-    """
+    architecture of the target."""
     generation = target.axes.get("gpu")
     wanted = {n: gpu for n, gpu in project.matrix.model.gpu_architectures.items() if generation in (None, n)}
     supported = {n: gpu for n, gpu in wanted.items() if satisfies(toolkit, gpu.cuda)}
@@ -321,8 +318,7 @@ def _pinned_packages(chosen: _Chosen, name: str, *, every: bool, stage: bool) ->
     """Return the packages of a component, with their signed repository.
 
     Return None if the packages come from the distribution's own archive. `every`: include the packages of all variants.
-    `stage`: use the release that the stage is built on instead of the image's release.
-    """
+    `stage`: use the release that the stage is built on instead of the image's release."""
     owner = chosen.component(name).packages_from or name
     repository = chosen.component(owner).repository
     if repository is None:
@@ -347,9 +343,7 @@ def _versioned(
     chosen: _Chosen, name: str, repository: PinnedPackages, *, every: bool
 ) -> Iterator[tuple[PackageSource, str]]:
     """Yield each package whose version contains the component's version: its repository, and a template.
-
-    The template is the version of the package with the placeholder `{version}`, such as `{version}-1`.
-    """
+    The template is the version of the package with the placeholder `{version}`, such as `{version}-1`."""
     packages = chosen.component(name).packages
     used = (*packages.runtime, *(packages.devel if every else ()))
     texts = [text for text in used if VERSION in text and "=" in text]
@@ -380,9 +374,7 @@ def _labels(chosen: _Chosen, name: str, stage: BuildStage | None) -> dict[str, s
 
 def _key(chosen: _Chosen, name: str) -> dict[str, str]:
     """Map each entry of a component's `key`, except `gpu`, to its value.
-
-    Raises ConfigError for an entry that is neither an axis nor a component of the target.
-    """
+    Raises ConfigError for an entry that is neither an axis nor a component of the target."""
     known = {**chosen.axes, **chosen.target.components}
     for i, entry in enumerate(chosen.component(name).key):
         if entry not in known and entry != "gpu":
@@ -394,9 +386,7 @@ def _key(chosen: _Chosen, name: str) -> dict[str, str]:
 
 def _values(chosen: _Chosen, name: str, arch: Arch | None = None, *, stage: bool = False) -> dict[str, str]:
     """Return the values for the templates in a component's sources and packages.
-
-    `stage`: use the OS release of the component's build stage, which may be older than the image's release.
-    """
+    `stage`: use the OS release of the component's build stage, which may be older than the image's release."""
     own_axes = {**chosen.target.axes, "os": chosen.os(name)} if stage else chosen.target.axes
     version, of_arch = chosen.version(name), {"arch": arch} if arch else {}
     result = {"version": version, "os": own_axes["os"], **_key(chosen, name), **of_arch}
@@ -410,8 +400,7 @@ def _with_facts(chosen: _Chosen, name: str, values: dict[str, str], known: Mappi
     """Add the `facts` of a component (values for templates) to `values`, and return `values`.
 
     For each name, the first row that sets the name and whose condition holds for `known` is used. Existing values are
-    kept.
-    """
+    kept."""
     for fact, text in first_values(chosen.component(name).facts, known).items():
         values.setdefault(fact, _fill(chosen, name, text, values, "facts"))
     return values

@@ -33,9 +33,7 @@ class Dockerfile:
     @cached_property
     def stages(self) -> Mapping[str, str]:
         """Maps each stage, in order of appearance, to its key: a digest of everything that the stage depends on.
-
-        The key covers all platforms.
-        """
+        The key covers all platforms."""
         first, *others = (stages_of(self.text, platform) for platform in get_args(Platform))
         return {name: digest(stage.key, *(other[name].key for other in others)) for name, stage in first.items()}
 
@@ -82,8 +80,7 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
     """Return the stages of a Dockerfile for one platform, by name and in order of appearance.
 
     `bases` maps images in `FROM` to their replacements. A stage without a name is called `stage-<index>`, as in
-    BuildKit's output.
-    """
+    BuildKit's output."""
     stages: dict[str, Stage] = {}
     arguments = {"TARGETPLATFORM": platform, "TARGETARCH": platform.rpartition("/")[2]}
     for index, block in enumerate(_blocks(text)):
@@ -97,8 +94,7 @@ def stages_of(text: str, platform: str, bases: Mapping[str, str] | None = None) 
 
 def first_mistake(text: str) -> tuple[str, str]:
     """Return the first mistake in a Dockerfile: the text of its line, and the reason. Both are empty if there is no
-    mistake.
-    """
+    mistake."""
     blocks = _blocks(text)
     for word, rest, _ in (instruction for block in blocks for instruction in block.instructions):
         if word not in INSTRUCTIONS:

@@ -25,9 +25,7 @@ class Templates:
 
     def rule(self, title: str, about: str) -> str:
         """Return the comment that begins a section of a Dockerfile.
-
-        Raises ConfigError if `macros.j2` does not define the macro `rule`.
-        """
+        Raises ConfigError if `macros.j2` does not define the macro `rule`."""
         rule: Any = self._environment.globals.get("rule")
         if not callable(rule):
             where = f"{self.project.template('macros.j2')}:1"
@@ -36,9 +34,7 @@ class Templates:
 
     def file(self, component: str, name: str) -> str:
         """Return the text of a file of a component. `OTHER/file` names a file of the component OTHER.
-
-        Templates call this function as `file(name)`.
-        """
+        Templates call this function as `file(name)`."""
         owner, _, file = name.rpartition("/")
         path = self.project.folder(owner or component) / "files" / file
         try:
@@ -86,9 +82,7 @@ class Templates:
 
     def render(self, name: str, /, **context: Any) -> str:
         """Render a template. Blank lines are merged. A blank line follows each heredoc, because hadolint requires it.
-
-        Raises ConfigError with file and line for a mistake in the template.
-        """
+        Raises ConfigError with file and line for a mistake in the template."""
         try:
             text = self._environment.get_template(name).render(**context)
         except jinja2.TemplateSyntaxError as error:

@@ -47,8 +47,7 @@ def line_chart(id_: str, title: str, runs: Sequence[tuple[str, Run, SpeedClaim]]
     """Draw bus bandwidth over message size on logarithmic axes. `runs` are names, runs and claims about their speed.
 
     A ceiling is a dashed red line. A reference is a dotted line in the colour of the first run with this reference.
-    Equal ceilings and references are drawn once.
-    """
+    Equal ceilings and references are drawn once."""
     traces = [_trace(name, run, number) for number, (name, run, _) in enumerate(runs)]
     sizes = [size for trace in traces for size in trace["x"]] or [1]
     limits: dict[str, Limit] = {}
@@ -126,8 +125,7 @@ def heat_map(matrix: Sequence[Sequence[float | None]], unit: str, names: Sequenc
     """Return the heat map of a matrix. `names` are the labels of its rows and columns. Default: their numbers.
 
     The colours cover the range of the data, but at least a quarter of the best value, so that noise does not look like
-    a pattern.
-    """
+    a pattern."""
     cells = [[None if cell is None or not math.isfinite(cell) else cell for cell in row] for row in matrix]
     rows, columns = len(cells), max(map(len, cells), default=0)
     values = [cell for row in cells for cell in row if cell is not None] or [1.0]

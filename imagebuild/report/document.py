@@ -1,8 +1,7 @@
 """The contents of a report: results, the claims about them, and an assertion for each thing that can fail.
 
 All output formats (terminal, JSON, Markdown, JUnit, HTML) show this model. Only `gather_files` and the functions that
-it calls read files.
-"""
+it calls read files."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ Overall = Literal["ok", "limited", "open", "failed", "nothing-read"]
 """The verdict of a report.
 
 `ok`: all three claims hold for every result. `limited`: nothing failed and every requested claim holds, but some claims
-were not requested, or the user accepted them with `--allow`. `open`: the output does not prove a requested claim.
-"""
+were not requested, or the user accepted them with `--allow`. `open`: the output does not prove a requested claim."""
 
 CLAIMS: tuple[ClaimKind, ...] = get_args(ClaimKind)
 SHOWN_STATES: tuple[State, ...] = ("passed", "failed", "open", "skipped")
@@ -255,9 +253,7 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
 
 def rows_of(report: Report) -> list[ReportRow]:
     """Return the rows of the table of results.
-
-    The order is: sweeps, results outside of sweeps, diagnoses, comparisons with the baseline.
-    """
+    The order is: sweeps, results outside of sweeps, diagnoses, comparisons with the baseline."""
     entries, allowed = report.entries, report.about.allowed
 
     def state_of(judgement: Judgement) -> State:
@@ -305,9 +301,7 @@ def _known_claims(assertions: Sequence[Assertion]) -> str:
 
 def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[str, ...]]]:
     """Group assertions with the same word and reason. Return the first assertion and all subjects of each group.
-
-    A subject that occurs several times becomes `name (3 times)`.
-    """
+    A subject that occurs several times becomes `name (3 times)`."""
     groups: defaultdict[tuple[str, str], list[Assertion]] = defaultdict(list)
     for assertion in assertions:
         groups[assertion.word, assertion.reason].append(assertion)
@@ -330,8 +324,7 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
 
     A report in a folder that also has logs or results of verify is left out, because it may contain the same results.
     Raises ConfigError if a file cannot be opened, ResultError if compressed data or a file that imagebuild wrote cannot
-    be read.
-    """
+    be read."""
     named = tuple(dict.fromkeys(named))
     contents = {file: read_own_file(file) for path in named for file in _files_in(path)}
     verified = {file: content for file, content in contents.items() if isinstance(content, VerifyResult)}
@@ -389,8 +382,7 @@ def _judged_checks(verification: VerifyResult) -> Iterator[tuple[Results, Sequen
     """Yield the benchmark results of checks, with the claims about them.
 
     If a second check judges the speed, its claims are used. Raises ResultError if the number of claims is not the
-    number of results.
-    """
+    number of results."""
     judged = {(check.component, check.check): check.judgements for check in verification.checks if check.judgements}
     for check in verification.checks:
         if check.results:
@@ -408,8 +400,7 @@ def _lost_logs(sources: Iterable[Source]) -> list[str]:
 
     Such a file has the same name as a log except for numbers, or contains only errors and lies beside several logs.
     Beside a single log, a file with errors may come from workers of the same job. An empty `job.err` beside `job.out`
-    does not count.
-    """
+    does not count."""
 
     def kind(path: PurePath) -> str:
         return re.sub(r"\d+", "0", path.name.removesuffix(".gz"))
@@ -440,9 +431,7 @@ def _files_in(path: Path) -> list[Path]:
 
 def read_own_file(file: Path) -> VerifyResult | Report | None:
     """Return the contents of a file that imagebuild wrote, or None for another file.
-
-    Raises ResultError if imagebuild wrote the file, but the contents are not valid.
-    """
+    Raises ResultError if imagebuild wrote the file, but the contents are not valid."""
     try:
         with open_log(file) as opened:
             head = opened.read(4096)
@@ -480,8 +469,7 @@ def best_value(result: Measurement) -> str:
     * For a run of nccl-tests: the bus bandwidth that is judged, such as `482.3 GB/s at 8 GiB`.
     * For a matrix: the lowest and the highest value, such as `374.0 to 395.2 GB/s`.
     * For a table: the highest average bandwidth, or the lowest typical (else average) latency, such as `1.92 µs at 2
-      B`.
-    """
+      B`."""
     value, size = None, None
     unit: str | None = "GB/s"
     if isinstance(result, BandwidthTest):

@@ -1,8 +1,7 @@
 """Write HTML pages that load nothing from the network: the page of a report, and the frame of the page
 that lists images.
 
-Contents of files are always text in a page, never markup.
-"""
+Contents of files are always text in a page, never markup."""
 
 from __future__ import annotations
 
@@ -53,9 +52,7 @@ MOST_PROBLEMS = 8
 
 def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0) -> str:
     """Return the page of a report. `log_count` is the number of all logs; `logs` are the logs that fit into the page.
-
-    Raises ConfigError if a chart is needed and plotly is not installed.
-    """
+    Raises ConfigError if a chart is needed and plotly is not installed."""
     page, numbers = lay_out(report), Counter(assertion.state for assertion in report.assertions)
     return render_page(
         "report.html.j2",
@@ -92,8 +89,7 @@ def render_page(
     """Return a page that includes all its styles, charts and scripts.
 
     `package` contains the template. `program` is the script of the page; it must be trusted. It reads `data`, and can
-    make tables sortable. Raises ConfigError if there are charts and plotly is not installed.
-    """
+    make tables sortable. Raises ConfigError if there are charts and plotly is not installed."""
     program = program and template_text(__package__, "sorting.js") + program
     figures = {drawing.id: drawing.figure for drawing in drawings}
     plotly = f"{plotly_js()}\n{template_text(__package__, 'charts.js')}" if figures else ""

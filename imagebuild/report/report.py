@@ -35,8 +35,7 @@ def make_report(
     Speed is compared with the profile and the baseline. `profiles` are the folders with profiles; a later folder
     replaces profiles with the same name. `outputs` maps `--json`, `--junit` and `--html` to files; the caller writes
     the JSON. `-` is the standard output. Raises ConfigError if an argument is wrong, an output would overwrite an
-    input, or the page needs plotly and it is not installed.
-    """
+    input, or the page needs plotly and it is not installed."""
     for kind in set(allowed) - set(get_args(Openness)):
         raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
     if outputs["--html"]:

@@ -9,8 +9,7 @@ all hosts.
   each host is a group.
 * A group without a slow host is reported if at least one of its runs is slow.
 * A sweep is even if no run is slow, and the slowest run is at most EVEN below the fastest. Otherwise it is uneven. If
-  many hosts are slow, the centre is low too, and does not show which hosts are slow.
-"""
+  many hosts are slow, the centre is low too, and does not show which hosts are slow."""
 
 from __future__ import annotations
 
@@ -103,9 +102,7 @@ class Sweep(Model):
 
     def reason(self, outlier: GroupSpeed) -> str:
         """Return by how much and how often an outlier (host or group) is slow, as text.
-
-        The speed in the text is the speed of the best run, or of the slowest run if the best run is not slow.
-        """
+        The speed in the text is the speed of the best run, or of the slowest run if the best run is not slow."""
         slow = outlier.gb_s if outlier.gb_s < self.limit_gb_s else outlier.least_gb_s
         return (
             f"{slow:.4g} GB/s, {1 - slow / self.centre_gb_s:.0%} below the median of {self.scope}, {self.subject}; "
@@ -140,8 +137,7 @@ def find_sweeps(runs: Iterable[Run]) -> tuple[Sweep, ...]:
 
 def _sweep_of(runs: list[Run]) -> Sweep | None:
     """Return the sweep that these runs make, or None if there are too few groups with a bandwidth (see
-    `LEAST_GROUPS`).
-    """
+    `LEAST_GROUPS`)."""
     by_group: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     by_host: defaultdict[str, list[float]] = defaultdict(list)
     for run in runs:

@@ -35,8 +35,7 @@ def print_report(report: Report) -> None:
     """Print the report: results, problems, skipped assertions, unread lines, and the verdict.
 
     A sweep (the same benchmark on several groups of hosts) takes one line of the results. Slow hosts are among the
-    problems.
-    """
+    problems."""
     notes: list[str] = []
     if report.verifications:
         numbers = Counter(assertion.state for assertion in report.assertions if assertion.kind == "check")
@@ -84,9 +83,7 @@ def _plain(text: str) -> str:
 
 def template_of(name: str, package: str = __package__, **values: Any) -> jinja2.Template:
     """Return a template of `package` or of this package. `values` are its global variables.
-
-    In HTML and XML, text is escaped. In all formats, control characters are replaced.
-    """
+    In HTML and XML, text is escaped. In all formats, control characters are replaced."""
 
     def without_control_characters(value: Any) -> Any:
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -142,9 +139,7 @@ show JUnit refuse large files."""
 
 def report_junit(report: Report) -> str:
     """Return the report as JUnit XML: a suite for each file or image, a case for each assertion.
-
-    Servers recognise a case of an earlier run by its class and name. The name therefore contains no measured values.
-    """
+    Servers recognise a case of an earlier run by its class and name. The name therefore contains no measured values."""
     suites: defaultdict[str, dict[str, Assertion]] = defaultdict(dict)
     times: Counter[tuple[str, str]] = Counter()
     for assertion in sorted(report.assertions, key=lambda assertion: assertion.source):

@@ -43,9 +43,7 @@ UNCOMPARED = "any version accepted: the image's labels do not name the version o
 @dataclass(frozen=True)
 class ImageCheck:
     """A check of an image's files or of a component.
-
-    If the check was chosen for an image, `script` and `version` are also set.
-    """
+    If the check was chosen for an image, `script` and `version` are also set."""
 
     component: str
     name: str
@@ -72,8 +70,7 @@ def select_checks(
     default: all components of the project, without versions. Each pattern is a glob `COMPONENT/CHECK`, or the name of a
     component, which selects all checks of the component; default: all checks. If the image's `axes` (such as `cuda`)
     are unknown, no check is marked as unfit. Raises ConfigError for a glob that matches no check of the project and for
-    a script that cannot be read, NothingSelected if no glob matches a check of this image.
-    """
+    a script that cannot be read, NothingSelected if no glob matches a check of this image."""
     owned: Mapping[str, str | None] = dict.fromkeys(project.components) if components is None else components
     listed = [ImageCheck(IMAGE, name, text) for name, text in image_checks.items()]
     for component, document in project.components.items():
@@ -131,8 +128,7 @@ def run_check(
     """Run a check and return its result. If the check cannot run here, return a skipped result with the reason.
 
     The check's own variables override those in `environment`. Raises CommandError if the runner fails; a check that
-    fails does not raise an error.
-    """
+    fails does not raise an error."""
     check = planned.check
     assert check, "only checks that run a command are planned"
     command = Command(
@@ -185,9 +181,7 @@ COMPARE_S = 300
 
 def recognisable_files(tree: Tree) -> dict[str, str]:
     """Map the paths of files that identify an image to their hashes.
-
-    These are files of the package database, and some files of each layer.
-    """
+    These are files of the package database, and some files of each layer."""
     by_layer: dict[int, list[FileEntry]] = defaultdict(list)
     for entry in tree:
         if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
@@ -204,9 +198,7 @@ def recognisable_files(tree: Tree) -> dict[str, str]:
 
 def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> CheckResult:
     """Return whether the session runs in the image with this tree and digest, as the result of the check SAME_FILES.
-
-    The hashes of some files are compared.
-    """
+    The hashes of some files are compared."""
     result = CheckResult(component=IMAGE, check=SAME_FILES, outcome="passed")
     expected = recognisable_files(tree)
     if not expected:
@@ -266,8 +258,7 @@ def judged_speed(
     """Judge the speed of a benchmark. Return the judgement as an additional result; None if `check` is not a benchmark.
 
     `result` is the result of the benchmark, which says whether the data are right. With `one_host`, several nodes are
-    containers on one host. No profile describes the speed of such nodes, so the speed is not judged.
-    """
+    containers on one host. No profile describes the speed of such nodes, so the speed is not judged."""
     if not check.results or result.outcome == "skipped":
         return None
     nodes = nodes_needed(check.needs)

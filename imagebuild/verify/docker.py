@@ -39,8 +39,7 @@ def execute(
     """Run a program in a container as root, and return how the program ended.
 
     A program that exceeds the time limit is left running. Raises CommandError if the engine fails or the log cannot be
-    written.
-    """
+    written."""
     assert container.client, "a started container has a client"
     api = container.client.api
     status: list[int] = []
@@ -87,8 +86,7 @@ def cluster(
     Each node runs sshd. The users root and `mpiuser` can log in from every node to every other with a key that is made
     for this cluster and is only in memory. `options` returns additional arguments of the SDK's `containers.run` for
     the node with this number, counted from 0. Raises CommandError if the engine fails, NodesUnreachable if the image
-    lacks ssh or the nodes cannot connect to each other.
-    """
+    lacks ssh or the nodes cannot connect to each other."""
     network, names = f"imagebuild-{uuid.uuid4().hex[:12]}", cluster_names(nodes)
     # Keys are on a tmpfs, and so neither in a layer nor on a disk.
     keys = {f"{home}/.ssh": f"mode=0700,uid={uid},gid={uid}" for home, uid in HOMES.items()}
@@ -128,8 +126,7 @@ def pulled(client: DockerClient, reference: str) -> Iterator[None]:
     """Pull an image if the engine does not have it.
 
     At the end of the context, remove the pulled image unless it is in use. An image that the engine had before is not
-    removed. Raises CommandError if the engine fails.
-    """
+    removed. Raises CommandError if the engine fails."""
     is_new = False
     with engine.sdk_errors_explained(f"docker pull {reference}"):
         try:
@@ -152,8 +149,7 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
 
     The image is removed at the end of the context. Only the engine's platform is loaded. If the image lacks this
     platform, its first platform is loaded. Raises ResultError if the image cannot be read, CommandError if the engine
-    fails.
-    """
+    fails."""
     name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
     with engine.sdk_errors_explained("docker version"):
         native = f"linux/{client.version()['Arch']}"
@@ -198,8 +194,7 @@ def container_options(info: Mapping[str, Any]) -> list[Options]:
     """Return sets of options for a container, in the order in which to try them. `info` is the output of `docker info`.
 
     The first set that the engine accepts is used: some engines must not set limits, and it is not known in advance
-    whether the host has GPUs and RDMA devices.
-    """
+    whether the host has GPUs and RDMA devices."""
     shared_memory = max(1 << 30, int(info.get("MemTotal") or 0) // 2)
     common: Options = {"hostname": "check", "shm_size": shared_memory, "cap_add": ["IPC_LOCK"]}
     limits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=1 << 26, hard=1 << 26)]
@@ -217,9 +212,7 @@ def container_options(info: Mapping[str, Any]) -> list[Options]:
 
 def with_share_of_gpus(options: Options, number: int, nodes: int, gpus: int) -> Options:
     """Return the options of a node, counted from 0, with GPUs that no other node uses.
-
-    NCCL refuses to use a GPU twice. Without GPUs, or with fewer GPUs than nodes, the options stay unchanged.
-    """
+    NCCL refuses to use a GPU twice. Without GPUs, or with fewer GPUs than nodes, the options stay unchanged."""
     share = gpus // nodes
     if not share or not options.get("device_requests"):
         return options
@@ -244,9 +237,7 @@ class DockerSession(Session):
 
     def run(self, command: Command) -> Execution:
         """Run a command in the container, or in a cluster of containers if the command needs several nodes.
-
-        Raises CommandError if the engine fails.
-        """
+        Raises CommandError if the engine fails."""
         container = self.container
         if command.nodes > 1:
             try:
@@ -266,9 +257,7 @@ class DockerSession(Session):
 
     def _cluster(self, nodes: int) -> Sequence[Container]:
         """Return the containers of a cluster with this number of nodes.
-
-        The cluster is started once, and reused until a command is killed for exceeding its time limit.
-        """
+        The cluster is started once, and reused until a command is killed for exceeding its time limit."""
         if nodes not in self._clusters:
             client = self.container.client
             assert client, "a started container has a client"
@@ -285,8 +274,7 @@ def docker_session(
     """Start a container of an image, and yield a session that runs commands in the container.
 
     The image is in the client's engine (`reference`) or in files (`found`). Raises CannotRun if there is no engine or
-    the image lacks a shell or `sleep`, CommandError if the engine fails.
-    """
+    the image lacks a shell or `sleep`, CommandError if the engine fails."""
     try:
         client = client or engine.connect_engine(engine.find_engine())
     except CommandError as error:

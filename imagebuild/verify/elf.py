@@ -165,9 +165,7 @@ class Loader:
 
     def folders(self, machine: int) -> list[str]:
         """Return the folders in which the loader finds any library by its name.
-
-        These are the folders in LD_LIBRARY_PATH, those in `/etc/ld.so.cache`, and the default folders.
-        """
+        These are the folders in LD_LIBRARY_PATH, those in `/etc/ld.so.cache`, and the default folders."""
         cached = [path.rpartition("/")[0] for paths in self.cache.values() for path in paths]
         every = [part.strip("/") for part in self._library_path] + cached + self._defaults(machine)
         return list(dict.fromkeys(path for part in every if (path := self._tree.resolve(part)) is not None))

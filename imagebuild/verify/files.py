@@ -97,9 +97,7 @@ class Finding:
 
 class Tree:
     """The files that a container sees, merged from layers.
-
-    Paths have no leading or trailing slash; the root is the empty path.
-    """
+    Paths have no leading or trailing slash; the root is the empty path."""
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         self._entries: dict[str, FileEntry] = {}

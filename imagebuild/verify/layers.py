@@ -48,8 +48,7 @@ def secrets_in(data: bytes, *, settings: bool = False, binary: bool = False) -> 
     """Return the kinds of secrets in some data.
 
     Binary data are searched only for private keys. With `settings`, text is also searched for addresses with a
-    password.
-    """
+    password."""
     found = {
         kind
         for kind, texts, expression in SECRETS
@@ -109,9 +108,7 @@ def scan(blob: Blob, number: int) -> Layer:
 @doing("reading layers")
 def scan_all(blobs: Sequence[Blob], workers: int | None = None) -> tuple[Layer, ...]:
     """Read all layers in parallel. Raises the same errors as `scan`.
-
-    `workers` is the number of processes. Default: the number of available CPUs.
-    """
+    `workers` is the number of processes. Default: the number of available CPUs."""
     workers = min(workers or len(os.sched_getaffinity(0)), len(blobs))
     if workers < 2 or sum(blob.size for blob in blobs) < WORTH_A_PROCESS:
         return tuple(map(scan, blobs, count()))

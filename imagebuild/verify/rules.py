@@ -81,9 +81,7 @@ class Inspection:
     @cached_property
     def base_layers(self) -> int:
         """The number of layers of the base image, below the first layer that imagebuild added.
-
-        0 if the history does not contain FIRST_STEP, or does not list every layer.
-        """
+        0 if the history does not contain FIRST_STEP, or does not list every layer."""
         steps = [step for step in self.image.config.get("history") or () if not step.get("empty_layer")]
         ours = [number for number, step in enumerate(steps) if FIRST_STEP in str(step.get("created_by", ""))]
         return ours[-1] if ours and len(steps) == len(self.layers) else 0
@@ -103,9 +101,7 @@ class Inspection:
 
     def components(self) -> list[tuple[str, Component]]:
         """Return the project's components that the image's labels name.
-
-        Raises NotApplicable if the image has no labels of components.
-        """
+        Raises NotApplicable if the image has no labels of components."""
         names = components_of(self.image.labels)
         if not names:
             raise NotApplicable("the image has no label imagebuild.component.*: it was not built by imagebuild")
@@ -143,8 +139,7 @@ def closure(inspection: Inspection) -> Iterator[Finding]:
     """The loader finds every library that programs and libraries need, except those of the NVIDIA driver.
 
     A missing library is only a note if a program can load the library before it loads the file. This is possible if the
-    image contains the library, no program is linked to the file, and the loader does not search the file's folder.
-    """
+    image contains the library, no program is linked to the file, and the loader does not search the file's folder."""
     tree, folders = inspection.tree, set(inspection.loader.folders(inspection.machine))
     provided = {elf.soname or path.rpartition("/")[2]: path for path, elf in inspection.objects.items()}
     programs = [loaded for elf, loaded in inspection.closures if elf.interpreter]
@@ -270,9 +265,7 @@ def setuid(inspection: Inspection) -> Iterator[Finding]:
 
 def rootless(inspection: Inspection) -> Iterator[Finding]:
     """Users who are not root can unpack the image, and enroot gives its containers the GPUs.
-
-    For what enroot does, see src/docker.sh and conf/hooks in its repository.
-    """
+    For what enroot does, see src/docker.sh and conf/hooks in its repository."""
     for number, layer in enumerate(inspection.layers):
         if layer.compression == "zstd":
             text = "is compressed with zstd, which old versions of enroot and umoci cannot read"
@@ -315,8 +308,7 @@ def gpu_code(inspection: Inspection) -> Iterator[Finding]:
     """GPU code is for the GPU architectures that the matrix lists.
 
     Files that imagebuild compiled must contain code for exactly these architectures. Other files must run on all of
-    them.
-    """
+    them."""
     target = inspection.target
     if not inspection.project.matrix.model.gpu_architectures:
         raise NotApplicable("the matrix lists no GPU architectures")
@@ -356,8 +348,7 @@ def runs(elf: Elf, capability: str) -> bool:
     """Return whether a file's GPU code runs on a GPU with this compute capability.
 
     Code for X.y runs on X.z if z >= y; with the suffix `a`, it runs only on X.y. PTX for X.y runs on all later
-    capabilities; with the suffix `f`, it runs only on those with the same X.
-    """
+    capabilities; with the suffix `f`, it runs only on those with the same X."""
     wanted = int(capability.rstrip("af"))
     for part in elf.gpu:
         compiled, suffix = int(part.capability.rstrip("af")), part.capability.lstrip("0123456789")
@@ -498,9 +489,7 @@ SHOWN = 100
 
 def declared_waivers(project: Project, image: str, components: Iterable[str]) -> list[tuple[str, CheckWaiver]]:
     """Return the waivers (accepted findings) of an image and its components.
-
-    Each waiver comes with the name of the component or image that declares it.
-    """
+    Each waiver comes with the name of the component or image that declares it."""
     known = project.components
     waivers = [(name, waiver) for name in components if name in known for waiver in known[name].model.waivers]
     if entry := project.matrix.model.images.get(image):
@@ -523,9 +512,7 @@ def hash_of_image_checks(project: Project, image: str, components: Iterable[str]
 
 def judge_images(inspections: Sequence[Inspection]) -> Iterator[CheckResult]:
     """Yield the results of all checks of an image's files for each of its platforms, beginning with `readable`.
-
-    If there are several platforms, the names of checks end with the platform.
-    """
+    If there are several platforms, the names of checks end with the platform."""
     for read in inspections:
         project, labels, image = read.project, read.image.labels, read.image
         name, components = labels.get("org.opencontainers.image.title", ""), components_of(labels)
@@ -541,9 +528,7 @@ def judge_images(inspections: Sequence[Inspection]) -> Iterator[CheckResult]:
 
 def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple[str, CheckWaiver]]) -> CheckResult:
     """Return the result of a rule.
-
-    `waivers` are the waivers of this rule, each with the component or image that declares it.
-    """
+    `waivers` are the waivers of this rule, each with the component or image that declares it."""
     began = time.monotonic()
     result = CheckResult(component=IMAGE, check=rule_name(rule), outcome="skipped")
     try:
@@ -579,9 +564,7 @@ def _judge_rule(rule: ImageRule, inspection: Inspection, waivers: Sequence[tuple
 
 def read_images(found: FoundImage, project: Project, plan: Plan) -> list[Inspection]:
     """Read the files of an image, and return an inspection for each of the image's platforms.
-
-    Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read.
-    """
+    Raises CommandError if an engine or a registry fails, ResultError if the image cannot be read."""
     inspections = []
     with room_explained(found.name):
         for image in map(found.image, found.platforms):

@@ -1,8 +1,7 @@
 """Run commands in an image: the base class of the sessions of all runners, and the runner `exec:PREFIX`.
 
 This runner puts a prefix before each command. The prefix is a command that starts or enters the image, such as `srun
---container-image=…`, `ssh node` or `env`.
-"""
+--container-image=…`, `ssh node` or `env`."""
 
 from __future__ import annotations
 
@@ -97,9 +96,7 @@ def read_probe(output: str) -> Probe | None:
 
 def run_probe(start: Start, name: str) -> Probe:
     """Run the script `probe.sh`, and return the facts that it prints about the host and the image.
-
-    Raises CommandError if no command can be run. `name` is the runner or the image that the error message names.
-    """
+    Raises CommandError if no command can be run. `name` is the runner or the image that the error message names."""
     done = start(("sh", "-c", shell_script("probe")), PROBE_TIMEOUT_S, None)
     probe = read_probe(done.output)
     if probe is None:
@@ -112,8 +109,7 @@ def surroundings_of(probe: Probe, runner: str, *, nodes: int, slurm: bool, why: 
     """Return the surroundings of checks: GPUs, RDMA, nodes and Slurm, with the reason for each that is absent.
 
     The runner provides `nodes` and `slurm`. `why` contains the runner's reasons for the absence of `gpu`, `nodes` or
-    `slurm`.
-    """
+    `slurm`."""
     first = {name: values[0] for name, values in probe.items() if values}
     # Output of a launcher may have split a line of the probe.
     gpus = int(first["gpus"]) if first.get("gpus", "").isdigit() else 0
@@ -177,15 +173,11 @@ class Session(ABC):
     @abstractmethod
     def run(self, command: Command) -> Execution:
         """Run a command and return its outcome, also if its exit status is not 0.
-
-        Raises CommandError if the runner itself fails.
-        """
+        Raises CommandError if the runner itself fails."""
 
     def execution(self, command: Command, start: Start, argv: Iterable[str], nodes: Sequence[str]) -> Execution:
         """Run a command's script with the function `start` and the command's time limit.
-
-        `argv` is the beginning of the command line that the outcome shows: the words before `bash`.
-        """
+        `argv` is the beginning of the command line that the outcome shows: the words before `bash`."""
         environment = {"LC_ALL": "C.UTF-8", **command.environment}
         if command.nodes > 1:
             environment["IMAGEBUILD_NODES"] = " ".join(nodes[: command.nodes])
@@ -225,9 +217,7 @@ STOP_S = 20
 
 def read_prefix(text: str) -> list[str]:
     """Split the prefix of `exec:PREFIX` into words.
-
-    Raises ConfigError if the prefix is empty or a quote is not closed.
-    """
+    Raises ConfigError if the prefix is empty or a quote is not closed."""
     try:
         prefix = shlex.split(text)
     except ValueError as error:
@@ -264,8 +254,7 @@ class ExecSession(Session):
         """Run the script `probe.sh` behind the prefix, and keep the facts that it prints.
 
         `hosts` are the nodes for checks that need several nodes. Commands run on the first node. Raises CommandError if
-        no command can be run behind the prefix.
-        """
+        no command can be run behind the prefix."""
         self.prefix = prefix
         self.starts_ranks = any(PurePath(word).name == "srun" for word in prefix)
         name = f"{EXEC}{shlex.join(console.redacted_arguments(prefix))}"

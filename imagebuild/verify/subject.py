@@ -70,9 +70,7 @@ def path_of_image(name: str) -> Path | None:
 
 def target_with_id(plan: Plan, name: str) -> Target | None:
     """Return the target with this id, or the only target that matches the name of an image or a glob.
-
-    Return None if the name is not a glob and not in the plan. Raises the same errors as `select_one`.
-    """
+    Return None if the name is not a glob and not in the plan. Raises the same errors as `select_one`."""
     is_of_plan = any(name in (target.id, target.image) for target in plan.targets) or re.search("[*?]", name)
     return select_one(plan, name) if is_of_plan else None
 
@@ -86,9 +84,7 @@ def refuse_misspelled(plan: Plan, name: str) -> None:
 
 def in_files(name: str, path: Path, folder: Path) -> FoundImage:
     """Return the image in a layout or an archive. An archive is unpacked into `folder`.
-
-    Raises the errors of `images_in`.
-    """
+    Raises the errors of `images_in`."""
     return FoundImage.of(name, str(path), image.images_in(path, folder))
 
 
@@ -96,8 +92,7 @@ def subject_in_engine(client: DockerClient, plan: Plan, name: str, folder: Path)
     """Return what is known about an image in the engine's store.
 
     The engine saves the image to `folder` when the files of the image are read. Raises ConfigError if the image is not
-    in the store, or if its components have other versions than in the plan.
-    """
+    in the store, or if its components have other versions than in the plan."""
     target = target_with_id(plan, name)
     tag = target.name if target else name
     try:
@@ -131,8 +126,7 @@ def subject_elsewhere(
     registry. Tags are not resolved: a tag may have moved since the container started. Files that must be fetched are
     written below `folder`. `platform` returns the platform of the place where the image runs, and only this platform is
     kept; None: all platforms of the image. Raises ConfigError, CommandError or ResultError if the files exist but
-    cannot be read.
-    """
+    cannot be read."""
     if not name:
         return Subject("(unnamed)")
     path, found = path_of_image(name), None
@@ -174,8 +168,7 @@ class ImageFinder:
         """Find the image with this name. Unpacked files are deleted at the end of the context.
 
         Raises ConfigError if the image does not exist or the target is not built, CommandError if the engine or a
-        registry fails, ResultError if the image cannot be read.
-        """
+        registry fails, ResultError if the image cannot be read."""
         with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, room_explained(name):
             yield self._find(name, Path(folder))
 
@@ -208,17 +201,13 @@ class ImageFinder:
 
     def find_in_registry(self, reference: str, folder: Path, name: str = "") -> FoundImage:
         """Return an image in a registry. `name` is the image's name in messages; default: the reference.
-
-        Raises the same errors as `find`.
-        """
+        Raises the same errors as `find`."""
         parsed = parse_reference(reference)
         return image.image_in_registry(name or reference, parsed, self.connect(parsed.host), folder)
 
     def results_of_build(self, target: Target, folder: Path) -> Iterator[FoundImage]:
         """Yield the images of a target's last build: from its layout, and from the registry if the build pushed.
-
-        Raises the same errors as `find`.
-        """
+        Raises the same errors as `find`."""
         layout = self.folder / target.id / "layout"
         if layout.is_dir():
             yield in_files(target.id, layout, folder)

@@ -55,8 +55,7 @@ def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> Verify
     """Run the checks of an image, and return the results.
 
     The project provides the checks; the image may be from elsewhere. Raises ConfigError if the image cannot be found,
-    CommandError if the runner fails. If the runner fails, the evidence folder contains the results so far.
-    """
+    CommandError if the runner fails. If the runner fails, the evidence folder contains the results so far."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imagebuild-verify-")))
         image, start = find_image(plan, request, folder, stack)
@@ -88,9 +87,7 @@ def run_commands(
     inspections: Sequence[Inspection],
 ) -> None:  # fmt: skip
     """Run checks one at a time, as a second command would disturb a benchmark.
-
-    With the runner `exec:PREFIX`, first check that commands run in the same image whose files were read.
-    """
+    With the runner `exec:PREFIX`, first check that commands run in the same image whose files were read."""
     try:
         with start() as session:
             evidence.surroundings = observe_surroundings(session, evidence)
@@ -121,8 +118,7 @@ def find_image(plan: Plan, request: VerifyRequest, folder: Path, stack: ExitStac
     """Return the image, and a function that starts a session in the image.
 
     Fetched files of the image are below `folder`. A pulled image is removed when the stack closes. Raises ConfigError
-    if options contradict each other or the image cannot be found.
-    """
+    if options contradict each other or the image cannot be found."""
     finder = ImageFinder(plan, request.folder)
     if request.runner.startswith(EXEC):
         if request.pull:
@@ -153,8 +149,7 @@ def components_to_check(
     """Return the components whose checks run, each with its version in the image.
 
     If the image's labels name no components, return all components of the project, without versions. The request must
-    then choose checks. Raises ConfigError if it chooses no checks, or if the project lacks a component of the image.
-    """
+    then choose checks. Raises ConfigError if it chooses no checks, or if the project lacks a component of the image."""
     if unknown := ", ".join(name for name in image.components if name not in project.components):
         raise ConfigError(
             f"{unknown}: the image has this component, but the project does not; "
@@ -185,9 +180,7 @@ REPORTS: Mapping[str, str] = {
 
 def observe_surroundings(session: Session, evidence: ResultFolder) -> Surroundings:
     """Return the surroundings of checks (GPUs, RDMA, nodes, Slurm), with the environment variables of commands.
-
-    If the evidence folder is kept, also write the output of the scripts in REPORTS to this folder.
-    """
+    If the evidence folder is kept, also write the output of the scripts in REPORTS to this folder."""
     place = session.surroundings
     command = Command("cat /proc/self/environ", user=place.user, timeout_s=REPORT_TIMEOUT_S)
     if session.obstacle(command):
