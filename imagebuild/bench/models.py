@@ -38,6 +38,8 @@ class Result(Model):
     source: str
     verdict: Verdict = "ok"
     reason: str = ""
+    notes: tuple[str, ...] = ()
+    """Facts in the log that may explain the result, such as a warning of NCCL or the transport between hosts."""
 
     def spoiled(self, verdict: Verdict, reason: str) -> Self:
         """Return the result with a verdict about later output. A failed result keeps its verdict, and gets one more
@@ -54,8 +56,9 @@ class Half(Model):
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     wrong: int | None
-    """Number of wrong elements. nccl-tests before 2.13 prints the largest error instead, which is rounded here. `None`:
-    the data were not validated."""
+    """Number of wrong elements. `None`: the data were not validated, or the program prints `error` instead."""
+    error: float | None = None
+    """Largest error of an element, as nccl-tests before 2.13 prints it."""
 
 
 class NcclRow(Model):
@@ -108,6 +111,12 @@ class Run(Result):
     """The GPU models in the list of devices, the most frequent one first."""
     gpus: int | None = None
     """Number of different GPUs in the list of devices. `None`: the list does not tell GPUs apart."""
+    groups: int = 1
+    """Number of communicators that ran at the same time. `ranks`, `nodes` and `gpus` are those of one communicator."""
+    not_joined: str = ""
+    """Why the processes of one launch were not joined, and how to join them; empty if nothing says so."""
+    clique: int | None = None
+    """Number of ranks in one NVLink domain that spans hosts, according to NCCL (`cliqueSize`). `None`: unknown."""
     algorithms: tuple[AlgorithmName, ...] = ()
     """Classes of algorithms that the library was restricted to, or used, according to the output."""
     rows: tuple[NcclRow, ...] = ()
@@ -187,6 +196,10 @@ class PerftestTable(Result):
     """perftest prints `MB/sec` (old releases, 2^20 bytes), `MiB/sec`, `Gb/sec` (10^9 bits) or `usec`. OSU prints `MB/s`
     of 10^6 bytes, NVSHMEM `GB/s` of 10^9 bytes. `None`: the output has no unit, like the JSON of perftest."""
     rows: tuple[TableRow, ...] = ()
+    devices: tuple[str, ...] = ()
+    """The names of the GPUs whose memory was used. Empty if the output does not name GPUs."""
+    queue_pairs: int | None = None
+    """Number of queue pairs of perftest. `None`: unknown."""
     compared: bool = False
     """Whether the program validated the data, as OSU does with `-c`."""
 
