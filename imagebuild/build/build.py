@@ -49,7 +49,7 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     # Render Dockerfiles for all platforms of a target, even if the lock lacks entries for platforms that are not built.
     dockerfiles = {target.id: renderer.dockerfile(target) for target in request.targets}
     for line in dict.fromkeys(line for recipe in recipes for line in adaptations(recipe)):
-        out.print(f"adapted: {line}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"adapted: {line}")
     stages = {stage for dockerfile in dockerfiles.values() for stage in dockerfile.stages}
     check_request(request, stages, project.lock.date)
     provide = provider_of(request, dockerfiles)
@@ -186,5 +186,5 @@ def print_builds(request: BuildRequest, results: Sequence[BuildResult], seconds:
     if not request.stage:
         console.print_table(("image", "compressed", "steps", "digest", "contains"), rows)
     for result in pushed:
-        out.print(f"pushed {result.repository}@{result.digest}", soft_wrap=True, markup=False)
+        out.print(f"pushed {result.repository}@{result.digest}")
     out.print(f"built in {console.format_duration(seconds)}")

@@ -61,8 +61,8 @@ def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) 
     builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
     matrix = job_matrix(builds, max_jobs, state.renderer.project.matrix.model.github_runners)
     if len(matrix["include"]) < len(builds):
-        err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs", markup=False)
-    out.print(json.dumps(matrix), markup=False)
+        err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs")
+    out.print(json.dumps(matrix))
 
 
 def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Target]:
@@ -79,7 +79,7 @@ def changed_since(reference: str, folder: Path, after: ProjectState) -> list[Tar
             known = {target.id: (target, before.renderer.key(target)) for target in before.targets}
         except ConfigError as error:
             # This version may refuse a file that an older version accepted. CI must not fail because of such a file.
-            err.print(f"{reference} cannot be read, so everything counts as changed: {error}", markup=False)
+            err.print(f"{reference} cannot be read, so everything counts as changed: {error}")
             return list(after.targets)
 
     def differs(target: Target) -> bool:

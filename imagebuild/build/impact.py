@@ -99,7 +99,7 @@ def print_impact(impact: Impact, *, markdown: bool = False) -> None:
     stages = [(s.stage, s.component or "", str(s.run), str(len(s.targets))) for s in impact.stages]
     names = dict.fromkeys(target for stage in impact.stages for target in stage.targets)
     targets = [(name, ", ".join(s.stage for s in impact.stages if name in s.targets)) for name in names]
-    show = (lambda *table: out.print(console.markdown_table(*table), markup=False)) if markdown else console.print_table
+    show = (lambda *table: out.print(console.markdown_table(*table))) if markdown else console.print_table
     if stages:
         show(("stage", "component", "RUN steps", "targets"), stages)
         out.print()
@@ -109,4 +109,4 @@ def print_impact(impact: Impact, *, markdown: bool = False) -> None:
     change = f"**{change}**" if markdown else change
     shared = "a step that targets or platforms share counts once"
     summary = f"{impact.run} of {impact.run_of} RUN steps are executed; {shared}"
-    out.print(f"{change}: {summary}", markup=False)
+    out.print(f"{change}: {summary}")

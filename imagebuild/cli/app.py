@@ -145,11 +145,9 @@ def main() -> None:
         sys.stderr.write(f"error: {text}{hint}\n")
         sys.exit(2)
     except ImagebuildError as error:
-        from rich.markup import escape
+        from imagebuild.core.console import err, styled
 
-        from imagebuild.core.console import err
-
-        err.print(f"[red]error:[/] {escape(str(error))}")
+        err.print(styled(("error: ", "red"), str(error)))
         sys.exit(error.exit_code)
     except OSError as error:
         # An error about a file was already turned into an ImagebuildError, so an OSError with a file name is a bug.

@@ -212,7 +212,7 @@ def create_bundle(
         )
         build_targets(workspace.project, workspace.renderer, request)
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    out.print(f"{directory}: {format_size(size)}, for {len(targets)} targets", markup=False)
+    out.print(f"{directory}: {format_size(size)}, for {len(targets)} targets")
 
 
 @bundle.command("verify", epilog=options.examples("imagebuild bundle verify /media/usb/bundle"))
@@ -228,7 +228,7 @@ def verify_bundle(directory: Path, json_file: str | None) -> None:
     made = bundle.manifest
     text = "\n".join([*made.targets, f"{directory}: undamaged; made {made.created} for the targets above"])
     content = {"created": made.created, "targets": made.targets}
-    options.print_result(json_file, content, lambda: out.print(text, markup=False))
+    options.print_result(json_file, content, lambda: out.print(text))
 
 
 @bundle.command("use", epilog=options.examples("imagebuild bundle use /media/usb/bundle && imagebuild build --offline"))
@@ -244,7 +244,7 @@ def use_bundle(directory: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
-    out.print(f"{link}: now links to {folder}", markup=False)
+    out.print(f"{link}: now links to {folder}")
 
 
 @click.group(cls=options.Group)
@@ -260,11 +260,11 @@ def start() -> None:
 
     try:
         existing = find_engine(os.environ)
-        out.print(f"An engine answers at {existing.host} ({existing.origin}); nothing to do.", markup=False)
+        out.print(f"An engine answers at {existing.host} ({existing.origin}); nothing to do.")
     except CommandError as error:
-        err.print(f"Starting a private engine: {str(error).partition(';')[0]}", markup=False)
+        err.print(f"Starting a private engine: {str(error).partition(';')[0]}")
         paths = start_engine()
-        out.print(f"The private engine answers at {paths.host}; its data is in {paths.data}.", markup=False)
+        out.print(f"The private engine answers at {paths.host}; its data is in {paths.data}.")
 
 
 @engine.command("down", epilog=options.examples("sudo imagebuild engine down --purge"))
@@ -283,19 +283,18 @@ def doctor(json_file: str | None) -> None:
     """Check whether this machine can build and verify images, and print what is missing.
 
     Each finding comes with the command that fixes it. Exit status 1 if something required is missing."""
-    from rich.markup import escape
-
     from imagebuild.build.doctor import examine_machine
+    from imagebuild.core.console import styled
 
     findings = examine_machine()
-    marks = {True: "[green]ok[/]      ", False: "[red]missing[/] ", None: "[yellow]optional[/]"}
+    marks = {True: ("ok      ", "green"), False: ("missing ", "red"), None: ("optional", "yellow")}
 
     def show() -> None:
         # Not a table, because a table would cut long commands that people copy from here.
         for finding in findings:
-            out.print(f"{marks[finding.ok]}  {finding.name}: {escape(finding.detail)}")
+            out.print(styled(marks[finding.ok], f"  {finding.name}: {finding.detail}"))
             if finding.fix:
-                out.print(f"{'':8}  → {escape(finding.fix)}")
+                out.print(f"{'':8}  → {finding.fix}")
 
     options.print_result(json_file, findings, show)
     if any(finding.ok is False for finding in findings):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from imagebuild.cli import options
-from imagebuild.core.console import err, out, print_table
+from imagebuild.core.console import err, out, print_table, styled
 from imagebuild.core.errors import ConfigError, plural
 
 if TYPE_CHECKING:
@@ -173,7 +173,12 @@ def attest() -> None:
     """Verify and add attestations of a published image."""
 
 
-MARKS = {"passed": "[green]ok[/]", "failed": "[red]failed[/]", "broken": "[red]wrong[/]", "missing": "[red]missing[/]"}
+MARKS = {
+    "passed": ("ok", "green"),
+    "failed": ("failed", "red"),
+    "broken": ("wrong", "red"),
+    "missing": ("missing", "red"),
+}
 
 Kind = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
 
@@ -236,30 +241,28 @@ def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind
     content, signer = read_text(file).encode(), signing.signer()
     digests = add_attachment(reference, registry, kind, content, file=file, platform=platform, signer=signer)
     for digest in digests:
-        out.print(f"{reference.name}@{digest}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"{reference.name}@{digest}")
     if not digests:
         out.print("the file is already attached")
 
 
 def _show(result: AttestResult, *, signed: bool) -> None:
-    from rich.markup import escape
-
     from imagebuild.report.document import one_line
 
     rows = []
     for finding in result.findings:
         # These texts are untrusted: anyone who can push can have written them.
-        subject, kind, detail = (escape(one_line(text)) for text in (finding.subject, finding.kind, finding.detail))
+        subject, kind, detail = map(one_line, (finding.subject, finding.kind, finding.detail))
         kind += " (required)" if finding.required else ""
         rows.append((subject, kind, MARKS.get(finding.outcome, "-"), detail, (finding.attachment or "")[7:19]))
-    out.print(f"{result.image} is {result.digest}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"{result.image} is {result.digest}")
     print_table(("for", "what", "", "what it says", "attachment"), rows)
     wrong = sum(finding.is_wrong for finding in result.findings)
-    out.print(
-        f"[red]{wrong} wrong or missing[/]" if wrong else "[green]all required attachments exist and are right[/]"
-    )
+    good = ("all required attachments exist and are right", "green")
+    out.print(styled((f"{wrong} wrong or missing", "red") if wrong else good))
     if not signed:
-        out.print("[yellow]no signature was checked[/]: anyone who can push can have written this; see --key")
+        unchecked = ("no signature was checked", "yellow")
+        out.print(styled(unchecked, ": anyone who can push can have written this; see --key"))
 
 
 @options.command("imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new")
@@ -316,8 +319,6 @@ def catalog(
     """Write a web page of all published images, and the table of images in a README."""
     from datetime import UTC, datetime
 
-    from rich.markup import escape
-
     from imagebuild.core.files import read_text, write_text
     from imagebuild.core.yaml import read_written
     from imagebuild.publish.catalog import CatalogReader, images_table, replace_table
@@ -331,8 +332,8 @@ def catalog(
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
         made = CatalogReader(workspace.project, workspace.plan, signers.trusted(), fresh).read(datetime.now(UTC))
         for problem in made.problems:
-            err.print(f"[yellow]warning:[/] {escape(problem)}")
-        out.print(f"{plural(len(made.images), 'image')} in {write_site(made, output)}", markup=False)
+            err.print(styled(("warning: ", "yellow"), problem))
+        out.print(f"{plural(len(made.images), 'image')} in {write_site(made, output)}")
     if readme:
         table = images_table(workspace.project, workspace.plan)
         write_text(readme, replace_table(str(readme), read_text(readme), table))

@@ -110,12 +110,12 @@ def ci_matrix(
     targets = state.targets
     if since is not None:
         targets = changed_since(since, project.folder, state)
-        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}", markup=False)
+        err.print(f"{len(targets)} of {len(state.targets)} targets differ from {since}")
     if unpublished:
         from imagebuild.oci.registry import connect_registry
         from imagebuild.publish.publish import unpublished_targets
 
         targets = unpublished_targets(state.renderer, state.targets, cache(connect_registry))
         what = "are not published in their current state"
-        err.print(f"{len(targets)} of {len(state.targets)} targets {what}", markup=False)
+        err.print(f"{len(targets)} of {len(state.targets)} targets {what}")
     print_matrix(state, targets, max_jobs)

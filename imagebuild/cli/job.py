@@ -167,7 +167,7 @@ def job(
         raise ConfigError(f"--registry {registry!r}: must be {REGISTRY.words}")
     resolved = resolve_job(request, hardware, known, read_offer(project, request, registry, plan, catalog))
     for message in resolved.messages:
-        err.print(message, markup=False)
+        err.print(message)
     options.print_or_write(job_text(resolved), output)
 
 

@@ -80,10 +80,10 @@ def lock(
     chosen = options.parse_platforms(platforms)
     file = LockFile(workspace.project, workspace.renderer, targets, platforms=chosen)
     if show:
-        out.print(file.shown(show), markup=False, end="")
+        out.print(file.shown(show), end="")
     elif date:
         file.write(file.lock.model_copy(update={"date": date.date()}))
-        out.print(f"{file.path}: dated {date.date()}; the digests of all images change", markup=False)
+        out.print(f"{file.path}: dated {date.date()}; the digests of all images change")
     elif check:
         report = check_lock(file, None if offline else network_upstream(ca), whole=whole)
         options.print_result(json_file, report, lambda: show_report(report))
@@ -93,7 +93,7 @@ def lock(
         failures = file.update(upstream, update) if update else file.complete(upstream, whole=whole)
         unpinned, number = len(file.unpinned), len(file.sources)
         state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"
-        out.print(f"{file.path}: {state}", markup=False)
+        out.print(f"{file.path}: {state}")
         if text := complaint(failures):
             raise CommandError(text)
 
@@ -112,8 +112,6 @@ def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca:
     """Propose newer versions for the matrix, as a diff."""
     from difflib import unified_diff
 
-    from rich.markup import escape
-
     from imagebuild.core.console import out, print_table
     from imagebuild.core.files import read_text, write_text
     from imagebuild.lock.bump import bump_pins, edited
@@ -123,15 +121,15 @@ def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca:
     file = LockFile(workspace.project, workspace.renderer, workspace.plan.targets)
     result = bump_pins(file, network_upstream(ca), names)
     if result.kept:
-        print_table(("pin", "version", "stays, because"), [tuple(map(escape, row)) for row in result.kept])
+        print_table(("pin", "version", "stays, because"), result.kept)
     if not result.changes:
-        out.print("no newer version", markup=False)
+        out.print("no newer version")
         return
     matrix = workspace.project.matrix
     text = edited(matrix, result.changes)
     if write:
         write_text(matrix.path, text)
-        out.print(f"{matrix.path}: written; `imagebuild lock` pins the new versions", markup=False)
+        out.print(f"{matrix.path}: written; `imagebuild lock` pins the new versions")
     else:
         before, after = (lines.splitlines(keepends=True) for lines in (read_text(matrix.path), text))
         sys.stdout.writelines(unified_diff(before, after, f"a/{matrix.path}", f"b/{matrix.path}"))

@@ -63,8 +63,8 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
         raise ConfigError(f"{folder / there[0]}: exists already; name an empty folder")
     for name, text in texts.items():
         write_text(folder / name, text)
-        out.print(f"{folder / name}: written", markup=False)
-    out.print("`imagebuild plan` lists the targets, `imagebuild build` builds them.", markup=False)
+        out.print(f"{folder / name}: written")
+    out.print("`imagebuild plan` lists the targets, `imagebuild build` builds them.")
 
 
 @options.command(
@@ -114,7 +114,7 @@ def plan(
             unpinned = [(image, source) for image, source in sources if lacks(workspace.project.lock, source)]
             if number := len({key_of(source) for _, source in unpinned}):
                 names = sorted({image for image, _ in unpinned})
-                err.print(f"sources without a pin: {number}; `{changes.lock_command(*names)}` pins them", markup=False)
+                err.print(f"sources without a pin: {number}; `{changes.lock_command(*names)}` pins them")
         rows = [(t.id, ", ".join(p.removeprefix("linux/") for p in t.platforms), t.name) for t in targets]
         print_table(("target", "platforms", "image"), rows, whole=["image"])
         if restricted:

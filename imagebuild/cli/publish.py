@@ -121,7 +121,7 @@ def _published_images(project: options.ProjectFiles, registry: str, folder: Path
     plan = project.open(options.PlanChanges().parse(registry)).plan
     for image in published_images(plan.targets, cache(connect_registry)):
         if image.problem:
-            err.print(f"{image.target}: {image.problem}", markup=False)
+            err.print(f"{image.target}: {image.problem}")
             continue
         own = folder / f"{image.target}-{image.platform.rpartition('/')[2]}"
         own.mkdir(parents=True, exist_ok=True)
@@ -161,13 +161,13 @@ def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> i
     failed: dict[str, int] = {}
     for image in images:
         title = f"{image['target']} {image['platform']}"
-        err.print(f"{title}: {image['image']}", markup=False)
+        err.print(f"{title}: {image['image']}")
         words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - is called in this iteration
         if status := run_in_foreground(words):
             failed[title] = status
     for title, status in failed.items():
-        err.print(f"{title}: exit status {status}", markup=False)
-    err.print(f"{len(images) - len(failed)} of {len(images)} succeeded", markup=False)
+        err.print(f"{title}: exit status {status}")
+    err.print(f"{len(images) - len(failed)} of {len(images)} succeeded")
     return max(failed.values(), default=0)
 
 
@@ -226,6 +226,6 @@ def prune(
 
 def _show(judged: Mapping[Repository, Sequence[PruneVerdict]]) -> None:
     for place, verdicts in judged.items():
-        out.print(f"{place}: {len(verdicts)} pushed", markup=False)
+        out.print(f"{place}: {len(verdicts)} pushed")
         rows = [(v.digest[:19], f"{v.pushed:%Y-%m-%d %H:%M}", v.verdict) for v in verdicts]
         print_table(("digest", "pushed", "verdict"), rows)

@@ -149,7 +149,7 @@ def limits(profile: str | None, nodes: int | None, check: bool, profiles: Path |
             lint_profile(document, mistakes)
         found = list(dict.fromkeys(mistakes.texts))
         verdict = f"{plural(len(chosen), 'profile')}: every reference is below its ceiling."
-        options.print_result(json_file, found, lambda: out.print("\n".join(found) or verdict, markup=False))
+        options.print_result(json_file, found, lambda: out.print("\n".join(found) or verdict))
         if found:
             sys.exit(1)
     elif profile is None:
@@ -174,7 +174,6 @@ def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]
         f"{profile.title}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}\n"
         f"n = {ranks} ranks, k = {plural(layout.domains, 'NVLink domain')}, g = {ranks // layout.domains} ranks each; "
         f"link = {layout.link:g} GB/s one way{network}\n",
-        markup=False,
     )
     lines, shown = [], None
     for row in rows:
@@ -188,4 +187,4 @@ def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]
     print_table(("test", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source"), lines)
     if layout.domains > 1 and layout.network is None:
         out.print("The profile does not describe the network between these nodes.")
-    out.print("\n* the physical limit of the test: a speed above it is a measurement error", markup=False)
+    out.print("\n* the physical limit of the test: a speed above it is a measurement error")

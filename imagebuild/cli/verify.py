@@ -137,15 +137,13 @@ def verify(
 
 def _print_results(result: VerifyResult) -> None:
     """Print a table of the checks, the output of failed checks, and the number of checks for each outcome."""
-    from rich.markup import escape
-
-    from imagebuild.core.console import MARKS, out, print_table
+    from imagebuild.core.console import MARKS, out, print_table, styled
 
     rows = [(c.component, c.check, MARKS[c.outcome], c.reason, f"{c.seconds:.1f} s") for c in result.checks]
     print_table(("component", "check", "outcome", "why", "time"), rows)
     for check in result.checks:
         if check.outcome == "failed":
-            out.print(f"\n[bold]{check.component} {check.check}[/]: {escape(check.reason)}")
-            out.print(check.output.rstrip() or "(no output)", markup=False)
+            out.print(styled((f"\n{check.component} {check.check}", "bold"), f": {check.reason}"))
+            out.print(check.output.rstrip() or "(no output)")
     counts = (f"{sum(check.outcome == outcome for check in result.checks)} {outcome}" for outcome in MARKS)
     out.print(f"{result.image}, {result.platform}: {', '.join(counts)}")

@@ -1,4 +1,6 @@
-"""Terminal output: tables, progress, durations and sizes, and text without secrets."""
+"""Terminal output: tables, progress, durations and sizes, and text without secrets and control characters.
+
+Everything that imagebuild prints passes through `Output`, because names and messages may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -8,19 +10,61 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.cells import cell_len
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-out = Console(highlight=False, emoji=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+TERMINAL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+"""Escape sequences that colour text, move the cursor or set the title of a terminal."""
+INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufffe\uffff"
+    "\U000e0000-\U000e007f]"
+)
+"""Control characters, characters that change the direction of text or hide text, and characters that XML forbids."""
+WORKFLOW_COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#\[)", re.MULTILINE)
+"""Matches the first character of a command to a GitHub job, such as `::error::` at the beginning of a line."""
+
+
+def visible(text: str) -> str:
+    """Return the text without terminal sequences, with Unix line ends, and with a � for each invisible character."""
+    text = TERMINAL_SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return INVISIBLE.sub("\ufffd", text)
+
+
+def printable(text: str) -> str:
+    """Return an untrusted text for a terminal or the log of a GitHub job: visible, and without secrets or commands."""
+    return WORKFLOW_COMMAND.sub(r"\1\2 ", redacted_text(visible(text)))
+
+
+class Output(Console):
+    """A console that prints every `str` unchanged except for `printable`. Only `styled` texts have colours."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, markup=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **{**options, "markup": False})
+
+
+out = Output(soft_wrap=True)
+err = Output(stderr=True, soft_wrap=True)
+
+
+Part = str | Text | tuple[str, str]
+"""A part of a line: a text, or a text and its style, such as `("failed", "red")`."""
+
+
+def styled(*parts: Part) -> Text:
+    """Return a text of several parts."""
+    pairs = ((part, "") if isinstance(part, str) else part for part in parts)
+    return Text.assemble(*((printable(pair[0]), pair[1]) if isinstance(pair, tuple) else pair for pair in pairs))
+
 
 SHOWN_ITEMS = 8
 """Maximum number of running items, such as builds, that `Progress` shows in a terminal."""
@@ -28,18 +72,18 @@ LONGEST_LINE = 1 << 16
 """Width in characters of a table in a file or a pipe: so large that no line is wrapped."""
 LONGEST_WORD = 24
 """Length in characters up to which a table keeps a word on one line. Longer words, such as digests, may be broken."""
-MARKS = {"passed": "[green]✓ passed[/]", "failed": "[red]✗ failed[/]", "skipped": "[yellow]- skipped[/]"}
+MARKS = {"passed": ("✓ passed", "green"), "failed": ("✗ failed", "red"), "skipped": ("- skipped", "yellow")}
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole: Collection[str] = ()) -> None:
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[Part]], *, whole: Collection[str] = ()) -> None:
     """Print a table.
 
     In a terminal, the first column and the columns in `whole` are never wrapped, because people copy their values.
     Other cells wrap between words. If the terminal is too narrow, the last columns are left out. In a file or a pipe,
     no line is wrapped."""
-    cells = [tuple(row) for row in rows]
+    cells = [tuple(map(styled, row)) for row in rows]
     titles = list(columns)
-    texts = [[Text.from_markup(cell).plain for cell in row] for row in (titles, *cells)]
+    texts = [[*titles], *([cell.plain for cell in row] for row in cells)]
     least = [
         max(cell_len(row[i]) for row in texts)
         if i == 0 or title in whole
@@ -57,12 +101,13 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, whole:
         out.print(table)
         if left_out := texts[0][len(titles) :]:
             names = ", ".join(left_out)
-            out.print(f"[dim]columns left out because the terminal is too narrow: {names}[/]", soft_wrap=True)
+            note = f"columns left out because the terminal is too narrow: {names}"
+            out.print(styled((note, "dim")), soft_wrap=True)
     else:
-        wide = Console(width=LONGEST_LINE, highlight=False, emoji=False)
+        wide = Output(width=LONGEST_LINE)
         with wide.capture() as captured:
             wide.print(table)
-        out.print("\n".join(line.rstrip() for line in captured.get().splitlines()), markup=False)
+        out.print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 FIRST_S, NEXT_S, IDLE_S, POLL_S = 2.0, 10.0, 1.0, 0.2
@@ -113,7 +158,7 @@ class Heartbeat(threading.Thread):
                 busy_at = now
                 if now >= self.next_at:
                     detail = f"; {oldest.detail}" if oldest.detail else ""
-                    err.print(f"{oldest.text} for {format_duration(now - oldest.began)}{detail}", markup=False)
+                    err.print(f"{oldest.text} for {format_duration(now - oldest.began)}{detail}")
                     self.next_at = now + NEXT_S
 
 
@@ -187,7 +232,7 @@ class Progress:
 
     def _print(self, text: str) -> None:
         heartbeat.next_at = time.monotonic() + NEXT_S
-        err.print(f"{time.monotonic() - self._began:7.1f}  {escape(text)}")
+        err.print(f"{time.monotonic() - self._began:7.1f}  {text}")
 
     def _draw(self) -> Group:
         now = time.monotonic()
@@ -200,7 +245,7 @@ class Progress:
 
 
 def _one_line(seconds: str, text: str, style: str) -> Text:
-    return Text(f"{seconds:7}  {text}", style, no_wrap=True, overflow="ellipsis")
+    return Text(f"{seconds:7}  {printable(text)}", style, no_wrap=True, overflow="ellipsis")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import netrc
 import random
 import re
@@ -12,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, IncompleteRead
 from urllib3.util import Retry
 
@@ -42,6 +45,12 @@ FINAL = (requests.exceptions.SSLError, requests.TooManyRedirects, ValueError)
 """Errors that are not retried. requests raises a ValueError for an invalid URL."""
 SHOWN_LENGTH = 300
 """Maximum length of a server's answer in a message, in characters."""
+MOST_REDIRECTS = 5
+MOST_ANSWER, MOST_HEADERS = 16 << 20, 1 << 20
+"""Maximum size of an answer that is kept in memory, and of the headers of an answer, in bytes."""
+GRACE_S, LEAST_SPEED = 30.0, 8192
+"""Limit of the time that imagebuild waits for all parts of an answer together: the timeout of the request, these
+seconds, and one second for each of these bytes that have arrived."""
 
 T = TypeVar("T")
 
@@ -73,6 +82,63 @@ class NoAnswer(TryAgain):
     """The server did not answer at all."""
 
 
+class _Timed(io.RawIOBase):
+    """The bytes of an answer. Reading fails if the server sends them too slowly, or sends endless headers.
+
+    The timeout of a socket limits only the wait for the next byte. A server could send one byte a minute."""
+
+    def __init__(self, raw: io.RawIOBase, timeout_s: float) -> None:
+        self.raw, self.left_s, self.done, self.has_headers = raw, timeout_s + GRACE_S, 0, False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        start = time.monotonic()
+        count = self.raw.readinto(buffer)
+        self.done += count or 0
+        self.left_s += (count or 0) / LEAST_SPEED - (time.monotonic() - start)
+        if self.left_s < 0:
+            raise OSError(f"the server sends less than {LEAST_SPEED} bytes per second")
+        if self.done > MOST_HEADERS and not self.has_headers:
+            raise OSError(f"the server sends headers of more than {MOST_HEADERS >> 20} MiB")
+        return count
+
+    def close(self) -> None:
+        self.raw.close()
+        super().close()
+
+
+class _TimedResponse(HTTPResponse):
+    def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self._timed = _Timed(self.fp.detach(), sock.gettimeout() or 0.0)
+        self.fp = io.BufferedReader(self._timed)
+
+    def begin(self) -> None:
+        super().begin()
+        self._timed.has_headers = True
+
+
+POOLS: dict[str, Any] = {
+    scheme: type(
+        "Pool", (pool,), {"ConnectionCls": type("C", (pool.ConnectionCls,), {"response_class": _TimedResponse})}
+    )
+    for scheme, pool in (("http", HTTPConnectionPool), ("https", HTTPSConnectionPool))
+}
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, **options)
+        self.poolmanager.pool_classes_by_scheme = POOLS
+
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **options)
+        manager.pool_classes_by_scheme = POOLS
+        return manager
+
+
 class Client:
     """An HTTP client that several threads may use."""
 
@@ -84,7 +150,7 @@ class Client:
         self.session.headers.update({"User-Agent": AGENT, "Accept-Encoding": "identity", **headers})
         self.session.verify = str(ca) if ca else True
         for scheme in ("http://", "https://"):
-            self.session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=CONNECTIONS))
+            self.session.mount(scheme, _Adapter(pool_connections=4, pool_maxsize=CONNECTIONS))
         self.stopped = threading.Event()
         """Set after Ctrl-C, to end the requests of other threads."""
         self._repeating: set[int] = set()
@@ -127,36 +193,64 @@ class Client:
             raise CommandError(f"{what}: interrupted")
 
     def send(
-        self, method: str, url: str, what: str, *, timeout_s: float = READ_TIMEOUT_S, **options: Any
-    ) -> requests.Response:
+        self, method: str, url: str, what: str, *, timeout_s: float = READ_TIMEOUT_S, stream: bool = False,
+        **options: Any,
+    ) -> requests.Response:  # fmt: skip
         """Send a request, and return the answer, which may be an error such as 404.
 
-        `what` names the request in messages.
-        Raises TryAgain for a temporary error and CommandError for a permanent one."""
+        `what` names the request in messages. With `stream`, the content of a successful answer is not read yet. The
+        login is sent only to the host in `url`, not to a host that this host redirects to. Raises TryAgain for a
+        temporary error and CommandError for a permanent one."""
+        for _ in range(MOST_REDIRECTS + 1):
+            answer = self._send_once(method, url, what, timeout_s=timeout_s, **options)
+            place = self.session.get_redirect_target(answer) if answer.is_redirect else None
+            if not place or (method not in ("GET", "HEAD") and answer.status_code not in (307, 308)):
+                break
+            answer.close()
+            there, options = urljoin(url, place), {name: options[name] for name in options if name != "params"}
+            if self.session.should_strip_auth(url, there):  # type: ignore[no-untyped-call]
+                if isinstance(options.get("data"), Mapping):
+                    raise CommandError(f"{what}: redirects the login to {urlsplit(there).netloc}; use another server")
+                options |= {"auth": None, "headers": {**options.get("headers", {}), "Authorization": None}}
+            url = there
+        else:
+            raise CommandError(f"{what}: the server redirects more than {MOST_REDIRECTS} times")
+        if not (stream and answer.ok):
+            # The HTTP library would read and decompress an answer without a limit.
+            answer._content = b"".join(self.chunks(answer, what, MOST_ANSWER))
+            answer._content_consumed = True  # type: ignore[attr-defined]
+        if answer.status_code in RETRIED:
+            try:
+                pause_s = Retry().get_retry_after(answer.raw) or 0.0
+            except (HTTPError, ValueError, OverflowError):
+                pause_s = 0.0
+            raise TryAgain(f"{what}: the server answered {describe_answer(answer)}", pause_s)
+        return answer
+
+    def _send_once(self, method: str, url: str, what: str, *, timeout_s: float, **options: Any) -> requests.Response:
         self.check_stopped(what)
+        timeout = (CONNECT_TIMEOUT_S, timeout_s)
         try:
-            answer = self.session.request(method, url, timeout=(CONNECT_TIMEOUT_S, timeout_s), **options)
+            return self.session.request(method, url, timeout=timeout, stream=True, allow_redirects=False, **options)
         except FINAL as error:
             raise CommandError(f"{what}: {innermost_reason(error)}") from None
         except (RequestException, HTTPError, OSError) as error:
             kind = NoAnswer if isinstance(error, requests.ConnectionError) else TryAgain
             raise kind(f"{what}: {innermost_reason(error)}") from None
-        if answer.status_code in RETRIED:
-            with answer:
-                try:
-                    pause_s = Retry().get_retry_after(answer.raw) or 0.0
-                except HTTPError:
-                    pause_s = 0.0
-                raise TryAgain(f"{what}: the server answered {describe_answer(answer)}", pause_s)
-        return answer
 
-    def chunks(self, answer: requests.Response, what: str) -> Iterator[bytes]:
-        """Yield the bytes of an answer as they arrive.
-        Raises TryAgain if the connection breaks before the end of the answer."""
+    def chunks(self, answer: requests.Response, what: str, limit: int) -> Iterator[bytes]:
+        """Yield the bytes of an answer as they arrive, without decompression.
+
+        Raises TryAgain if the connection breaks before the end of the answer, and CommandError if the answer is larger
+        than `limit` bytes."""
+        done = 0
         try:
             with answer:
                 for chunk in answer.raw.stream(CHUNK, decode_content=False):
                     self.check_stopped(what)
+                    done += len(chunk)
+                    if done > limit:
+                        raise CommandError(f"{what}: is larger than the maximum of {limit} bytes; check the address")
                     yield chunk
         except (RequestException, HTTPError, OSError) as error:
             raise TryAgain(f"{what}: {innermost_reason(error)}") from None
@@ -169,7 +263,7 @@ def json_of(answer: requests.Response) -> dict[str, Any]:
     """Return the JSON object in an answer. An empty mapping if the answer is not a JSON object."""
     try:
         document = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -205,8 +299,8 @@ DOWNLOAD_TIMEOUT_S = 60
 DOWN_S = 30
 """Seconds for which a server that did not answer is skipped, so that imagebuild does not wait again for each of its
 URLs."""
-LARGEST_INDEX = 256 << 20
-"""Maximum size of a key or an index of a package repository, in bytes."""
+LARGEST_INDEX, LARGEST_FILE = 256 << 20, 64 << 30
+"""Maximum size of a key or an index of a package repository, and of other downloads, in bytes."""
 Advance = Callable[[int, int | None], object]
 """A callback for progress, called with the number of bytes so far and the total number. The total number is None if it
 is unknown."""
@@ -248,7 +342,7 @@ class Downloads:
                 )
             digest, done = hashlib.sha256(), 0
             with target.open("wb") if target else nullcontext() as file:
-                for chunk in self.client.chunks(answer, url):
+                for chunk in self.client.chunks(answer, url, LARGEST_FILE):
                     digest.update(chunk)
                     if file:
                         file.write(chunk)
@@ -264,18 +358,7 @@ class Downloads:
 
     def read(self, url: str) -> bytes:
         """Download a small file, and return it. Raises CommandError if it is larger than LARGEST_INDEX."""
-
-        def read(answer: requests.Response) -> bytes:
-            content = bytearray()
-            for chunk in self.client.chunks(answer, url):
-                content += chunk
-                if len(content) > LARGEST_INDEX:
-                    raise CommandError(
-                        f"{url}: is larger than {LARGEST_INDEX >> 20} MiB; check the URL of the index or key"
-                    )
-            return bytes(content)
-
-        return self._ask("GET", url, read)
+        return self._ask("GET", url, lambda answer: b"".join(self.client.chunks(answer, url, LARGEST_INDEX)))
 
     def _ask(self, method: str, url: str, read: Callable[[requests.Response], T]) -> T:
         """Send a request, call `read` with the answer, and return the result of `read`."""
@@ -289,7 +372,6 @@ class Downloads:
         def attempt() -> T:
             answer = self.client.send(
                 method, address, where, timeout_s=DOWNLOAD_TIMEOUT_S, stream=True,
-                # If the server redirects to another host, the HTTP library drops the password.
                 auth=login_for(address, self._netrc),
             )  # fmt: skip
             with answer:
@@ -316,4 +398,4 @@ def announced_length(answer: requests.Response) -> int | None:
     """Return the length of the content in bytes, from the header of an answer.
     None if the header does not contain a length."""
     length = answer.headers.get("Content-Length", "")
-    return int(length) if length.isdigit() else None
+    return int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None

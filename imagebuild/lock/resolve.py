@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import yaml
-from rich.markup import escape
 
 from imagebuild import __version__
 from imagebuild.core import settings
@@ -465,10 +464,10 @@ def packages_there(source: PackageSource, entry: LockedRepository | None, upstre
 def show_report(report: LockReport) -> None:
     """Print the sources that differ from the lock, and the consequences for a build."""
     shown = [row for row in report.sources if row.state != "as locked"]
-    rows = [(row.state, escape(row.source), escape(row.found)) for row in shown]
+    rows = [(row.state, row.source, row.found) for row in shown]
     if rows:
         print_table(("state", "source", "found"), rows)
     for (state, consequence), number in Counter((row.state, row.consequence) for row in report.sources).items():
-        out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}", markup=False)
+        out.print(f"{state}: {number}{f'; {consequence}' if consequence else ''}")
     if report.asked is None:
         out.print("the servers of the sources were not asked")

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import random
+import re
 import shutil
 import threading
 import time
@@ -26,6 +27,7 @@ from requests.utils import parse_dict_header
 
 from imagebuild.core import settings
 from imagebuild.core.errors import CommandError, ResultError
+from imagebuild.core.fields import DIGEST
 from imagebuild.core.files import temporary_file
 from imagebuild.core.http import AGENT, PATIENCE, Client, Patience, TryAgain, describe_answer, errors_in, json_of
 from imagebuild.core.run import for_each
@@ -62,6 +64,8 @@ maximum number of times that the index is written.
 
 The delay is longer if requests are slow: twice the time between reading and writing the index. By then, another
 publisher that read the old index has written its own index, unless that publisher's requests are much slower."""
+MOST_PAGES, LIST_S = 1000, 600
+"""Maximum number of pages of a list, and maximum time in seconds to read the list."""
 UPLOAD_LOST = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 """HTTP statuses that mean: the registry has lost an upload, or a part of an upload."""
 NO_SUCH_API = frozenset({400, 404, 405, 501})
@@ -257,12 +261,18 @@ class Repository:
             raise CommandError(f"{self}: {what}: the server answered {describe_answer(answer)}{hint}")
 
     def _pages(self, path: str, **options: Any) -> Iterator[requests.Response]:
-        """Yield the answers to a request for a list that is split into pages."""
-        while path:
+        """Yield the answers to a request for a list that is split into pages.
+        Raises CommandError if the list does not end."""
+        deadline = time.monotonic() + LIST_S
+        for _ in range(MOST_PAGES):
             answer = self._request("GET", path, **options)
             yield answer
-            link = answer.links.get("next")
-            path = urljoin(answer.url, link["url"]) if link else ""
+            link = answer.links.get("next", {}).get("url")
+            if not link:
+                return
+            if time.monotonic() > deadline or (path := urljoin(answer.url, link)) == answer.url:
+                break
+        raise CommandError(f"{self}: the registry sends a list that does not end; check that this is a registry")
 
     def check_writable(self) -> None:
         """Raise CommandError if imagebuild cannot write to this repository. To find out, upload a blob of two bytes."""
@@ -277,7 +287,7 @@ class Repository:
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
         self._expect(answer, reference, HTTPStatus.OK)
-        if digest := answer.headers.get("Docker-Content-Digest"):
+        if re.fullmatch(DIGEST, digest := answer.headers.get("Docker-Content-Digest", "")):
             return digest
         manifest = self.find(reference)
         return manifest.digest if manifest else None
@@ -321,10 +331,11 @@ class Repository:
         if BLOB_UNKNOWN & _error_codes(answer):
             raise TryAgain(f"{self}: {what}: the registry lacks a part of the manifest: {describe_answer(answer)}")
         self._expect(answer, what, HTTPStatus.CREATED, HTTPStatus.ACCEPTED, HTTPStatus.OK)
-        after = self.digest(reference)
-        if after is None or after == before:
+        # Read the content: the header of a registry that is out of date or broken proves nothing.
+        after = self.find(reference)
+        if after is None or after.digest == before:
             raise TryAgain(f"{self}: {what}: the registry accepted the manifest, but did not store it")
-        return after
+        return after.digest
 
     @retried
     def tags(self) -> tuple[str, ...]:
@@ -363,13 +374,13 @@ class Repository:
             self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         return answer.status_code == HTTPStatus.OK
 
-    def chunks(self, digest: str) -> Iterator[bytes]:
-        """Yield the content of a blob in pieces.
-        Raises TryAgain after a temporary error, or if the digest of the content is wrong."""
+    def chunks(self, digest: str, size: int) -> Iterator[bytes]:
+        """Yield the content of a blob in pieces. Raises CommandError if it is larger than `size` bytes, and TryAgain
+        after a temporary error or if the digest of the content is wrong."""
         answer = self._request("GET", f"blobs/{digest}", stream=True)
         self._expect(answer, f"blob {digest}", HTTPStatus.OK)
         content = hashlib.sha256()
-        for chunk in self.registry.client.chunks(answer, f"{self}: blob {digest}"):
+        for chunk in self.registry.client.chunks(answer, f"{self}: blob {digest}", size):
             content.update(chunk)
             yield chunk
         if f"sha256:{content.hexdigest()}" != digest:
@@ -377,17 +388,12 @@ class Repository:
 
     def content(self, blob: Descriptor) -> BlobStream:
         """Return a stream of a blob."""
-        return BlobStream(blob.size, lambda: self.chunks(blob.digest))
+        return BlobStream(blob.size, lambda: self.chunks(blob.digest, blob.size))
 
     @retried
     def blob(self, digest: str) -> bytes:
         """Return the content of a small blob. Raises CommandError if the blob is larger than MOST_BYTES."""
-        content = bytearray()
-        for chunk in self.chunks(digest):
-            content += chunk
-            if len(content) > MOST_BYTES:
-                raise CommandError(f"{self}: blob {digest}: is larger than the maximum of {MOST_BYTES} bytes")
-        return bytes(content)
+        return b"".join(self.chunks(digest, MOST_BYTES))
 
     @retried
     def fetch(self, blob: Descriptor, path: Path) -> None:
@@ -401,7 +407,7 @@ class Repository:
                     size = f"{blob.size / 1e9:.1f} GB"
                     raise ResultError(f"{size} do not fit in {path.parent}; set TMPDIR to a folder with more space")
                 with temporary.open("wb") as file:
-                    file.writelines(self.chunks(blob.digest))
+                    file.writelines(self.chunks(blob.digest, blob.size))
                 temporary.rename(path)
         except OSError as error:
             raise ResultError(f"{path}: cannot be written: {error.strerror}; set TMPDIR to another folder") from None
@@ -463,7 +469,7 @@ class Repository:
                 # A registry with the API answers with an OCI error, for example for an unknown repository.
                 self.registry.lacks_referrers = not errors_in(answer)
                 return None
-            items += manifests_of(answer.json())
+            items += manifests_of(json_of(answer))
         return tuple({item.digest: item for item in items}.values())
 
     def _referrers_by_tag(self, digest: str) -> tuple[Descriptor, ...]:

@@ -6,9 +6,7 @@ import platform as machine
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from rich.markup import escape
-
-from imagebuild.core.console import format_size, out, print_table
+from imagebuild.core.console import format_size, out, print_table, styled
 from imagebuild.core.debian import installed_packages, package_versions
 from imagebuild.core.fields import Model
 from imagebuild.core.run import ARCHITECTURES
@@ -112,13 +110,13 @@ def print_comparison(comparison: Comparison) -> None:
     """Print a comparison as tables, followed by a summary."""
     a, b = comparison.a, comparison.b
     for letter, side in (("A", a), ("B", b)):
-        out.print(f"[bold]{letter}[/] {escape(f'{side.name}, from {side.origin}, {side.platform}, {side.digest}')}")
+        out.print(styled((letter, "bold"), f" {side.name}, from {side.origin}, {side.platform}, {side.digest}"))
     for title, changes in comparison.differences.items():
         if changes:
-            out.print(f"\n[bold]{title}: {len(changes)} differ[/]")
+            out.print(styled((f"\n{title}: {len(changes)} differ", "bold")))
             rows = [(name, *(NONE if value is None else value for value in both)) for name, both in changes.items()]
-            print_table(("", "A", "B"), [map(escape, row) for row in rows])
+            print_table(("", "A", "B"), rows)
     for note in comparison.notes:
-        out.print(f"[yellow]-[/] {escape(note)}")
+        out.print(styled(("-", "yellow"), f" {note}"))
     differ = "the images differ" if comparison.differs else "no differences in the compared parts"
     out.print(f"{differ}; size {format_size(a.size_bytes)} in A, {format_size(b.size_bytes)} in B")

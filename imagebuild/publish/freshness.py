@@ -125,8 +125,8 @@ def print_freshness(result: Freshness) -> None:
         console.print_table(("target", "platform", "package", "update"), rows)
     unknown = [image for image in result.images if image.problem]
     for image in unknown:
-        out.print(f"updates unknown: {image.target} {image.platform}: {image.problem}", markup=False)
+        out.print(f"updates unknown: {image.target} {image.platform}: {image.problem}")
     stale, judged = sum(bool(image.updates) for image in result.images), len(result.images) - len(unknown)
     out.print(f"{stale} of {judged} images have packages with updates; updates are unknown for {len(unknown)} images")
     if result.rebuild:
-        out.print(f"rebuild: {', '.join(result.rebuild)}", markup=False)
+        out.print(f"rebuild: {', '.join(result.rebuild)}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from imagebuild.core.console import err, out
+from imagebuild.core.console import err, out, styled
 from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import SIGNATURE, encode_predicate
@@ -403,8 +403,8 @@ def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found
 
 
 _MARKS = {
-    "published": "[green]✓ published[/]", "unchanged": "[green]✓ unchanged[/]", "possible": "[yellow]- possible[/]",
-    "refused": "[red]✗ refused[/]", "failed": "[red]✗ failed[/]",
+    "published": ("✓ published", "green"), "unchanged": ("✓ unchanged", "green"), "possible": ("- possible", "yellow"),
+    "refused": ("✗ refused", "red"), "failed": ("✗ failed", "red"),
 }  # fmt: skip
 
 
@@ -412,7 +412,7 @@ def print_published(result: PublishResult, plan: Plan) -> None:
     """Print the outcome of each target, the licence terms of the published components, and the results that were not
     used."""
     for target in result.targets:
-        out.print(f"{_MARKS[target.state]} {target.target} {target.digest or ''}".rstrip())
+        out.print(styled(_MARKS[target.state], f" {target.target} {target.digest or ''}".rstrip()))
         attached = ", ".join(f"{number} {kind}" for kind, number in target.attached.items())
         for line in (
             *target.reasons,
@@ -421,11 +421,11 @@ def print_published(result: PublishResult, plan: Plan) -> None:
             *(f"moved tag  {name}: {before} → {target.digest}" for name, before in target.moved.items()),
             *([f"attachments  {attached}"] if attached else ()),
         ):
-            out.print(f"    {line}", markup=False)
+            out.print(f"    {line}")
     states = Counter(target.state for target in result.targets)
     out.print(", ".join(f"{number} {state}" for state, number in states.items()))
     public = {target.target for target in result.targets if target.state not in ("refused", "failed")}
     for name, text in restricted_components(plan, [t for t in plan.targets if t.id in public]).items():
-        err.print(f"restricted: {name}: {text}", markup=False)
+        err.print(f"restricted: {name}: {text}")
     for problem in result.unused:
-        err.print(f"not used: {problem}", markup=False)
+        err.print(f"not used: {problem}")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from rich.markup import escape
 
 from imagebuild.core import console
 from imagebuild.core.console import out
@@ -144,12 +143,12 @@ def print_scan(result: ScanResult) -> None:
     ]
     if rows:
         columns = ("severity", "vulnerability", "package", "installed", "fixed in", "policy")
-        console.print_table(columns, [map(escape, row) for row in rows])
+        console.print_table(columns, rows)
     for note in result.notes:
-        out.print(f"note: {note}", markup=False)
-    out.print(f"{result.scanner}; database: {result.database}", markup=False)
+        out.print(f"note: {note}")
+    out.print(f"{result.scanner}; database: {result.database}")
     found = Counter(finding.severity for finding in result.findings)
     counts = ", ".join(f"{found[severity]} {severity}" for severity in reversed(SEVERITIES) if found[severity])
-    reason = f" ({escape(result.reason)})" if result.reason else ""
-    summary = f"{counts or 'nothing found'}: {console.MARKS[result.verdict]}{reason}"
-    out.print(f"{escape(result.image)}, {result.platform}: {summary}")
+    reason = f" ({result.reason})" if result.reason else ""
+    where = f"{result.image}, {result.platform}: {counts or 'nothing found'}: "
+    out.print(console.styled(where, console.MARKS[result.verdict], reason))

@@ -31,6 +31,7 @@ from imagebuild.bench.models import (
 )
 from imagebuild.bench.read import read_files
 from imagebuild.bench.verification import SPEED, VerifyResult
+from imagebuild.core.console import visible
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.fields import Model
 from imagebuild.core.yaml import read_written
@@ -505,20 +506,6 @@ def format_number(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-
-
-TERMINAL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-"""Escape sequences that colour text, move the cursor or set the title of a terminal."""
-INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-"""Control characters, characters that change the direction of text, and characters that XML does not allow."""
-
-
-def visible(text: str) -> str:
-    """Return the text without terminal sequences, with Unix line ends, and with a � for each invisible character."""
-    text = TERMINAL_SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return INVISIBLE.sub("\ufffd", text)
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -90,4 +90,4 @@ def _write(path: Path, content: str) -> None:
         sys.stdout.write(content)
     else:
         files.write_text(path, content)
-        err.print(f"{path}: {console.format_size(path.stat().st_size)}", markup=False)
+        err.print(f"{path}: {console.format_size(path.stat().st_size)}")

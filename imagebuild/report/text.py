@@ -8,11 +8,11 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from rich.markup import escape
+from rich.text import Text
 
 from imagebuild.bench.models import State
 from imagebuild.core import console
-from imagebuild.core.console import out
+from imagebuild.core.console import Part, out, styled, visible
 from imagebuild.report.document import (
     CLAIMS,
     Assertion,
@@ -20,7 +20,6 @@ from imagebuild.report.document import (
     group_alike,
     one_line,
     rows_of,
-    visible,
 )
 
 # Terminal
@@ -36,7 +35,7 @@ def print_report(report: Report) -> None:
 
     A sweep (the same benchmark on several groups of hosts) takes one line of the results. Slow hosts are among the
     problems."""
-    notes: list[str] = []
+    notes: list[str | Text] = []
     if report.verifications:
         numbers = Counter(assertion.state for assertion in report.assertions if assertion.kind == "check")
         notes.append("image checks: " + ", ".join(f"{numbers[s]} {s}" for s in ("passed", "failed", "skipped")))
@@ -46,36 +45,31 @@ def print_report(report: Report) -> None:
     unread = [source for source in report.sources if source.unread]
     for source in unread[:MOST_SOURCES]:
         looks = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
-        notes.append(f"{_plain(source.path)}: {looks} like results and could not be read, for example:")
-        notes += [f"    {escape(one_line(example, 160))}" for example in source.examples[:1]]
+        notes.append(f"{one_line(source.path)}: {looks} like results and could not be read, for example:")
+        notes += [f"    {one_line(example, 160)}" for example in source.examples[:1]]
     if len(unread) > MOST_SOURCES:
         notes.append(f"… and {len(unread) - MOST_SOURCES} more files with such lines")
-    rows = [(_mark(row.state), *map(_plain, row.cells)) for row in rows_of(report)]
+    rows: list[tuple[Part, ...]] = [(_mark(row.state), *map(one_line, row.cells)) for row in rows_of(report)]
     if rows:
         console.print_table(("", "result", *CLAIMS, "best"), rows)
     for note in notes:
         out.print(note)
-    headline = f"[{STATE_COLOURS[report.state]}]{_plain(report.headline)}[/]"
-    out.print(f"{headline} ({report.counts}; unread lines: {report.unread_lines})")
+    headline = (one_line(report.headline), STATE_COLOURS[report.state])
+    out.print(styled(headline, f" ({report.counts}; unread lines: {report.unread_lines})"))
 
 
-def _note(first: Assertion, subjects: tuple[str, ...]) -> str:
+def _note(first: Assertion, subjects: tuple[str, ...]) -> Text:
     """Return a line about assertions with the same reason. The line names the file if there is only one assertion."""
-    word, names = f"[{STATE_COLOURS[first.state]}]{_plain(first.word)}[/]", _plain(", ".join(subjects))
-    parts = [word, names, _plain(first.reason)]
+    word = styled((one_line(first.word), STATE_COLOURS[first.state]))
+    parts: list[Part] = [word, one_line(", ".join(subjects)), one_line(first.reason)]
     if first.state != "skipped" and len(subjects) == 1:
         shows_source = first.kind in CLAIMS and first.source != first.subject
-        parts[:2] = [_plain(subjects[0] + (f" ({first.source})" if shows_source else "")), word]
-    return f"{_mark(first.state)} {': '.join(filter(None, parts))}"
+        parts[:2] = [one_line(subjects[0] + (f" ({first.source})" if shows_source else "")), word]
+    return styled(_mark(first.state), " ", Text(": ").join(styled(part) for part in parts if part))
 
 
-def _mark(state: State) -> str:
-    return f"[{STATE_COLOURS[state]}]{MARKS[state]}[/]"
-
-
-def _plain(text: str) -> str:
-    """Return the text on one line, escaped for rich."""
-    return escape(one_line(text))
+def _mark(state: State) -> Text:
+    return styled((MARKS[state], STATE_COLOURS[state]))
 
 
 # Templates

@@ -236,7 +236,8 @@ class ResultFolder:
             kept = self.kept and path.exists()
             self.results.append(result.model_copy(update={"log": path.name}) if kept else result)
             if result.outcome == "failed" or result.seconds >= SLOW_S:
-                console.err.print(f"{console.MARKS[result.outcome]} {result.name} ({result.seconds:.1f} s)")
+                took = f" {result.name} ({result.seconds:.1f} s)"
+                console.err.print(console.styled(console.MARKS[result.outcome], took))
 
     def write(self) -> None:
         """Write the results so far to the folder; do nothing if there are none."""
