@@ -7,7 +7,8 @@ import json
 import pytest
 
 from imagebuild.bench.models import BandwidthTest, Diagnostic, TableRow
-from imagebuild.report.document import Report, format_bytes, format_number, one_line, rows_of, visible
+from imagebuild.core.console import visible
+from imagebuild.report.document import Report, format_bytes, format_number, one_line, rows_of
 from tests.report_samples import BAD, GIB, report, row, run
 
 WAIVED = BandwidthTest(source="n", name="x", unit=None, verdict="waived", matrix=None, sum=None)
