@@ -37,6 +37,10 @@ OUTPUT_LIMIT = 20_000
 """Maximum number of characters of a check's output in the results. Earlier output is cut off."""
 ANY_VERSION = r"[0-9][0-9A-Za-z.+:~-]*"
 """Regular expression that replaces `{version}` if the component's version in the image is unknown."""
+FAILED_LINE = (
+    """set -E; trap 'mapfile -t lines <<< "$BASH_EXECUTION_STRING"; echo "failed: ${lines[LINENO - 1]}"' ERR"""
+)
+"""First line of each check's script. If a command fails, the output of the check ends with the line of the command."""
 UNCOMPARED = "any version accepted: the image's labels do not name the version of this component"
 
 
@@ -132,7 +136,7 @@ def run_check(
     check = planned.check
     assert check, "only checks that run a command are planned"
     command = Command(
-        script=planned.script, user=check.user, timeout_s=check.timeout_s,
+        script=f"{FAILED_LINE}\n{planned.script}", user=check.user, timeout_s=check.timeout_s,
         environment={**environment, **check.environment},
         nodes=nodes_needed(check.needs), ranks=check.ranks, log=log,
     )  # fmt: skip

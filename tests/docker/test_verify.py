@@ -14,13 +14,18 @@ from pytest_docker.plugin import get_docker_services
 
 from imagebuild.bench.verification import CheckResult, VerifyResult
 from imagebuild.oci.engine import sleeping_container
+from imagebuild.project.load import load_project
+from imagebuild.verify.checks import FAILED_LINE, judge_check, select_checks
 from imagebuild.verify.docker import cluster, cluster_names
+from imagebuild.verify.runner import Execution
 from tests.conftest import ROOT
 from tests.docker.conftest import (
     REPOSITORY,
     TARGET,
+    TINY_TARGET,
     Built,
     Imagebuild,
+    Tiny,
     compose_command,
     copy_of_project,
     finish,
@@ -163,3 +168,31 @@ def test_a_normal_user_s_image(quickstart: Built, verify: Verify, client: Docker
     with sleeping_container(client, tag) as running:
         result = verify(TARGET, "--runner", f"exec:docker exec {running.name}", "--only", "pmix", expect=3)
     assert the(result, "pmix/loads").reason == "needs the user root; commands run as mpiuser here"
+
+
+PASS_ON_BASE = {
+    "cuda/no-stubs", "cuda-image/lean", "cuda-image/no-stubs", "cuda-image/paths", "sshd/environment", "sshd/no-host-keys",
+}  # fmt: skip
+"""Checks that pass on an image without any component: they look for faults, not for things."""
+
+
+def test_checks_of_missing_things_say_what_they_miss(tiny: Tiny, client: DockerClient) -> None:
+    """Run the script of each check in an image that contains only the base."""
+    tiny.build(TINY_TARGET, "--load")
+    silent, passed = {}, set()
+    with sleeping_container(client, tiny.result().tags[0]) as container:
+        for planned in select_checks(load_project(ROOT), {}):
+            assert planned.check
+            if planned.check.needs:
+                continue
+            script = f"{FAILED_LINE}\n{planned.script}"
+            argv = ["timeout", "20", "bash", "-euo", "pipefail", "-c", script]
+            done = container.exec_run(argv, environment=dict(planned.check.environment))
+            output = done.output.decode(errors="replace")
+            reason = judge_check(planned.check, planned.version, Execution(tuple(argv), done.exit_code, output, 0))
+            if not reason:
+                passed.add(str(planned))
+            elif not output.strip():
+                silent[str(planned)] = reason
+    assert not silent
+    assert passed == PASS_ON_BASE

@@ -582,6 +582,31 @@ DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
   rdmacm-utils=1.0 \
   zlib1g
 
+# The packages of signed repositories, in the versions of imagebuild.lock. The check doca-ofed/origin compares them.
+mkdir -p /usr/share/imagebuild
+cat > /usr/share/imagebuild/packages <<'PACKAGES'
+datacenter-gpu-manager-4-core=1:4.6.1-1
+datacenter-gpu-manager-4-cuda13=1:4.6.1-1
+datacenter-gpu-manager-4-proprietary-cuda13=1:4.6.1-1
+datacenter-gpu-manager-4-proprietary=1:4.6.1-1
+ibverbs-providers=1.0
+ibverbs-utils=1.0
+infiniband-diags=1.0
+libcudnn9-cuda-13=9.26.0.51-1
+libcudnn9-dev-cuda-13=9.26.0.51-1
+libcudnn9-headers-cuda-13=9.26.0.51-1
+libibmad5=1.0
+libibnetdisc5=1.0
+libibumad-dev=1.0
+libibumad3=1.0
+libibverbs-dev=1.0
+libibverbs1=1.0
+libnccl-dev=2.32.3-1+cuda13.4
+libnccl2=2.32.3-1+cuda13.4
+librdmacm-dev=1.0
+librdmacm1=1.0
+rdmacm-utils=1.0
+PACKAGES
 # The base image's variables name folders that only the container runtime makes, for the driver. Make them here.
 tr : '\n' <<< "$PATH:${LD_LIBRARY_PATH:-}:${LIBRARY_PATH:-}" | xargs mkdir -p
 # perftest opens the runtime library by its unversioned name, which runtime images lack.

@@ -11,6 +11,7 @@ from imagebuild.core.errors import ConfigError, NothingSelected
 from imagebuild.project.component import Check
 from imagebuild.project.project import Project
 from imagebuild.verify.checks import (
+    FAILED_LINE,
     UNCOMPARED,
     ImageCheck,
     correctness_problem,
@@ -150,7 +151,9 @@ def test_a_check_says_what_it_starts(tiny: Files, tmp_path: Path) -> None:
     session = Answers({"a": (0, "")}, nodes=3, slurm=True)
     log = tmp_path / "a.log"
     run_check(one_check(tiny, text), session, log, {"SIZE": "2G", "MORE": "1"})
-    assert session.commands == [Command("x", "root", 9, {"SIZE": "1G", "MORE": "1"}, nodes=3, ranks=6, log=log)]
+    assert session.commands == [
+        Command(f"{FAILED_LINE}\nx", "root", 9, {"SIZE": "1G", "MORE": "1"}, nodes=3, ranks=6, log=log)
+    ]
 
 
 @pytest.mark.parametrize(
