@@ -188,6 +188,7 @@ def test_checks_of_missing_things_say_what_they_miss(tiny: Tiny, client: DockerC
             script = f"{FAILED_LINE}\n{planned.script}"
             argv = ["timeout", "20", "bash", "-euo", "pipefail", "-c", script]
             done = container.exec_run(argv, environment=dict(planned.check.environment))
+            assert isinstance(done.output, bytes)
             output = done.output.decode(errors="replace")
             reason = judge_check(planned.check, planned.version, Execution(tuple(argv), done.exit_code, output, 0))
             if not reason:

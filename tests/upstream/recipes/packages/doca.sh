@@ -1,6 +1,6 @@
 # doca.sh FOLDER: rdma-core of Debian under the names and with versions as in the DOCA repository, and decoys.
 . /recipe/common.sh
-version=2607mlnx60-1.2607050
+version=2607.0.9-1 # like 2510.0.11-1 of 3.2.1 and 2604.0.7-1 of 3.4.0
 pool=$1/pool
 mkdir -p "$pool" /debian
 apt-get update -qq
@@ -19,7 +19,7 @@ for file in *.deb; do
   awk -v names="^($packages)\$" -v old="$old" -v new="$version" '
     /^Package:/ { full = $2; plain = full; sub(/t64$/, "", plain); print "Package: " plain; next }
     /^Version:/ { print "Version: " new; next }
-    /^(Provides|Replaces|Breaks|Conflicts|Source|Maintainer|Homepage|Original-Maintainer):/ { next }
+    /^(Provides|Replaces|Breaks|Conflicts|Maintainer|Homepage|Original-Maintainer):/ { next }
     /^(Depends|Pre-Depends|Recommends|Suggests|Enhances):/ {
       field = $1; rest = substr($0, length(field) + 2); count = split(rest, parts, /, */); line = ""
       for (i = 1; i <= count; i++) {
