@@ -25,6 +25,7 @@ import yaml
 
 from imagebuild.bench.models import Verdict
 from imagebuild.core.errors import ResultError
+from imagebuild.core.files import open_file
 
 
 class LogLine(NamedTuple):
@@ -119,8 +120,7 @@ def open_log(path: Path) -> Iterator[BinaryIO]:
 
     Raises OSError if the file cannot be opened. Raises ResultError in the `with` block if compressed data are damaged.
     """
-    with io.BytesIO(_standard_input(sys.stdin)) if str(path) == "-" else path.open("rb") as file:
-        content: BinaryIO = file if file.seekable() else io.BytesIO(file.read())
+    with io.BytesIO(_standard_input(sys.stdin)) if str(path) == "-" else open_file(path) as content:
         is_compressed = content.read(2) == b"\x1f\x8b"
         content.seek(0)
         try:

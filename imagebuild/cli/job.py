@@ -183,7 +183,7 @@ def read_offer(
 
     offer = Offer()
     if plan is not None:
-        text = sys.stdin.read() if plan == options.STDIN else read_text(Path(plan))
+        text = read_text(Path(plan))
         offer = planned_offer(read_plan(text, plan), registry)
     elif not catalog and request.container != "none":
         if request.image is not None and not is_own_image(request.image, project, registry):

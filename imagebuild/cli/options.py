@@ -336,7 +336,7 @@ class ImageChanges(PlanChanges):
         changes = replace(super().parse(registry), base_image=self.base_image)
         if self.append is None:
             return changes
-        text = sys.stdin.read() if str(self.append) == STDIN else read_text(self.append)
+        text = read_text(self.append)
         check_appended(text, f"--append {self.append}")
         return replace(changes, append=str(self.append), appended=text)
 

