@@ -285,9 +285,11 @@ def put_image(
     `layers` are stored bytes, or the files of a layer. `settings` are keys of the image configuration, such as Env.
     """
     os, architecture = platform.split("/")
-    config = encode_json({"os": os, "architecture": architecture, "config": settings, "rootfs": {}})
     packed = [data if isinstance(data, bytes) else gzip.compress(image_files.layer(data), 1) for data in layers]
-    stored = [(CONFIG, config), *((LAYER, layer) for layer in packed or [b"layer"])]
+    packed = packed or [b"layer"]
+    root = {"type": "layers", "diff_ids": list(map(image_files.diff_id, packed))}
+    config = encode_json({"os": os, "architecture": architecture, "config": settings, "rootfs": root})
+    stored = [(CONFIG, config), *((LAYER, layer) for layer in packed)]
     for _, data in stored:
         registry.at(repository).put_blob(data, digest_of(data))
     first, *rest = [Descriptor(kind, digest_of(data), len(data)).to_json() for kind, data in stored]

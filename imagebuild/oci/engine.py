@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program, version_numbers
+from imagebuild.oci.layout import platform_of
 
 if TYPE_CHECKING:
     from docker import APIClient, DockerClient
@@ -189,7 +190,7 @@ def inspect_image(client: DockerClient, image: str) -> ImageInfo:
     return ImageInfo(
         reference=own[0] if own else str(stored.id),
         digest=[*own, *digests][0].rpartition("@")[2] if digests else None,
-        platform=f"{stored.attrs.get('Os')}/{stored.attrs.get('Architecture')}",
+        platform=platform_of({name.lower(): stored.attrs.get(name) for name in ("Os", "Architecture", "Variant")}),
         labels=stored.labels,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from imagebuild.oci.layout import (
     INDEX_FILE,
     INDEX_TYPES,
     NO_IMAGE,
+    PLAIN_LAYER,
     Blob,
     Descriptor,
     Layout,
@@ -129,28 +131,56 @@ class FoundImage:
 
 
 def is_image(item: Descriptor) -> bool:
-    """Return whether an entry of an index is an image, and not an attestation of BuildKit."""
-    return not (item.platform or "").startswith("unknown") and "vnd.docker.reference.type" not in item.annotations
+    """Return whether an entry of an index is an image. Engines decide by the platform, and ignore annotations."""
+    return not (item.platform or "").startswith("unknown")
 
 
-def image_of(place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path()) -> PlatformImage:
+def images_of(items: Iterable[Descriptor]) -> list[Descriptor]:
+    """Return the images in an index, in the order in which engines choose: the first one for a platform.
+    Engines choose an entry without platform only if no other entry is for their platform."""
+    return sorted(filter(is_image, items), key=lambda item: item.platform is None)
+
+
+LAYER_TYPES = re.compile(
+    r"application/vnd\.(oci\.image\.layer(\.nondistributable)?\.v1\.tar(\+gzip|\+zstd)?"
+    r"|docker\.image\.rootfs(\.foreign)?\.diff\.tar(\.gzip|\.zstd)?)"
+)
+"""Media types of the layers that engines unpack."""
+
+
+def image_of(
+    place: Repository | Layout, manifest: Manifest, name: str = "", folder: Path = Path(), platform: str | None = None
+) -> PlatformImage:
     """Return the image that a manifest describes.
-    Its layers will be fetched to `folder`. Raises ResultError if the manifest does not describe an image."""
+
+    Its layers will be fetched to `folder`. `platform` is the platform under which an index lists the manifest. Raises
+    ResultError if the manifest does not describe an image, or if an engine would refuse the image."""
     with _explained(name or f"{place}@{manifest.digest}"):
         document = manifest.document
         config = json.loads(place.blob(document["config"]["digest"]))
         layers = [Descriptor.from_json(layer) for layer in document["layers"] or ()]
+        diff_ids = (config.get("rootfs") or {}).get("diff_ids") or ()
+        if len(diff_ids) != len(layers):
+            raise ValueError(f"the configuration names {len(diff_ids)} layers, but the manifest {len(layers)}")
+        if unknown := [layer.media_type for layer in layers if not LAYER_TYPES.fullmatch(layer.media_type)]:
+            raise ValueError(f"engines do not unpack layers of the type {unknown[0]}")
+        own = platform_of(config)
+        if platform and platform.split("/")[:2] != own.split("/")[:2]:
+            raise ValueError(f"the index lists it for {platform}, but its configuration is for {own}")
         files = place if isinstance(place, Layout) else Layout(folder)
-        blobs = tuple(Blob(files.path(layer.digest), layer.size, layer.digest) for layer in layers)
+        blobs = tuple(
+            Blob(files.path(layer.digest), layer.size, layer.digest, diff_id, layer.media_type != PLAIN_LAYER)
+            for layer, diff_id in zip(layers, diff_ids, strict=True)
+        )
         compressed = all(layer.media_type.endswith(("gzip", "zstd")) for layer in layers)
-        return PlatformImage(platform_of(config), manifest, config, blobs, place, name, compressed)
+        return PlatformImage(platform or own, manifest, config, blobs, place, name, compressed)
 
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ResultError(f"{name}: cannot be read as an image: {type(error).__name__}: {error}") from None
 
 
@@ -167,26 +197,32 @@ def images_in(source: Path | Iterable[bytes], folder: Path) -> tuple[PlatformIma
     if not listing.is_file():
         raise ConfigError(f"{path}: {NO_IMAGE}")
     with _explained(str(path)):
-        manifests = {manifest.digest: manifest for manifest in _manifests(layout, json.loads(listing.read_bytes()))}
-        images = tuple(image_of(layout, manifest, str(path)) for manifest in manifests.values())
+        images: dict[str, PlatformImage] = {}
+        for image in _images(layout, json.loads(Blob(listing, 0).read()), str(path), set()):
+            if images.setdefault(image.platform, image) is not image:
+                raise ConfigError(f"{path}: contains several images for {image.platform}; save only one image")
     if not images:
         raise ResultError(f"{path}: contains no image")
-    platforms = [image.platform for image in images]
-    if len(platforms) > len(set(platforms)):
-        raise ConfigError(
-            f"{path}: contains several images for {max(platforms, key=platforms.count)}; save only one image"
-        )
-    return images
+    return tuple(images.values())
 
 
-def _manifests(layout: Layout, index: Mapping[str, Any]) -> Iterator[Manifest]:
-    """Yield the manifests of all images in an index and in nested indexes, without attestations."""
-    items = [item for item in manifests_of(index) if is_image(item)]
+def _images(layout: Layout, index: Mapping[str, Any], name: str, seen: set[str]) -> Iterator[PlatformImage]:
+    """Yield the images in an index: from each nested index the images that engines choose. `seen` are the digests of
+    all manifests that were read."""
+    items = images_of(manifests_of(index))
     for item in items:
         # An engine saves the whole index, but only the manifests of the platforms that it has.
-        if layout.path(item.digest).is_file() or len(items) == 1:
-            manifest = layout.manifest(item.digest)
-            yield from _manifests(layout, manifest.document) if item.media_type in INDEX_TYPES else (manifest,)
+        if item.digest in seen or not (layout.path(item.digest).is_file() or len(items) == 1):
+            continue
+        seen.add(item.digest)
+        manifest = layout.manifest(item.digest)
+        if manifest.media_type in INDEX_TYPES:
+            nested: dict[str, PlatformImage] = {}
+            for image in _images(layout, manifest.document, name, seen):
+                nested.setdefault(image.platform, image)
+            yield from nested.values()
+        else:
+            yield image_of(layout, manifest, name, platform=item.platform)
 
 
 def image_in_engine(name: str, image: str, folder: Path) -> FoundImage | None:
@@ -216,13 +252,17 @@ def image_in_registry(name: str, reference: ImageReference, registry: Registry, 
         raise ConfigError(f"{name}: {reference.host} has no such image")
     with _explained(name):
         children = manifests_of(top.document)
-        images = {item.platform: item.digest for item in children if item.platform and is_image(item)}
+        images: dict[str, str] = {}
+        for item in images_of(children):
+            # Only the configuration names the platform of an entry without platform.
+            platform = item.platform or image_of(place, place.manifest(item.digest), name).platform
+            images.setdefault(platform, item.digest)
     if not children:
         return FoundImage.of(name, reference.name, [image_of(place, top, name, folder)], top.digest)
     if not images:
         raise ConfigError(f"{name}: is an index without images")
 
     def read(platform: str) -> PlatformImage:
-        return image_of(place, place.manifest(images[platform]), name, folder)
+        return image_of(place, place.manifest(images[platform]), name, folder, platform)
 
     return FoundImage(name, reference.name, tuple(images), read, top.digest)

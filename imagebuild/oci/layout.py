@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
 import re
 import shutil
-import tarfile
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, Protocol
 
 import zstandard
@@ -24,10 +24,8 @@ import zstandard
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.core.files import file_sha256, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
+from imagebuild.oci.tar import CHUNK, GZIP, ZSTD, Archive, Member, TarError, decompressed, member_path
 
-CHUNK = 1 << 20
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-"""The first bytes of compressed data."""
 Compression = Literal["", "gzip", "zstd"]
 """Compression of data. Empty if the data are not compressed."""
 EPOCH, CREATED = "1754697600", "2025-08-09T00:00:00Z"
@@ -47,6 +45,8 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+PLAIN_LAYER = "application/vnd.oci.image.layer.v1.tar"
+"""Media type of a layer that engines do not decompress."""
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEX_TYPES = (INDEX, DOCKER_INDEX)
@@ -71,9 +71,9 @@ class Descriptor:
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as a JSON object, as the OCI specification defines it."""
-        os, _, architecture = (self.platform or "").partition("/")
+        parts = (self.platform or "").split("/")
         more = {
-            "platform": {"os": os, "architecture": architecture} if os else None,
+            "platform": dict(zip(("os", "architecture", "variant"), parts, strict=False)) if self.platform else None,
             "artifactType": self.artifact_type,
             "annotations": dict(sorted(self.annotations.items())),
         }
@@ -106,8 +106,14 @@ class Manifest:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The parsed content. Raises ValueError if the content is not JSON."""
-        return dict(json.loads(self.content))
+        """The parsed content. Raises ValueError if it is not JSON, or if it is both a manifest and an index."""
+        try:
+            document = dict(json.loads(self.content))
+        except RecursionError:
+            raise ValueError("the JSON is nested too deeply") from None
+        if document.get("manifests") and (document.get("layers") or document.get("config")):
+            raise ValueError("it is both a manifest and an index, which engines refuse")
+        return document
 
     @property
     def descriptor(self) -> Descriptor:
@@ -158,10 +164,17 @@ def encode_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
 
 
+USUAL_VARIANTS = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
+"""Variant of each architecture that means the same as no variant."""
+
+
 def platform_of(document: Mapping[str, Any]) -> str:
-    """Return the platform in a configuration or a descriptor, such as `linux/amd64`.
-    The variant is left out, because the variant of arm64 is always v8."""
-    return f"{document.get('os', 'unknown')}/{document.get('architecture', 'unknown')}"
+    """Return the platform in a configuration or a descriptor, such as `linux/amd64` or `linux/arm/v6`.
+    The usual variant of an architecture is left out, as engines treat it as no variant."""
+    os, architecture = (str(document.get(key) or "unknown") for key in ("os", "architecture"))
+    variant = str(document.get("variant") or "")
+    unusual = variant and variant != USUAL_VARIANTS.get(architecture)
+    return f"{os}/{architecture}/{variant}" if unusual else f"{os}/{architecture}"
 
 
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:
@@ -216,23 +229,28 @@ class Blob:
     size: int
     digest: str | None = None
     """Digest of the stored bytes: `sha256:…`. `open` checks it."""
+    diff_id: str | None = None
+    """Digest of the decompressed bytes: `sha256:…`. `layer_members` checks it."""
+    may_be_compressed: bool = True
 
     @contextmanager
     def open(self) -> Iterator[BufferedReader]:
         """Open the file for reading.
         Raises ResultError if the file cannot be read or has another digest than `digest`."""
         try:
-            if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
-                raise ResultError(f"{self.file}: {self.digest}: the content is damaged; its digest is {digest}")
-            with self.file.open("rb") as file:
+            with open_regular(self.file) as file:
+                if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
+                    raise ResultError(f"{self.file}: {self.digest}: the content is damaged; its digest is {digest}")
                 yield file
         except UNREADABLE as error:
             why = getattr(error, "strerror", None) or error
             raise ResultError(f"{self.file}: {self.digest or ''}: cannot be read: {why}") from None
 
     def read(self) -> bytes:
-        """Return the content of a small blob. Raises ResultError as `open` does."""
+        """Return the content of a small blob. Raises ResultError as `open` does, and if the blob is too large."""
         with self.open() as file:
+            if (size := self.file.stat().st_size) > MOST_BYTES:
+                raise TarError(f"{size >> 20} MiB is too large for a document")
             return file.read()
 
     @property
@@ -243,45 +261,36 @@ class Blob:
         return "gzip" if start.startswith(GZIP) else "zstd" if start == ZSTD else ""
 
 
-def decompressed(file: BufferedReader) -> Any:
-    """Return a stream of the decompressed content of a file. The file may be uncompressed.
-    Reading raises errors of zlib and zstandard, OSError or EOFError. Truncated zstd data do not cause an error."""
-    head = file.peek(len(ZSTD))
-    if head.startswith(GZIP):
-        return gzip.GzipFile(fileobj=file)
-    if head.startswith(ZSTD):
-        return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    return file
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading. Raises OSError if it is not a regular file: reading a FIFO would wait forever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path.open("rb")
 
 
-UNREADABLE = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
+UNREADABLE = (EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
 """Errors caused by damaged or truncated content."""
 
 
-def member_path(name: str) -> str | None:
-    """Return the path of a member of an archive, relative to the root of the image.
-    None for the root itself. Raises TarError if the path leads out of the image."""
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise tarfile.TarError(f"{name!r} leads out of the image")
-    return "/".join(parts) or None
-
-
 @contextmanager
-def layer_members(blob: Blob) -> Iterator[Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]]:
+def layer_members(blob: Blob) -> Iterator[Iterator[tuple[Archive, Member, str]]]:
     """Open a layer, and yield an iterator over its members.
 
     The iterator yields the archive (to read the content), the member and its path in the image, in the order of the
-    archive. Raises ResultError, also during the iteration, if the layer cannot be read or has another digest."""
+    archive. Raises ResultError, also during the iteration, if the layer cannot be read, or if the stored or the
+    decompressed bytes have another digest."""
 
-    def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
+    def members(archive: Archive) -> Iterator[tuple[Archive, Member, str]]:
         for member in archive:
             if (path := member_path(member.name)) is not None:
                 yield archive, member, path
-                archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all members
+        if (digest := archive.digest()) != (blob.diff_id or digest):
+            raise TarError(f"the digest after decompression is {digest}, but {blob.diff_id} in the configuration")
 
-    with blob.open() as file, tarfile.open(fileobj=decompressed(file), mode="r|", bufsize=CHUNK) as archive:
-        yield members(archive)
+    with blob.open() as file:
+        if (size := blob.file.stat().st_size) != blob.size:
+            raise TarError(f"its size is {size} bytes, but {blob.size} in the manifest")
+        yield members(Archive(decompressed(file) if blob.may_be_compressed else iter(lambda: file.read(CHUNK), b"")))
 
 
 # Layouts
@@ -416,32 +425,24 @@ class Layout:
         return replace(manifest.descriptor, platform=platform_of(config))
 
 
-@contextmanager
-def _opened(archive: Path | Iterable[bytes]) -> Iterator[Any]:
-    """Open an archive as an object that tarfile can read as a stream."""
-    if isinstance(archive, Path):
-        with archive.open("rb") as file:
-            yield decompressed(file)
-    else:
-        chunks = filter(None, archive)
-        yield SimpleNamespace(read=lambda _: next(chunks, b""))
-
-
 def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     """Unpack an archive with a layout, or the stream of `docker save`. Other files in the archive are ignored.
 
     Raises ConfigError if the archive does not contain a layout, and ResultError if the archive cannot be read or
     unpacked."""
     try:
-        with _opened(archive) as file, tarfile.open(fileobj=file, mode="r|", bufsize=CHUNK) as members:
+        with ExitStack() as stack:
+            if isinstance(archive, Path):
+                members = Archive(decompressed(stack.enter_context(open_regular(archive))))
+            else:
+                members = Archive(archive)
             for member in members:
-                name = MEMBER.fullmatch(member.name)
-                if name and (content := members.extractfile(member)):
+                if (name := MEMBER.fullmatch(member.name)) and member.kind == "file":
                     path = folder / name[1]
                     path.parent.mkdir(parents=True, exist_ok=True)
                     with path.open("wb") as target:
-                        shutil.copyfileobj(content, target, CHUNK)
-    except tarfile.TarError as error:
+                        target.writelines(members.content())
+    except TarError as error:
         raise ConfigError(f"{archive}: {NO_IMAGE}: {error}") from None
     except UNREADABLE as error:
         remedy = "if the disk is full, set TMPDIR to a folder with more space"

@@ -25,6 +25,7 @@ from imagebuild.project.component import Check, nodes_needed, parse_need
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.project import Project
 from imagebuild.verify.files import FileEntry, Tree
+from imagebuild.verify.layers import is_a
 from imagebuild.verify.runner import Command, Execution, Session
 
 IMAGE = "image"
@@ -188,7 +189,7 @@ def recognisable_files(tree: Tree) -> dict[str, str]:
     These are files of the package database, and some files of each layer."""
     by_layer: dict[int, list[FileEntry]] = defaultdict(list)
     for entry in tree:
-        if entry.sha256 and "\\" not in entry.path and "\n" not in entry.path:
+        if entry.sha256 and is_a("recognisable", entry.path) and "\\" not in entry.path and "\n" not in entry.path:
             by_layer[-1 if entry.path.startswith("var/") else entry.layer].append(entry)
     each = max(4, COMPARED // len(by_layer)) if by_layer else 0
     # Sorting by hash selects files from all parts of the layer.

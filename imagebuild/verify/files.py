@@ -1,15 +1,23 @@
-"""The files of an image: the members of each layer, and the merged tree that a container sees. Does no I/O."""
+"""The files of an image: the members of each layer, and the merged tree that a container sees. Does no I/O.
+
+Layers are unpacked and merged as containerd does with its usual snapshotter, which uses overlayfs."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from posixpath import normpath
 from typing import Literal
 
+from imagebuild.core.errors import ResultError
 from imagebuild.oci.layout import OPAQUE, WHITEOUT, Compression
+from imagebuild.oci.tar import MemberKind
 
-FileKind = Literal["file", "folder", "symlink", "hardlink", "device"]
+MOST_LINKS, MOST_LINKS_OF_KERNEL = 255, 40
+"""Maximum number of symlinks in a path that containerd and the Linux kernel follow."""
+HIDES = "c 0 0"
+"""Numbers of the device that hides a file of lower layers in overlayfs. Engines make such a device for a whiteout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +55,13 @@ class FileEntry:
 
     path: str
     """Path without a leading or trailing slash."""
-    kind: FileKind
+    kind: MemberKind
     mode: int
+    uid: int = 0
+    gid: int = 0
     target: str = ""
-    """Target of a link: as written for a symlink, in the form of `path` for a hard link."""
+    """Target of a link: as written for a symlink, in the form of `path` for a hard link. For a device: its type and
+    numbers, such as `c 1 3`."""
     layer: int = 0
     """Number of the layer that contains the entry; 0 is the lowest layer."""
     capabilities: bool = False
@@ -61,7 +72,7 @@ class FileEntry:
     text: bytes | None = None
     """Content of the file, for the few files whose text the rules need."""
     sha256: str = ""
-    """Hash of the content, for files that can identify an image; empty for other files."""
+    """Hash of the content of a file; empty for an empty file."""
     secrets: tuple[str, ...] = ()
     """Kinds of secrets that the file contains."""
     certificates: tuple[str, ...] = ()
@@ -95,26 +106,180 @@ class Finding:
         return f"{self.subject}: {self.text}"
 
 
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+class UnpackedLayer:
+    """The files of a layer as containerd unpacks them: each layer alone, into an empty folder.
+
+    Links lead only to files of the same layer. A missing folder gets the attributes of the same folder in the layers
+    below."""
+
+    def __init__(self, layer: Layer, lower: Sequence[UnpackedLayer] = ()) -> None:
+        """Unpack a layer. `lower` are the layers below, the next one first.
+        Raises ResultError if containerd would refuse the layer."""
+        self.entries: dict[str, FileEntry] = {}
+        """The entries, each folder before its content. A device with the numbers HIDES hides a file of lower layers."""
+        self.opaque: set[str] = set()
+        """Folders that hide the content of the same folder in lower layers."""
+        self.implied: set[str] = set()
+        """Folders for which the layer has no member."""
+        self._names: dict[str, set[str]] = {}
+        self._lower = lower
+        self._inodes: dict[str, int] = {}
+        """Maps the paths of a file with hard links to a number of the file. Its owner and mode are those of the last
+        link."""
+        for entry in layer.entries:
+            self._add(entry)
+        last = {number: self.entries[path] for path, number in self._inodes.items()}
+        for path, number in self._inodes.items():
+            self.entries[path] = replace(last[number], path=path)
+
+    def resolve(self, path: str) -> str:
+        """Return the path after following symlinks in this layer. As in Go, `..` after a symlink removes the symlink.
+        Raises ResultError if the path contains too many links."""
+        if (entry := self.entries.get(path)) and entry.kind == "folder":
+            return path
+        links, done, rest = 0, "", path.split("/")[::-1]
+        while rest:
+            here = _join(done, rest.pop())
+            entry = self.entries.get(here)
+            if entry and entry.kind == "symlink":
+                if (links := links + 1) > MOST_LINKS:
+                    raise ResultError(f"/{path}: contains too many symlinks")
+                start = "" if entry.target.startswith("/") else done
+                done, rest = "", normpath("/".join(["/", start, entry.target, *rest[::-1]])).strip("/").split("/")[::-1]
+            else:
+                done = here
+        return done
+
+    def _add(self, entry: FileEntry) -> None:
+        folder, _, name = entry.path.rpartition("/")
+        folder = self.resolve(folder)
+        self._make(folder, entry)
+        if name == OPAQUE:
+            self.opaque.add(folder)
+            return
+        hidden = name.removeprefix(WHITEOUT)
+        path = _join(folder, hidden)
+        if hidden != name:
+            if hidden in ("", ".", "..") or path in self.entries:
+                raise _refused(entry, "this whiteout hides a file of its own layer" if hidden.strip(".") else "no file")
+            entry = replace(entry, kind="device", target=HIDES)
+        old = self.entries.get(path)
+        if old and not (old.kind == "folder" and entry.kind == "folder"):
+            self._remove(path)
+        if entry.kind == "hardlink":
+            entry = self._linked(entry, path)
+        elif entry.kind == "symlink" and not entry.target:
+            raise _refused(entry, "this symlink has no target")
+        if entry.kind != "global":
+            self.implied.discard(path)
+            self._put(path, entry)
+
+    def _linked(self, entry: FileEntry, path: str) -> FileEntry:
+        """Return the file to which a hard link leads, with the attributes of the link."""
+        folder, _, name = entry.target.rpartition("/")
+        target = _join(self.resolve(folder), name)
+        found = self.entries.get(target)
+        if found is None or found.kind == "folder":
+            raise _refused(entry, f"this is a hard link to /{entry.target}, which is not a file of the same layer")
+        number = self._inodes.setdefault(target, len(self._inodes))
+        self._inodes[path] = number
+        # The last path of a file has its current attributes.
+        self._inodes[path] = self._inodes.pop(path)
+        mode = found.mode if found.kind == "symlink" else entry.mode
+        return replace(found, mode=mode, uid=entry.uid, gid=entry.gid, capabilities=entry.capabilities)
+
+    def _make(self, folder: str, entry: FileEntry) -> None:
+        """Add a folder and its parents, if they are missing. `entry` is the member that needs the folder."""
+        missing = []
+        while folder and (found := self.entries.get(folder)) is None:
+            missing.append(folder)
+            folder = folder.rpartition("/")[0]
+        if folder and found and found.kind != "folder":
+            raise _refused(entry, f"/{folder} is not a folder in the same layer")
+        for path in reversed(missing):
+            self.implied.add(path)
+            lower = self._folder_below(path, entry)
+            self._put(path, FileEntry(path, "folder", lower.mode, lower.uid, lower.gid, layer=entry.layer))
+
+    def _folder_below(self, path: str, entry: FileEntry) -> FileEntry:
+        """Return the folder whose attributes a missing folder gets."""
+        for layer in self._lower:
+            real = layer.resolve(path)
+            if found := layer.entries.get(real):
+                if found.kind == "folder":
+                    return found
+                break
+            while real := real.rpartition("/")[0]:
+                if (found := layer.entries.get(real)) and found.kind != "folder":
+                    raise _refused(entry, f"/{real} is not a folder in layer {found.layer + 1}")
+        return FileEntry(path, "folder", 0o755)
+
+    def _put(self, path: str, entry: FileEntry) -> None:
+        self.entries[path] = entry if entry.path == path else replace(entry, path=path)
+        folder, _, name = path.rpartition("/")
+        self._names.setdefault(folder, set()).add(name)
+
+    def _remove(self, path: str) -> None:
+        for gone in _subtree(self._names, path):
+            self.entries.pop(gone, None)
+            self._inodes.pop(gone, None)
+            self.opaque.discard(gone)
+        folder, _, name = path.rpartition("/")
+        self._names[folder].discard(name)
+
+
+def _refused(entry: FileEntry, why: str) -> ResultError:
+    return ResultError(f"layer {entry.layer + 1}: /{entry.path}: {why}; engines refuse the image, so build it again")
+
+
+def _subtree(names: dict[str, set[str]], path: str) -> Iterator[str]:
+    """Yield a path and all paths below it, and remove their names."""
+    paths = [path]
+    while paths:
+        yield (here := paths.pop())
+        paths += [_join(here, name) for name in names.pop(here, ())]
+
+
 class Tree:
     """The files that a container sees, merged from layers.
     Paths have no leading or trailing slash; the root is the empty path."""
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
+        """Merge the layers. Raises ResultError if containerd would refuse one of them."""
         self._entries: dict[str, FileEntry] = {}
-        self._names: dict[str, set[str]] = {"": set()}
+        self._names: dict[str, set[str]] = {}
+        lower: list[UnpackedLayer] = []
         for layer in layers:
-            parts = [(entry, *entry.path.rpartition("/")[::2]) for entry in layer.entries]
-            # A layer removes only files of layers below it.
-            for _, folder, name in parts:
-                # A whiteout whose folder is behind circular links removes nothing.
-                if name.startswith(WHITEOUT) and (real := self._follow(folder)) is not None:
-                    for child in self.names(real) if name == OPAQUE else [name.removeprefix(WHITEOUT)]:
-                        self._remove(f"{real}/{child}".lstrip("/"))
-            for entry, folder, name in parts:
-                if not name.startswith(WHITEOUT):
-                    # The folder may be a symlink in a lower layer, as /lib is. The entry itself is not followed.
-                    path = f"{self._folder(folder)}/{name}".lstrip("/")
-                    self._put(replace(entry, path=path))
+            unpacked = UnpackedLayer(layer, lower)
+            self._merge(unpacked)
+            lower.insert(0, unpacked)
+
+    def _merge(self, layer: UnpackedLayer) -> None:
+        for path, entry in layer.entries.items():
+            old = self._entries.get(path)
+            if old and old.kind == "folder" and entry.kind == "folder":
+                if path in layer.opaque:
+                    for name in self.names(path):
+                        self._remove(_join(path, name))
+                if path not in layer.implied or (old.mode, old.uid, old.gid) != (entry.mode, entry.uid, entry.gid):
+                    self._entries[path] = entry
+                continue
+            if old:
+                self._remove(path)
+            if (entry.kind, entry.target) != ("device", HIDES):
+                self._entries[path] = entry
+                folder, _, name = path.rpartition("/")
+                self._names.setdefault(folder, set()).add(name)
+
+    def _remove(self, path: str) -> None:
+        for gone in _subtree(self._names, path):
+            self._entries.pop(gone, None)
+        folder, _, name = path.rpartition("/")
+        self._names[folder].discard(name)
 
     def __iter__(self) -> Iterator[FileEntry]:
         return iter(self._entries.values())
@@ -163,37 +328,8 @@ class Tree:
                 done = "" if entry.target.startswith("/") else done
                 rest += entry.target.split("/")[::-1]
                 links += 1
-                if links > 40:  # the limit of the Linux kernel for one path
+                if links > MOST_LINKS_OF_KERNEL:
                     return None
             elif part not in ("", "."):
                 done = here
         return done
-
-    def _folder(self, path: str) -> str:
-        """Return a folder's path after following symlinks; add the folder if no layer contains an entry for it."""
-        real = self._follow(path)
-        if real is None:
-            return path
-        if real and real not in self._entries:
-            self._folder(real.rpartition("/")[0])
-            self._put(FileEntry(real, "folder", 0o755))
-        return real
-
-    def _put(self, entry: FileEntry) -> None:
-        old = self._entries.get(entry.path)
-        if old and not (old.kind == "folder" and entry.kind == "folder"):
-            self._remove(entry.path)
-        if entry.kind == "hardlink":
-            target = self._entries.get(self._follow(entry.target) or "")
-            entry = replace(target, path=entry.path) if target else entry
-        self._entries[entry.path] = entry
-        folder, _, name = entry.path.rpartition("/")
-        self._names.setdefault(folder, set()).add(name)
-
-    def _remove(self, path: str) -> None:
-        for name in self._names.pop(path, set()):
-            self._remove(f"{path}/{name}")
-        if self._entries.pop(path, None):
-            folder, _, name = path.rpartition("/")
-            if folder in self._names:
-                self._names[folder].discard(name)

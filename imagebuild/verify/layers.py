@@ -7,9 +7,8 @@ import multiprocessing
 import os
 import re
 import signal
-import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, count
@@ -20,9 +19,10 @@ import yaml
 
 from imagebuild.core.console import doing
 from imagebuild.core.errors import ResultError
-from imagebuild.oci.layout import CHUNK, KEPT_SIZE, Blob, layer_members, member_path
+from imagebuild.oci.layout import KEPT_SIZE, Blob, layer_members
+from imagebuild.oci.tar import member_path
 from imagebuild.verify import elf
-from imagebuild.verify.files import FileEntry, FileKind, Layer
+from imagebuild.verify.files import FileEntry, Layer
 
 OVERLAP = 16 << 10
 """Number of bytes at the end of each piece of a file that are searched again with the next piece, so that no secret or
@@ -74,17 +74,11 @@ def search(pieces: Iterable[bytes], *, settings: bool) -> tuple[set[str], set[st
     return secrets, certificates
 
 
-HASHED_SIZE = 4 << 20
-"""Maximum size in bytes of a file that is hashed to identify an image. Smaller files distinguish images as well."""
 IN_MEMORY = 32 << 20
 """Maximum size in bytes of an ELF file that is parsed in memory. A larger file is parsed from a temporary file."""
 WORTH_A_PROCESS = 16 << 20
 """Minimum total size of the layers in bytes for reading them with several processes. One process reads smaller layers
 faster."""
-KINDS: Mapping[bytes, FileKind] = {
-    tarfile.DIRTYPE: "folder", tarfile.SYMTYPE: "symlink", tarfile.LNKTYPE: "hardlink",
-    tarfile.CHRTYPE: "device", tarfile.BLKTYPE: "device",
-}  # fmt: skip
 
 
 def scan(blob: Blob, number: int) -> Layer:
@@ -92,16 +86,13 @@ def scan(blob: Blob, number: int) -> Layer:
     entries = []
     with layer_members(blob) as members:
         for archive, member, path in members:
-            kind = KINDS.get(member.type, "file")
-            values: dict[str, Any] = {}
-            if kind == "hardlink":
-                values["target"] = member_path(member.linkname) or ""
-            elif kind == "symlink":
-                values["target"] = member.linkname
-            elif kind == "file" and member.size and (content := archive.extractfile(member)):
-                values = _content(content, path, member.size)
-            values["capabilities"] = "SCHILY.xattr.security.capability" in member.pax_headers
-            entries.append(FileEntry(path, kind, member.mode, layer=number, **values))
+            values: dict[str, Any] = {"target": member.target}
+            if member.kind == "hardlink":
+                values["target"] = member_path(member.target) or ""
+            elif member.kind == "file" and member.size:
+                values = _content(archive.content(), path, member.size)
+            values["capabilities"] = member.capabilities
+            entries.append(FileEntry(path, member.kind, member.mode, member.uid, member.gid, layer=number, **values))
     return Layer(tuple(entries), blob.size, blob.compression)
 
 
@@ -134,27 +125,32 @@ def _end_at_once() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _content(content: IO[bytes], path: str, size: int) -> dict[str, Any]:
+def _content(content: Iterator[bytes], path: str, size: int) -> dict[str, Any]:
     """Return the fields of a FileEntry that describe the content of a file."""
-    first = content.read(CHUNK)
-    pieces: Iterator[bytes] = chain([first], iter(lambda: content.read(CHUNK), b""))
-    sha256 = ""
-    if is_a("recognisable", path) and size <= HASHED_SIZE:
-        pieces = iter([whole := b"".join(pieces)])
-        sha256 = hashlib.sha256(whole).hexdigest()
+    sha256 = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes]:
+        for piece in content:
+            sha256.update(piece)
+            yield piece
+
+    pieces = hashed()
+    first = next(pieces)
+    pieces = chain([first], pieces)
     if first.startswith(elf.MAGIC):
         # Not searched for secrets: crypto libraries contain test keys, and nobody compiles a real key into a program.
         with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
             for piece in pieces:
                 copy.write(piece)
             try:
-                return {"elf": elf.read(cast(IO[bytes], copy)), "sha256": sha256}
+                return {"elf": elf.read(cast(IO[bytes], copy)), "sha256": sha256.hexdigest()}
             except elf.NotElf as error:
-                return {"broken": str(error), "sha256": sha256}
+                return {"broken": str(error), "sha256": sha256.hexdigest()}
     text = None
     if is_a("kept", path) and size <= KEPT_SIZE:
         pieces = iter([text := b"".join(pieces)])
     secrets, certificates = search(pieces, settings=is_a("settings", path))
     return {
-        "text": text, "sha256": sha256, "secrets": tuple(sorted(secrets)), "certificates": tuple(sorted(certificates)),
+        "text": text, "sha256": sha256.hexdigest(), "secrets": tuple(sorted(secrets)),
+        "certificates": tuple(sorted(certificates)),
     }  # fmt: skip

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from imagebuild.bench.verification import CheckResult
-from imagebuild.core.errors import plural
+from imagebuild.core.errors import ResultError, plural
 from imagebuild.core.fields import DIGEST, axis_facts, matches, natural_order
 from imagebuild.oci.image import FoundImage, PlatformImage
 from imagebuild.oci.layout import OPAQUE, WHITEOUT
@@ -570,5 +570,10 @@ def read_images(found: FoundImage, project: Project, plan: Plan) -> list[Inspect
         for image in map(found.image, found.platforms):
             began = time.monotonic()
             read = scan_all([image.fetch(layer) for layer in image.layers])
-            inspections.append(Inspection(image, read, project, plan, time.monotonic() - began))
+            inspection = Inspection(image, read, project, plan, time.monotonic() - began)
+            try:
+                inspection.tree  # noqa: B018  # an image that engines refuse has no tree
+            except ResultError as error:
+                raise ResultError(f"{found.name}: {error}") from None
+            inspections.append(inspection)
     return inspections

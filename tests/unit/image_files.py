@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from imagebuild.oci.tar import decompressed
+
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 PLAIN = "application/vnd.oci.image.layer.v1.tar"
 LAYERS = {b"\x1f\x8b": f"{PLAIN}+gzip", b"\x28\xb5": f"{PLAIN}+zstd"}
@@ -58,6 +60,12 @@ def layer(files: Files) -> bytes:
     return buffer.getvalue()
 
 
+def diff_id(data: bytes) -> str:
+    """Return the digest of a stored layer after decompression."""
+    plain = b"".join(decompressed(io.BytesIO(data)))
+    return f"sha256:{hashlib.sha256(plain).hexdigest()}"
+
+
 class Layout:
     """An OCI layout in a folder."""
 
@@ -80,7 +88,9 @@ class Layout:
     ) -> dict[str, Any]:
         """Add an image of stored layers."""
         system, arch = platform.split("/")
-        about = {"os": system, "architecture": arch, "config": {}, **(config or {})}
+        layers = list(layers)
+        root = {"type": "layers", "diff_ids": list(map(diff_id, layers))}
+        about = {"os": system, "architecture": arch, "config": {}, "rootfs": root, **(config or {})}
         manifest = {
             "config": self.json(about),
             "layers": [self.blob(data, LAYERS.get(data[:2], PLAIN)) for data in layers],
