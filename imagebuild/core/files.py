@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,9 @@ _STREAM = re.compile(r"-|/dev/stdin|/(?:dev|proc/self)/fd/\d+")
 """Matches names of open streams. They are read even if they are FIFOs or devices."""
 LARGEST_FILE, LARGEST_STREAM = 64 << 20, 1 << 30
 """Default maximum size in bytes of a file that is read into memory, and of a stream that `open_file` reads."""
+
+LARGEST_PART = 4 << 20
+"""Maximum size in bytes of a template, of a file that templates insert, and of a script."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -115,6 +118,17 @@ def read_text(path: Path, limit: int = LARGEST_FILE) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: cannot be read: the text is not UTF-8; save the file as UTF-8") from None
+
+
+def read_inside(folders: Collection[Path], path: Path) -> str:
+    """Return the text of a regular file of at most LARGEST_PART bytes in one of the folders.
+    Raises ConfigError for another file, also if links lead to the file, and if it cannot be read."""
+    real = Path(os.path.realpath(path))
+    if not any(real.is_relative_to(os.path.realpath(folder)) for folder in folders):
+        raise ConfigError(f"{path}: leads to {real}, which is outside the project; replace the link by a copy")
+    if real.exists() and not real.is_file():
+        raise ConfigError(f"{path}: cannot be read: not a regular file; replace it by a file")
+    return read_text(path, LARGEST_PART)
 
 
 def file_sha256(path: Path) -> str:

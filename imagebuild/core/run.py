@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -121,13 +122,14 @@ class OutputReader(threading.Thread):
 
 
 def start_program(
-    argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, output: int = PIPE, errors: int = STDOUT
-) -> subprocess.Popen[bytes]:
+    argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, source: int = DEVNULL, output: int = PIPE,
+    errors: int = STDOUT,
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start a program in its own session, with `env` added to its environment.
     Raises CommandError if the program cannot be started."""
     try:
         return subprocess.Popen(
-            argv, stdin=DEVNULL, stdout=output, stderr=errors, start_new_session=True, env=program_environment(env)
+            argv, stdin=source, stdout=output, stderr=errors, start_new_session=True, env=program_environment(env)
         )
     except OSError as error:
         raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
@@ -165,6 +167,44 @@ def execute(
     if reader.error:
         raise reader.error
     return Finished(status, reader.text)
+
+
+class Dialogue:
+    """A program that reads lines and answers them. It runs without the variables of this process, except `env`.
+    The program is killed when the object is deleted."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        alone = {**dict.fromkeys((*os.environ, "PATH", "SSH_ASKPASS_REQUIRE")), **env}
+        self._process = start_program(argv, alone, source=PIPE, errors=PIPE)
+        self._close = weakref.finalize(self, _close_dialogue, self._process)
+
+    def send(self, line: str) -> None:
+        """Send a line. If the program has ended, nothing is sent, and the next `receive` reports the end."""
+        assert self._process.stdin
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def receive(self, largest: int) -> str:
+        """Return the next line. Raises ProgramEnded if the program ends, or the line has more than `largest` bytes."""
+        assert self._process.stdout
+        assert self._process.stderr
+        line = self._process.stdout.readline(largest)
+        if line.endswith(b"\n"):
+            return line.decode()
+        end_program(self._process, signal.SIGKILL)
+        message = self._process.stderr.read(KEPT).decode(errors="replace").strip()
+        self._close()
+        raise ProgramEnded(self._process.returncode, message)
+
+
+def _close_dialogue(process: subprocess.Popen[bytes]) -> None:
+    with suppress(BrokenPipeError), process:
+        end_program(process, signal.SIGKILL)
+
+
+class ProgramEnded(Exception):
+    """The end of a program that was expected to answer: the exit status or negative signal, and the error output."""
 
 
 def end_program(process: subprocess.Popen[bytes], polite: int = signal.SIGTERM) -> None:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import YamlFile
-from imagebuild.core.files import cache_folder, read_text, shipped_folder
+from imagebuild.core.files import cache_folder, read_inside, shipped_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
@@ -156,7 +156,7 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
 def script_of(project: Project, component: str, check: Check) -> str:
     """Return the shell commands of a check: `run`, or the content of the script.
     Raises ConfigError if the script cannot be read."""
-    return check.run if check.run is not None else read_text(script_path(project, component, check))
+    return check.run if check.run is not None else read_text(script_path(project, component, check), project.folders)
 
 
 def hash_of_check(check: Check, script: str) -> str:

@@ -35,6 +35,11 @@ class Project:
     def root(self) -> Path:
         return self.matrix.path.parent
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders in `roots` that are not links. Templates, files and scripts are read only from these folders."""
+        return tuple(root for root in self.roots if root.resolve() == root.parent.resolve() / root.name)
+
     def is_own(self, *place: str | int) -> bool:
         """Return whether a value is from the project's own matrix, not from the matrix of an extended project.
         `place` are the keys that lead to the value. Always True if the own matrix is a JSON file."""
@@ -96,7 +101,7 @@ class Project:
         `name` is `components/COMPONENT/FILE`, or the name of a shared file. The first folder in `roots` that contains
         the shared file is used."""
         if name.startswith("components/"):
-            _, component, file = name.split("/", 2)
+            component, _, file = name.removeprefix("components/").partition("/")
             return self.folder(component) / file
         return next((path for root in self.roots if (path := root / name).exists()), self.roots[0] / name)
 

@@ -7,12 +7,11 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from imagebuild import __version__
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import axis_facts, matches
-from imagebuild.core.files import read_text
+from imagebuild.core.files import read_inside
 from imagebuild.core.yaml import dotted_key
 from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.plan import Target
@@ -73,7 +72,7 @@ class Renderer:
             check_appended(image.append, f"{self.project.matrix.at(*place)}: {dotted_key(place)}")
         text = self._templates.render(
             "Dockerfile.j2",
-            target=target,
+            target=target.model_dump(mode="json"),
             imagebuild=__version__,
             command=" ".join(shlex.join(words).split()),
             description=image.description,
@@ -127,11 +126,11 @@ class Renderer:
         summary += f", tag {stage.tag}" if stage.tag else ""
         heading = self._templates.rule(name, summary)
         template = f"components/{name}/build.j2"
-        text = self._templates.render(template, file=partial(self._templates.file, name), **values)
+        text = self._templates.render(template, name, **values)
         path = self.project.template(template)
         line, problem = first_mistake(text)
         if problem:
-            source = read_text(path)
+            source = read_inside(self.project.folders, path)
             number = source.count("\n", 0, max(0, source.rfind(line))) + 1
             raise ConfigError(f"{path}:{number}: {problem}")
         if not re.search(rf"^(?i:FROM) .* (?i:AS) {name}$", text, re.MULTILINE):
@@ -141,8 +140,8 @@ class Renderer:
     def _install(self, name: str, version: str, variant: str) -> str:
         """Return the Dockerfile instructions that install a component in the final stage."""
         if (name, version, variant) not in self._installs:
-            template, file = f"components/{name}/install.j2", partial(self._templates.file, name)
-            text = self._templates.render(template, version=version, variant=variant, file=file)
+            template = f"components/{name}/install.j2"
+            text = self._templates.render(template, name, version=version, variant=variant)
             check_appended(text, f"{self.project.template(template)}:1")
             self._installs[name, version, variant] = text.strip()
         return self._installs[name, version, variant]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,10 @@ from imagebuild.project.plan import Target
 from imagebuild.project.project import Project
 from imagebuild.render.recipe import BuildStage, OwnedSource, Part, PinnedPackages, Recipe
 
+ODD_FIELD = re.compile(r"{[^{}]*[.\[!:][^{}]*}")
+"""Matches a placeholder of a template with an attribute, an index, a conversion or a format, such as a width."""
+LONGEST = 256 << 10
+"""Maximum number of characters of a filled template."""
 VERSION = "{version}"
 """The placeholder for the component's version in a template."""
 
@@ -274,7 +279,7 @@ def _stage(chosen: _Chosen, name: str) -> BuildStage:
             "commit": commit_of(lock, git) if git else None,
             "archives": {arch: {"url": url, "sha256": hash_of(lock, url)} for arch, url in archives.items()},
             "images": {label: digest_of(lock, reference) for label, reference in images.items()},
-            "wheels": wheels_of(lock, wheels) if wheels else (),
+            "wheels": [wheel.model_dump() for wheel in wheels_of(lock, wheels)] if wheels else [],
             "key": {entry.replace("-", "_"): value for entry, value in _key(chosen, name).items()},
             "facts": {fact.replace("-", "_"): value for fact, value in facts.items()},
             "stage": chosen.build_providers(name),
@@ -409,11 +414,17 @@ def _with_facts(chosen: _Chosen, name: str, values: dict[str, str], known: Mappi
 def _fill(chosen: _Chosen, name: str, template: str, values: Mapping[str, str], field: str) -> str:
     """Replace each `{name}` in a template by its value. Raises ConfigError for a name without a value."""
     try:
+        if odd := ODD_FIELD.search(re.sub("{{|}}", "", template)):
+            raise ConfigError(f"{odd[0]!r:.200} has a format; write only the name in braces")
+        if len(template) + template.count("{") * max(map(len, values.values()), default=0) > LONGEST:
+            raise ConfigError(f"{template!r:.200} becomes longer than {LONGEST >> 10} kB; shorten its values")
         return template.format_map(values)
-    except (KeyError, ValueError, IndexError) as error:
-        missing = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-        near = suggestion(missing, dict(values))
-        problem = f"{template!r} for {chosen.target.id}: no value for {missing!r}{near}"
+    except (ConfigError, KeyError, ValueError, IndexError) as error:
+        missing = str(error.args[0])
+        problem = missing
+        if not isinstance(error, ConfigError):
+            near = suggestion(missing, dict(values))
+            problem = f"{template!r} for {chosen.target.id}: no value for {missing!r}{near}"
         if any(missing in row.values for row in chosen.component(name).facts):
             field, remedy = "facts", "choose another version, or add a row"
             problem = f"no row sets {missing!r} for {chosen.target.id} with {name} {values['version']}; {remedy}"

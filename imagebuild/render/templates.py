@@ -1,105 +1,115 @@
-"""The templates of a project. jinja2 fills the templates in a sandbox, and caches them in compiled form."""
+"""The templates of a project. `sandbox.py` fills them in a process of its own, because nobody has to trust them."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from contextlib import suppress
-from functools import cached_property
-from traceback import extract_tb
+import signal
+import sys
+from pathlib import Path, PurePath
 from typing import Any
 
-import jinja2
-import jinja2.sandbox
-
 from imagebuild.core.errors import ConfigError, nearest
-from imagebuild.core.files import cache_folder, read_text
+from imagebuild.core.files import read_inside
+from imagebuild.core.run import Dialogue, ProgramEnded
 from imagebuild.project.project import Project
+
+MEMORY = 512 << 20
+"""Bytes of memory that filling templates may need."""
+SECONDS = 5.0
+"""Seconds of CPU time that filling one template may need."""
+LONGEST = 64 << 20
+"""Maximum number of bytes of one message of the process."""
+SECTION = "section"
+"""Name of the template with the comment that begins a section of a Dockerfile."""
 
 
 class Templates:
-    """The templates of a project."""
+    """The templates of a project, and the process that fills them."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
+        self._process: Dialogue | None = None
 
     def rule(self, title: str, about: str) -> str:
         """Return the comment that begins a section of a Dockerfile.
         Raises ConfigError if `macros.j2` does not define the macro `rule`."""
-        rule: Any = self._environment.globals.get("rule")
-        if not callable(rule):
-            where = f"{self.project.template('macros.j2')}:1"
-            raise ConfigError(f"{where}: does not define the macro rule; copy it from the macros.j2 of imagebuild")
-        return str(rule(title, about))
+        return self.render(SECTION, title=title, about=about).rstrip("\n")
 
-    def file(self, component: str, name: str) -> str:
-        """Return the text of a file of a component. `OTHER/file` names a file of the component OTHER.
-        Templates call this function as `file(name)`."""
+    def render(self, name: str, component: str = "", /, **values: Any) -> str:
+        """Fill a template with plain values: texts, numbers, booleans, lists and dicts.
+
+        Templates of a component can call `file(name)`. Blank lines are merged. A blank line follows each heredoc,
+        because hadolint requires it. Raises ConfigError with file and line for a mistake in the template."""
+        try:
+            reply = self._fill(name, component, values)
+        except BaseException:  # the process may wait for an answer
+            self._process = None
+            raise
+        if "text" in reply:
+            text = reply["text"].replace("\nEOF\n", "\nEOF\n\n")
+            return re.sub("\n{3,}", "\n\n", text).strip() + "\n"
+        path = reply["path"] or self._path(name)
+        problem = "".join(letter if letter.isprintable() else " " for letter in reply["problem"][:500])
+        remedy = "correct it" if reply.get("syntax") else "correct the template"
+        if reply.get("undefined"):
+            known = {*values, *(key for value in values.values() if isinstance(value, dict) for key in value)}
+            near = nearest("".join(problem.split("'")[-2:-1]), known)
+            remedy = f"did you mean {near!r}?" if near else "name it in `key` or `build-requires` of component.yaml"
+        if name == SECTION:
+            problem, remedy = "does not define the macro rule", "copy it from the macros.j2 of imagebuild"
+        raise ConfigError(f"{path}:{reply['line']}: {problem}; {remedy}")
+
+    def _fill(self, name: str, component: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer of the process. Raises ConfigError if the process ends, or needs a file that is refused."""
+        if self._process is None:
+            # The process can import what this process can. Reading the sites again would take longer.
+            env = {"PYTHONPATH": os.pathsep.join(sys.path), "LC_ALL": "C.UTF-8"}
+            program = Path(__file__).with_name("sandbox.py")
+            self._process = Dialogue([sys.executable, "-SP", str(program), str(MEMORY), str(SECONDS)], env)
+        self._process.send(json.dumps([name, values]))
+        try:
+            while "read" in (reply := json.loads(self._process.receive(LONGEST))):
+                self._process.send(json.dumps(self._read(component, *reply["read"])))
+        except ProgramEnded as end:
+            status, message = end.args
+            problem = f"the process that fills templates ended ({status}): {message[-500:]}"
+            if status == -signal.SIGPROF:
+                problem = f"takes more than {SECONDS:.0f} s"
+            raise ConfigError(f"{self._path(name)}:1: {problem}; correct the template") from None
+        return dict(reply)
+
+    def _read(self, component: str, kind: str, name: str) -> dict[str, str]:
+        """Return the text of a template or file and its path, or the reason why a file cannot be read.
+        Raises ConfigError if a template is missing, or a file is outside the project."""
+        parts = PurePath(name).parts
+        if not name.isprintable() or len(name) > 255 or not parts or ".." in parts or name.startswith("/"):
+            return {"problem": f"{name[:255]!r} is not the name of a file in the project"}
+        if name == SECTION:
+            return {"text": "{{ rule(title, about) }}", "path": str(self._path(name))}
+        if kind == "file":
+            return self._file(component, name)
+        path = self._path(name)
+        if not path.exists():
+            remedy = "write `extends: imagebuild` in the matrix to use imagebuild's template"
+            raise ConfigError(f"{path}: is missing, but templates need it; {remedy}")
+        return {"text": read_inside(self.project.folders, path), "path": str(path)}
+
+    def _path(self, name: str) -> Path:
+        return self.project.template("macros.j2" if name == SECTION else name)
+
+    def _file(self, component: str, name: str) -> dict[str, str]:
+        """Return the text of a file of a component. `OTHER/file` names a file of the component OTHER."""
         owner, _, file = name.rpartition("/")
         path = self.project.folder(owner or component) / "files" / file
-        try:
-            text = path.read_text(encoding="utf-8").rstrip("\n")
-        except OSError as error:
-            raise LookupError(f"{path} cannot be read: {error.strerror}") from None
+        if not os.path.lexists(path):
+            return {"problem": f"{path} cannot be read: No such file or directory"}
+        text = read_inside(self.project.folders, path).rstrip("\n")
         for number, line in enumerate(text.splitlines(), 1):
             if line == "EOF":
                 problem = "the line 'EOF' would end the heredoc that contains the file; change the line"
                 raise ConfigError(f"{path}:{number}: {problem}")
             if "\0" in line:
                 raise ConfigError(f"{path}:{number}: a text file cannot contain a NUL; remove it")
-        return text
-
-    @cached_property
-    def _environment(self) -> jinja2.Environment:
-        compiled = None
-        with suppress(OSError, ConfigError):  # without a writable folder, templates are compiled each time
-            folder = cache_folder("sandboxed-templates")
-            folder.mkdir(parents=True, exist_ok=True)
-            compiled = jinja2.FileSystemBytecodeCache(str(folder)) if os.access(folder, os.W_OK) else None
-        # A CI job with the right to sign renders the project's templates, and must not run code of the project.
-        environment = jinja2.sandbox.SandboxedEnvironment(
-            bytecode_cache=compiled,
-            loader=jinja2.FunctionLoader(self._template),
-            undefined=jinja2.StrictUndefined,
-            auto_reload=False,
-            autoescape=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        # `quoted` escapes a text for double quotes in a Dockerfile.
-        environment.filters["quoted"] = lambda text: re.sub(r'([\\"$])', r"\\\1", text)
-        # Make the macros available in every template.
-        environment.globals |= vars(environment.get_template("macros.j2").module)
-        return environment
-
-    def _template(self, name: str) -> tuple[str, str, None]:
-        """Return the text and the path of a template. jinja2 calls this function to load templates."""
-        path = self.project.template(name)
-        if not path.exists():
-            remedy = "write `extends: imagebuild` in the matrix to use imagebuild's template"
-            raise ConfigError(f"{path}: is missing, but templates need it; {remedy}")
-        return read_text(path), str(path), None
-
-    def render(self, name: str, /, **context: Any) -> str:
-        """Render a template. Blank lines are merged. A blank line follows each heredoc, because hadolint requires it.
-        Raises ConfigError with file and line for a mistake in the template."""
-        try:
-            text = self._environment.get_template(name).render(**context)
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(
-                f"{self.project.template(error.name or name)}:{error.lineno}: {error.message}; correct it"
-            ) from None
-        except ConfigError:
-            raise
-        except Exception as error:  # such as a division by zero in a template
-            lines = [1, *(frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(name))]
-            problem, remedy = str(error), "correct the template"
-            if isinstance(error, jinja2.UndefinedError):
-                known = {*context, *(key for value in context.values() if isinstance(value, dict) for key in value)}
-                near = nearest(problem.split("'")[-2], known)
-                remedy = f"did you mean {near!r}?" if near else "name it in `key` or `build-requires` of component.yaml"
-            raise ConfigError(f"{self.project.template(name)}:{lines[-1]}: {problem}; {remedy}") from None
-        text = text.replace("\nEOF\n", "\nEOF\n\n")
-        while "\n\n\n" in text:
-            text = text.replace("\n\n\n", "\n\n")
-        return text.strip() + "\n"
+        return {"text": text, "path": str(path)}
