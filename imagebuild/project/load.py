@@ -156,7 +156,7 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
 def script_of(project: Project, component: str, check: Check) -> str:
     """Return the shell commands of a check: `run`, or the content of the script.
     Raises ConfigError if the script cannot be read."""
-    return check.run if check.run is not None else read_text(script_path(project, component, check), project.folders)
+    return check.run if check.run is not None else read_inside(project.folders, script_path(project, component, check))
 
 
 def hash_of_check(check: Check, script: str) -> str:
