@@ -67,6 +67,8 @@ def _json_results(source: str, category: str | None, test: Mapping[str, Any]) ->
         verdict, word = _VERDICTS.get(
             re.sub("[ _-]", "", printed), ("failed", f"the status of the test is {excerpt(printed)}")
         )
+        if verdict == "ok" and entry.get("warnings"):
+            verdict = "warned"
         yield Diagnostic(
             source=source, category=category, test=test["name"], entity=entity, verdict=verdict,
             reason="; ".join(messages) or word,

@@ -22,6 +22,7 @@ from typing import Any, get_args
 from imagebuild.bench import ceilings
 from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
 from imagebuild.bench.models import (
+    GENERIC_GPU,
     AlgorithmName,
     BandwidthTest,
     Claim,
@@ -58,8 +59,6 @@ RATIO_LEAST = 20.0
 SOFTWARE = ("deployment", "software", "integration")
 """Categories of dcgmi diag whose tests check only software."""
 
-UNKNOWN_GPU = "Graphics Device"
-"""Suffix of the name that a driver gives to an unknown GPU."""
 NO_PARTICIPATION = Claim(state="not applicable", reason="the output does not list ranks or GPUs")
 
 
@@ -151,6 +150,9 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     if ranks and run.gpus and run.gpus < ranks and nodes == run.nodes:
         shared = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
         wrong.append(f"{shared}; if several hosts have this name, pass their number with --nodes")
+    if run.groups > 1:
+        groups = f"{run.groups} communicators ran at the same time, and the network between them was not used"
+        wrong += [groups] if any(wrong) else []
     if any(wrong):
         return Claim(state="incomplete", reason="; ".join(filter(None, wrong)))
     asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
@@ -162,6 +164,7 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
         options = " and ".join(f"--{noun}" for noun in unknown)
         return Claim(state="not known", reason=f"{what}; say how many with {options}", allow=asked)
     scale = ", ".join(plural(count, noun) for count, _, noun in counts if count)
+    scale += f" each; {groups}" if run.groups > 1 else ""
     if not asked:
         hints = (scale, _not_joined(run, runs, 2), "neither a profile nor --ranks says how many there should be")
         return Claim(state="not known", reason="; ".join(filter(None, hints)))
@@ -169,10 +172,12 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
 
 
 def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
-    """Return a sentence if several runs of one rank look like the ranks of one job that MPI did not join.
+    """Return a sentence if the ranks were not joined, else an empty text.
 
-    Return an empty text otherwise. Runs in different files count only if `wanted`, the expected number of ranks, is
-    above 1."""
+    The output of one launch may say so. Otherwise, several runs of one rank look like the ranks of one job. Runs in
+    different files count only if `wanted`, the expected number of ranks, is above 1."""
+    if run.not_joined:
+        return run.not_joined
     alike = [other for other in runs if run.ranks == other.ranks == 1 and other.collective == run.collective]
     tables, files = sum(other.source == run.source for other in alike), len({other.source for other in alike})
     if tables <= 1 and (files <= 1 or (wanted or 1) <= 1):
@@ -191,7 +196,7 @@ def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     """Return a sentence about GPUs that the profile does not describe, or an empty text if there are none."""
-    others = [name for name in names if profile and not name.endswith(UNKNOWN_GPU) and not profile.has(name)]
+    others = [name for name in names if profile and not GENERIC_GPU.fullmatch(name) and not profile.has(name)]
     if not profile or not others:
         return ""
     own = " or ".join(name.strip("*") for name in profile.gpu.names)
@@ -267,7 +272,7 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
         missing = f"{profile.name} has no reference for {describe_run(*scale)}{suffix}"
         floor = floor_of(profile, layout, known)
     notes = [f"as {names}"] if len(used) == 1 else []
-    if all(name.endswith(UNKNOWN_GPU) for name in run.devices):
+    if not run.devices:
         notes.append(f"the output does not name the GPU; imagebuild assumes that it is the GPU of {profile.name}")
     if not reference or measured < reference.rate * reference.tolerance:
         others = (r for r in references if r is not reference and r.algorithm and measured >= r.rate * r.tolerance)
@@ -328,25 +333,31 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
     exceed the ceiling."""
     name, data, pairs, cells = test.subject, data_claim(test), test.pairs, test.cells
     participation = NO_PARTICIPATION
-    gpus = len(test.devices) or max(map(len, test.matrix or ()), default=0)
+    listed, gpus = len(test.devices), test.size or len(test.devices)
     if problem := _foreign_devices(test.devices, profile):
         participation = Claim(state="incomplete", reason=problem)
+    elif 0 < gpus < listed and test.verdict != "waived":
+        reason = f"the matrix has {plural(gpus, 'GPU')}, but the output lists {listed}"
+        participation = Claim(state="incomplete", reason=reason, allow="partial")
     elif len(pairs) < len(cells):
         joined = profile and any(link.gpus >= gpus for link in profile.links)
         state: ClaimWord = "incomplete" if joined else "not known"
         reason = f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured (N/A in the output)"
         participation = Claim(state=state, reason=reason, allow="partial" if profile else None)
     elif profile and gpus and test.verdict != "waived":
-        participation = _gpus_claim(gpus, expected.ranks or profile.node.gpus * (expected.nodes or 1))
+        wanted = expected.ranks or profile.node.gpus * (expected.nodes or 1)
+        others = f"{gpus} of {wanted} GPUs took part; the output names only {listed} of them"
+        participation = _gpus_claim(gpus, wanted, others if 0 < listed < gpus else "")
     unsound = problem or _unsound(data)
     if test.verdict == "waived":
         speed = SpeedClaim(state="not applicable")
-    elif test.unit != "GB/s" or "local" in name:
+    elif (test.unit or "GB/s") != "GB/s" or "local" in name:
         reason = "times are not judged" if test.unit != "GB/s" else "the test uses no link between devices"
         speed = SpeedClaim(state="not applicable", reason=reason)
     else:
         lowest, highest = min(pairs, default=None), max(pairs, default=None)
-        none = "no pair was measured"
+        none = "no pair was measured" if test.unit else "the output does not say the unit"
+        lowest = lowest if test.unit else None
         speed = _speed_of_path(profile, name, measured=lowest, highest=highest, unsound=unsound, problem=none)
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
@@ -401,7 +412,6 @@ def _speed_of_path(
 
 def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
     """Return the judgement on one dcgmi diag. The diag passes if a hardware test ran, and no test failed or warned."""
-    on_gpus = {d.entity for d in diagnostics if d.verdict != "waived" and (d.entity or "").startswith("GPU")}
     failed, warned = (
         "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
         for verdict in ("failed", "warned")
@@ -416,9 +426,26 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
         data = Claim(state="not compared", reason=reason, allow="unvalidated")
     else:
         data = Claim(state="right", reason=counts)
-    participation = _gpus_claim(len(on_gpus), profile.node.gpus) if profile and on_gpus else NO_PARTICIPATION
     speed = SpeedClaim(state="not applicable", reason="dcgmi diag judges speed itself")
+    participation = _tested_gpus(diagnostics, profile)
     return Judgement(source=source, subject="dcgmi diag", data=data, participation=participation, speed=speed)
+
+
+def _tested_gpus(diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Claim:
+    """Return the claim about participation in a dcgmi diag: every hardware test that ran also ran on each GPU."""
+    named = {d.entity for d in diagnostics if d.entity and d.entity.startswith("GPU")}
+    ran = [d for d in diagnostics if d.verdict != "waived" and (d.category or "").casefold() not in SOFTWARE]
+    by_test = {d.test: {other.entity for other in ran if other.test == d.test} & named for d in ran}
+    missing = {entity: [t for t, tested in by_test.items() if tested and entity not in tested] for entity in named}
+    skipped = [f"{', '.join(tests)} did not run on {entity}" for entity, tests in sorted(missing.items()) if tests]
+    if not any(by_test.values()):
+        asked: Openness | None = "partial" if profile else None
+        return Claim(state="not known", reason="no test of the hardware names its GPUs", allow=asked)
+    wanted = max(profile.node.gpus if profile else 0, len(named))
+    claim = _gpus_claim(len(named) - len(skipped), wanted)
+    if profile or skipped:
+        return claim.model_copy(update={"reason": "; ".join((claim.reason, *skipped))})
+    return NO_PARTICIPATION
 
 
 # Claims about speed

@@ -33,7 +33,8 @@ class LogLine(NamedTuple):
 
     text: str
     process: str
-    """The process that wrote the line, from the prefix of the line. Empty without such a prefix."""
+    """The process that wrote the line, from the prefix of the line: names of pods, hosts or programs, then `rank` and
+    the label that a launcher gave to the process. Empty without such a prefix."""
     number: int
     is_joined: bool = False
     """Whether the line was joined from two pieces that debug output had separated."""
@@ -49,8 +50,8 @@ class Log:
     warnings: list[LogLine] = field(default_factory=list)
     """The first warnings of NCCL, which are not in `lines`. They may explain why a run failed."""
     settings: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
-    """Algorithms that NCCL was told to use, or used for messages of 1 GiB or more. Each item has the number of the line
-    and the environment variables that select the algorithm."""
+    """Facts that NCCL printed. Each item has the number of the line and values by name: environment variables that
+    select algorithms, `NCCL_ALGO` also for the algorithm of messages of 1 GiB or more, `clique` and `network`."""
 
 
 Item = TypeVar("Item")
@@ -103,7 +104,10 @@ _DIGITS_OF_HOST = re.compile(r"[\da-f]{1,12}")
 _SETTING = re.compile(
     r"\b(?P<name>NCCL_(?:ALGO|NVLS_ENABLE))(?: set by environment to |[\"']?[= ][\"']?)(?P<value>\^?\w[\w,;:^-]*)"
     r"|\b\d{10,15} Bytes -> Algo (?P<algo>\w{1,20})"
+    r"|\bcliqueSize (?P<clique>\d{1,6})\b|(?:\bUsing network |\bvia NET/)(?P<network>[A-Za-z]\w{0,40})"
 )
+_SETTING_MARKS = ("NCCL_", "-> Algo ", "cliqueSize ", "Using network ", "via NET/")
+"""Every text that `_SETTING` matches contains one of these marks."""
 _ALGORITHMS = {
     "0": "tree", "1": "ring", "2": "collnetdirect", "3": "collnetchain", "4": "nvls", "5": "nvlstree", "6": "pat",
 }  # fmt: skip
@@ -188,13 +192,14 @@ def _read(log: Log, file: TextIO) -> None:
 
 
 def settings_in(text: str) -> Mapping[str, str]:
-    """Return the environment variables that select algorithms, by name, in a command or a message of NCCL."""
-    if "NCCL_" not in text and "-> Algo " not in text:
-        return {}
-    return {
-        match["name"] or "NCCL_ALGO": match["value"] or _ALGORITHMS.get(match["algo"], match["algo"])
-        for match in _SETTING.finditer(text[:20_000])
-    }
+    """Return the facts in a command or a message of NCCL, by name, as in `Log.settings`."""
+    found: dict[str, str] = {}
+    for match in _SETTING.finditer(text[:20_000]) if any(mark in text for mark in _SETTING_MARKS) else ():
+        if match["clique"] or match["network"]:
+            found |= {name: match[name] for name in ("clique", "network") if match[name]}
+        else:
+            found[match["name"] or "NCCL_ALGO"] = match["value"] or _ALGORITHMS.get(match["algo"], match["algo"])
+    return found
 
 
 def _clean(text: str, number: int) -> Iterator[LogLine]:
@@ -221,22 +226,27 @@ def _clean(text: str, number: int) -> Iterator[LogLine]:
 
 # Launcher prefixes
 
-_STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
+_STAMP = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _CTIME = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+_TABLE_LINE = r"(?=[ \t]*(?:#|\d+[ \t]+\d+[ \t]+[a-z]|nThread |Out of bounds |Avg bus ))"
 _PREFIXES = tuple(
     re.compile(r"[ \t]*" + pattern)
     for pattern in (
         # Open MPI: `[1,0]<stdout>:`. PMIx adds a blank, and may add `[host:pid]` or a time stamp, or leave out the job.
-        rf"(?:\[?{_CTIME}\]?)?(?:\[(?:[\w.-]*@)?(?P<process>[\w,.-]*\d)\](?:\[[^\]\s]{{1,300}}\])?)?"
+        rf"(?:\[?{_CTIME}\]?)?(?:\[(?:[\w.-]*@)?(?P<rank>[\w,.-]*\d)\](?:\[[^\]\s]{{1,300}}\])?)?"
         r"<std(?:out|err|diag)>: ?",
         # kubectl logs --prefix
         r"\[(?P<process>pod/[^\]\s]{1,500})\] ?",
         # --timestamps of kubectl and docker, log files of container runtimes, logs of CI workflows
         rf"\[?{_STAMP}\]?(?:[ \t]+std(?:out|err) [FP])?(?:[ \t]|$)",
+        rf"\[?\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?\]?[ \t]+{_TABLE_LINE}",
         # srun --label
-        r"(?P<process>\d{1,7}):(?: |$)",
+        r"(?P<rank>\d{1,7}):(?: |$)",
         # Intel MPI and MPICH -prepend-rank, torchrun
-        r"\[(?:rank|default)?(?P<process>\d{1,7})\](?:: ?|[ \t]|$)",
+        r"\[(?:rank ?|default)?(?P<rank>\d{1,7})\](?:: ?|[ \t]|$)",
+        # labels with a host and a rank; errors of Open MPI begin with a host and a process id
+        rf"[\[(<]?(?P<rank>[A-Za-z][\w.-]{{0,200}}[:@]\d{{1,7}})[\])>]?:?[ \t]*{_TABLE_LINE}",
+        rf"[\[(<]?(?:[Rr]ank|[Tt]ask|[Pp]roc(?:ess)?)[ _:-]?(?P<rank>\d{{1,7}})[\])>]?:?[ \t|]*{_TABLE_LINE}",
         # journald and syslog
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<process>\S{1,200} [^\s\[:]{1,200})(?:\[\d{1,10}\])?: ?",
         # docker compose; then stern, but only before text that looks like part of a table
@@ -245,9 +255,11 @@ _PREFIXES = tuple(
         # Markdown quotations
         r">(?=[ \t#]|$) ?",
         # pdsh and clush. Messages of nccl-tests also begin with `host: `, so only prefixes of table lines count.
-        r"(?P<process>[A-Za-z][\w.-]{0,200}): (?=[ \t]*(?:#|\d+[ \t]+\d+[ \t]+[a-z]|nThread |Out of bounds |Avg bus ))",
+        rf"(?P<process>[A-Za-z][\w.-]{{0,200}}): {_TABLE_LINE}",
     )
 )
+_RANK = "rank "
+"""The text in the name of a process before the label that its launcher gave to it."""
 _QUOTED = re.compile(r'[ \t]*"((?=#|[ \t]*\d+[ \t]+\d)(?:[^"\\]|\\["t/])*)",?\r?\n?')
 """A quoted line in a list, as Ansible prints it, that looks like part of a table."""
 
@@ -259,9 +271,18 @@ def split_prefix(text: str) -> tuple[str, str]:
         prefix = next(filter(None, (pattern.match(text) for pattern in _PREFIXES)), None)
         if prefix is None:
             break
-        names.append(prefix.groupdict().get("process"))
+        groups = prefix.groupdict()
+        names.append(f"{_RANK}{groups['rank']}" if groups.get("rank") else groups.get("process"))
         text = text[prefix.end() :]
     return " ".join(filter(None, names)), text
+
+
+def launch_of(process: str) -> str | None:
+    """Return a name of the launch that started a process, or None if the prefix of the process has no rank.
+
+    Names of pods and hosts stand for separate launches, as do jobs of Open MPI: `1` in `[1,0]<stdout>:`."""
+    programs, mark, rank = process.partition(_RANK)
+    return f"{programs}{rank.rpartition(',')[0]}" if mark else None
 
 
 # Failures that programs and launchers report

@@ -5,6 +5,7 @@ means unknown."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from math import isfinite
 from statistics import median
@@ -30,6 +31,16 @@ Verdict = Literal[
 
 `damaged`: figures contradict each other or are not numbers. `warned`: a diagnosis ended with a warning. `waived`: the
 tool skipped the test."""
+
+
+PAIRWISE = re.compile(r"device_to_device(?!_(?:all_(?:to|from)_one|broadcast|one_to_all))")
+"""The name of a test of nvbandwidth that measures pairs of GPUs, so that each GPU has a row and a column."""
+GENERIC_GPU = re.compile(
+    r"(?:(?:NVIDIA|AMD|Intel)(?:\((?:R|TM)\))? ?)?(?:Radeon(?:\((?:R|TM)\))? ?)?"
+    r"(?:Graphics(?: Device)?|Device(?: [\da-f]{4})?|GPU)",
+    re.IGNORECASE,
+)
+"""A name that drivers give to a GPU that they do not know."""
 
 
 class Result(Model):
@@ -111,6 +122,8 @@ class Run(Result):
     """The GPU models in the list of devices, the most frequent one first."""
     gpus: int | None = None
     """Number of different GPUs in the list of devices. `None`: the list does not tell GPUs apart."""
+    candidates: tuple[str, ...] = ()
+    """The collectives that fit the figures. Empty if `collective` is known."""
     groups: int = 1
     """Number of communicators that ran at the same time. `ranks`, `nodes` and `gpus` are those of one communicator."""
     not_joined: str = ""
@@ -159,13 +172,18 @@ class BandwidthTest(Result):
         return self.name or "unnamed test"
 
     @property
+    def size(self) -> int:
+        """Number of columns of the matrix, one for each GPU. 0 if the matrix does not show the number of GPUs."""
+        return 0 if "bisect" in (self.name or "") else max(map(len, self.matrix or ()), default=0)
+
+    @property
     def cells(self) -> list[float | None]:
         """The cells that the test measures. In a test between GPUs, cells of copies within one GPU are left out."""
         matrix, name = self.matrix or (), self.name or ""
         width = len(matrix[0]) if matrix else 0
         if "device_to_device_bidirectional" in name and len(matrix) == 3 * width:
             matrix = matrix[2 * width :]  # keep the total, which follows a matrix for each direction
-        is_within, is_between = "local" in name and len(matrix) > 1, "device_to_device" in name
+        is_within, is_between = "local" in name and len(matrix) > 1, PAIRWISE.search(name)
         places = [(row == column, cell) for row, cells in enumerate(matrix) for column, cell in enumerate(cells)]
         return [cell for is_own, cell in places if is_own == is_within or not (is_within or is_between)]
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from imagebuild.bench import logs
+from imagebuild.bench.arithmetic import contradiction, fitting_collectives
 from imagebuild.bench.ceilings import forced_classes
 from imagebuild.bench.logs import Failure, JsonDocument, Log, Parsed, ParsedLines, parse_number
-from imagebuild.bench.models import NcclRow, Run, Verdict, bus_ratio
-from imagebuild.bench.nccl_lines import COLLECTIVES, TYPE_BYTES
+from imagebuild.bench.models import GENERIC_GPU, Run, Verdict
+from imagebuild.bench.nccl_lines import COLLECTIVES, collective_in_path, mentioned_collective
 from imagebuild.bench.nccl_table import Table, table_in_json, tables_in_lines
 from imagebuild.core.errors import plural
 
@@ -34,16 +36,22 @@ def parse_nccl_text(log: Log, failures: Sequence[Failure]) -> ParsedLines[Run]:
     tables = tables_in_lines(log.lines)
     own = [failure.number for failure in failures if _OWN_FAILURE.search(failure.text)]
     if own and not tables:
-        tables.append(Table(min(own), found={"starting"}))
+        tables.append(Table(min(own), found=Counter(["starting"])))
     parsed: ParsedLines[Run] = []
-    end = 0
+    mentions = [(line.number, name) for line in log.lines if (name := mentioned_collective(line.text))]
+    ends, end = sorted(table.end for table in tables), 0
     for table in _started(tables, failures):
+        # The text before a table, back to the end of another one, may name the program.
+        before = bisect_left(ends, table.begin)
+        first = ends[before - 1] if before else 0
+        named = mentions[bisect_right(mentions, (first, "~")) : bisect_right(mentions, (table.end, "~"))]
+        table.facts |= {"mention": named[-1][1]} if named else {}
         for number, variables in log.settings:
             if end < number <= table.end:
                 table.facts = {**variables, **table.facts}
         end = table.end
-        warnings = (w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin)
-        parsed.append((table.begin, _make_run(log.path, table, next(warnings, ""))))
+        warnings = [w.text.partition(" NCCL WARN ")[2][:200] for w in log.warnings if w.number >= table.begin]
+        parsed.append((table.begin, _make_run(log.path, table, warnings)))
         parsed += [(table.begin, text) for text in table.partial]
     return parsed
 
@@ -76,23 +84,24 @@ def parse_nccl_json(source: str, document: JsonDocument) -> Parsed[Run] | None:
     return [run, *table.partial]
 
 
-def _make_run(source: str, table: Table, warning: str = "") -> Run:
-    """Return the `Run` that a table describes. `warning` is the first warning of NCCL since the run began."""
+def _make_run(source: str, table: Table, warnings: Sequence[str] = ()) -> Run:
+    """Return the `Run` that a table describes. `warnings` are the first warnings of NCCL since the run began."""
+    participants = _participants(table)
     run = Run(
         source=source,
-        tool=table.facts.get("tool", "nccl-tests"),
+        tool=table.facts.get("tool", "rccl-tests" if "library" in table.facts else "nccl-tests"),
         tool_version=table.facts.get("version") or None,
-        collective=_collective_of(table.facts.get("program", ""))
-        or _infer_collective(table.rows, table.labels)
-        or _collective_of(table.facts.get("command", "")),
-        **_participants(table),
+        **participants,
+        **_collective(source, table, participants["ranks"]),
+        notes=_notes(table, warnings),
+        clique=int(table.facts.get("clique", 0)) or None,
         algorithms=forced_classes(table.facts),
         rows=tuple(table.rows),
         partial_rows=len(table.partial),
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
         compared=table.compared_rows == len(table.rows),
     )
-    verdict, reason = _judge(table, run, warning)
+    verdict, reason = _judge(table, run, next(iter(warnings), ""))
     return run.model_copy(update={"verdict": verdict, "reason": reason})
 
 
@@ -105,47 +114,82 @@ def _collective_of(program: str) -> str | None:
     return name if name in COLLECTIVES else None
 
 
-def _infer_collective(rows: Sequence[NcclRow], labels: Sequence[str]) -> str | None:
-    """Return the only collective that fits the columns and the ratios between them, or None if several fit.
+def _collective(source: str, table: Table, ranks: int | None) -> dict[str, Any]:
+    """Return the fields of `Run` about the collective.
 
-    With n ranks, `busbw / algbw` is 2(n-1)/n for all_reduce, and at most 1 for other collectives. The size is that of
-    `count` elements or, if a collective divides the data among ranks, of n times `count` elements. With one rank, all
-    bandwidths are 0."""
-    operations, roots = {row.redop for row in rows}, {row.root for row in rows}
-    if operations == {None} and "root" not in labels and not {"redop", "op"}.isdisjoint(labels):
-        return "alltoall"  # before 2.13, only alltoall left the column of the operation blank
-    is_reducing, is_rooted = operations.isdisjoint((None, "none")), roots.isdisjoint((None, -1))
-    ratio = bus_ratio(rows, least=2)  # lower bandwidths are printed with too few digits
-    data = [(row.size_bytes, row.count * TYPE_BYTES.get(row.dtype, 0)) for row in rows]
-    is_divided = {size > elements for size, elements in data if size and elements}
-    if ratio is None or len(is_divided) != 1 or (is_divided == {False} and ratio <= 0.99):
-        return None
-    names: dict[tuple[bool, ...], str] = {
-        (True, True, False): "reduce_scatter", (False, True, False): "all_reduce", (False, True, True): "reduce",
-        (False, False, True): "broadcast",
-    }  # fmt: skip
-    return names.get((*is_divided, is_reducing, is_rooted))
+    The program prints its name since 2.16.7. Otherwise, the name is that in the command, in another line before or
+    within the table, the only one that fits the figures, or the one in the name of the file, in this order. A name from
+    outside of the table counts only if the figures fit it."""
+    if printed := _collective_of(table.facts.get("program", "")):
+        return {"collective": printed}
+    rows = table.rows
+    fitting = fitting_collectives(rows, table.labels, ranks)
+    for name in (_collective_of(table.facts.get("command", "")), table.facts.get("mention")):
+        if name and (not rows or name in fitting or not contradiction(rows, name, has_times=False)):
+            return {"collective": name}
+    name = fitting[0] if len(fitting) == 1 else collective_in_path(source)
+    # One row of a slow run fits many collectives.
+    is_known = name in fitting if rows else name is not None
+    return {"collective": name} if is_known else {"collective": None, "candidates": fitting if rows else ()}
 
 
-_BUS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?|0x(?!0?[01]$)[\da-f]{1,2}", re.IGNORECASE)
-"""A bus address that tells GPUs apart.
-Before 2.15 the address has no PCI domain. Buses 0 and 1 exist in every domain, so they identify no GPU."""
+def _notes(table: Table, warnings: Sequence[str]) -> tuple[str, ...]:
+    """Return facts in the output that may explain the result."""
+    network = table.facts.get("network")
+    notes = [f"NCCL used the network {network}{' (TCP)' if network == 'Socket' else ''}"] if network else []
+    return (*notes, *(f"NCCL warned: {warning}" for warning in dict.fromkeys(warnings[:3])))
+
+
+_ADDRESS = re.compile(r"[\da-f]{4,8}:[\da-f]{2}:[\da-f]{2}(?:\.\d)?", re.IGNORECASE)
+"""A PCI address, which identifies a GPU of a host."""
+_BUS = re.compile(r"0x[\da-f]{1,2}", re.IGNORECASE)
+"""The number of a PCI bus, which releases before 2.15 print instead of the address."""
 
 
 def _participants(table: Table) -> dict[str, Any]:
     """Return the fields of `Run` about ranks, nodes and GPUs. The hosts are known only if every rank is listed.
     A device in a JSON document stands for as many ranks as its field `each` says."""
-    listed = [table.ranks[rank] for rank in sorted(table.ranks)]
-    ranks = max(table.ranks, default=-1) + 1
-    names = Counter(device["name"] for device in listed if device["name"])
+    groups = Counter(group for _, group in table.ranks)
+    # Rank 0 prints the figures, so its communicator counts.
+    own = table.ranks[min(table.ranks)].get("group", "0") if table.ranks else "0"
+    listed = [table.ranks[rank, group] for rank, group in sorted(table.ranks) if group == int(own)]
+    ranks = max((rank for rank, _ in table.ranks), default=-1) + 1
+    is_whole = len(table.ranks) in (ranks, ranks * len(groups))
+    ranks = len(listed) if len(groups) > 1 else ranks
+    names = Counter(name for device in listed if (name := device["name"]) and not GENERIC_GPU.fullmatch(name))
     facts: dict[str, Any] = {"ranks": ranks or None, "devices": tuple(name for name, _ in names.most_common())}
-    if listed and len(listed) == ranks:
+    facts |= {"groups": max(1, len(groups)), "not_joined": _not_joined(table, ranks)}
+    if listed and is_whole and not table.is_mixed:
         hosts = tuple(dict.fromkeys(device["host"] for device in listed))
-        places = {(device["host"], device["bus"]) for device in listed}
-        gpus = len(places) if all(_BUS.fullmatch(bus) for _, bus in places) else None
         ranks *= int(listed[-1].get("each", 1))
-        facts |= {"ranks": ranks or None, "nodes": len(hosts), "hosts": hosts, "gpus": gpus}
+        facts |= {"ranks": ranks or None, "nodes": len(hosts), "hosts": hosts, "gpus": _gpus(listed)}
     return facts
+
+
+def _gpus(listed: Sequence[Mapping[str, str]]) -> int | None:
+    """Return the number of different GPUs in the list of devices, or None if the list does not tell GPUs apart.
+
+    A bus number does not identify a GPU: two GPUs of a host may be on one bus, and buses 0 and 1 exist in every PCI
+    domain. GPUs with different device numbers are different, though."""
+    buses = [device["bus"] for device in listed]
+    if all(map(_ADDRESS.fullmatch, buses)):
+        return len({(device["host"], device["bus"]) for device in listed})
+    if not all(map(_BUS.fullmatch, buses)):
+        return None
+    found = len({(device["host"], device["device"], device["bus"]) for device in listed})
+    return found if found == len(listed) or not any(int(bus, 16) < 2 for bus in buses) else None
+
+
+def _not_joined(table: Table, ranks: int) -> str:
+    """Return why the processes of a launch were not joined, and how to join them; empty if one process printed."""
+    if table.printers < 2:
+        return ""
+    of = f" of {plural(ranks, 'rank')} each" if ranks else ""
+    mixed = " and mixed their lines" if table.is_mixed else ""
+    return (
+        f"{table.printers} processes of one launch printed tables{of}{mixed}: the ranks were not joined; build "
+        "nccl-tests with `make MPI=1 MPI_HOME=FOLDER`, and start it with the mpirun of this MPI or `srun --mpi=pmix`"
+    )
 
 
 # The verdict: is the output complete, and do the figures fit each other?
@@ -161,11 +205,13 @@ def _judge(table: Table, run: Run, warning: str) -> Finding:
         return failure
     if not table.rows:
         return "no-data", f"no row of results{warned}"
-    problem = (
-        _contradiction(table, run.collective)
+    reason = contradiction(table.rows, run.collective, has_times="cputime" not in table.labels)
+    problem: Finding | None = (
+        ("damaged", reason)
+        if reason
+        else None
         or _missing_end(table, run, warned)
-        or _wrong_size(table, run.collective)
-        or _wrong_average(table, run)
+        or (None if table.is_mixed else _wrong_size(table, run.collective) or _wrong_average(table, run))
     )
     return problem or ("ok", _remarks(table))
 
@@ -174,6 +220,10 @@ def _reported_failure(table: Table) -> Finding | None:
     """Return the failure that the program itself reports, or None."""
     wrong = sum(half.wrong or 0 for row in table.rows for half in row.halves)
     bounds = round(parse_number(table.facts.get("bounds", "")) or 0)
+    errors = [(half.error, row) for row in table.rows for half in row.halves if half.error is not None]
+    error, row = max(errors, key=lambda entry: entry[0], default=(0.0, None))
+    if row and error > (0 if "int" in row.dtype or row.dtype == "char" else _LARGEST_ERROR):
+        return "wrong-data", f"the largest error is {error:g}, in the row of {row.size_bytes} bytes"
     if wrong or bounds or table.facts.get("bounds_state") == "FAILED":
         return "wrong-data", f"{wrong} wrong elements in the rows, {bounds} out-of-bounds values"
     if table.facts.get("average_state") == "FAILED":
@@ -181,36 +231,11 @@ def _reported_failure(table: Table) -> Finding | None:
     return None
 
 
-_ROUNDED = 0.06
-"""Largest relative difference between algbw * time / size in one row and the median of all rows. A smaller difference
-comes from rounding: nccl-tests prints large times with only two digits."""
+_LARGEST_ERROR = 0.1
+"""Largest relative error of floating-point data. nccl-tests accepts up to 0.05, for fp16 and bfloat16."""
 _ONE_DIGIT_FROM = 950_000
 """Bandwidth in GB/s from which nccl-tests prints one digit, such as `1e+06`. Only a single GPU, which sends nothing,
 reaches such a bandwidth."""
-
-
-def _contradiction(table: Table, collective: str | None) -> Finding | None:
-    """Return the verdict if a row has a figure that is not a number, or figures that contradict each other; else None.
-
-    algbw is size / time, unless the time is CPU time. busbw is algbw times a factor that is the same in all rows. Each
-    row is compared with the median of these ratios, if its figures have enough digits."""
-    figures: list[tuple[int, float, float, float]] = []
-    for size, half in ((row.size_bytes, half) for row in table.rows for half in row.halves if row.size_bytes):
-        if half.time_us is None or half.algbw_gb_s is None or half.busbw_gb_s is None:
-            return "damaged", f"the row of {size} bytes has figures that are not numbers"
-        if half.time_us >= 1 and 1 <= half.algbw_gb_s < _ONE_DIGIT_FROM:
-            figures.append((size, half.time_us, half.algbw_gb_s, half.busbw_gb_s))
-    checks = []
-    if figures and "cputime" not in table.labels:
-        checks.append((_ROUNDED, [algbw * time / size for size, time, algbw, _ in figures], "time and algbw"))
-    if figures and collective != "alltoallv":
-        checks.append((0.02, [busbw / algbw for _, _, algbw, busbw in figures], "algbw and busbw"))
-    for tolerance, ratios, names in checks:
-        usual = median(ratios)
-        for (size, *_), ratio in zip(figures, ratios, strict=True):
-            if usual and abs(ratio / usual - 1) > tolerance:
-                return "damaged", f"{names} of the row of {size} bytes do not fit each other"
-    return None
 
 
 def _missing_end(table: Table, run: Run, warned: str) -> Finding | None:
@@ -281,6 +306,7 @@ def _remarks(table: Table) -> str:
     reduced, partial, compared, rows = table.facts.get("reduced"), len(table.partial), table.compared_rows, table.rows
     remarks = (
         (True, "complete"),
+        (table.is_mixed, "the lines of several processes are mixed"),
         (reduced, f"the largest size was reduced to {reduced} bytes for lack of memory"),
         (table.is_elided, "the output has dots in place of some lines"),
         (partial, f"{plural(partial, 'row')} could not be read"),

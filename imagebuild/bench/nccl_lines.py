@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from imagebuild.bench import logs
+from imagebuild.bench.arithmetic import TYPE_BYTES
 from imagebuild.bench.logs import LogLine, parse_number
 from imagebuild.bench.models import Collective, Half, NcclRow
 
@@ -19,8 +20,8 @@ COLLECTIVES = frozenset(get_args(Collective))
 _PATTERNS = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
-        ("version", r"(?P<tool>nccl-tests) version (?P<version>[^\s(]{1,40})"),
-        ("version", r"(?P<tool>rccl-tests): Version (?P<version>\S{1,80})"),
+        ("version", r"(?P<tool>[nr]ccl-tests):? [Vv]ersion:? (?P<version>[^\s(]{1,80})"),
+        ("library", r"(?P<library>RCCL) version ?:"),
         ("starting", r"Collective test starting: (?P<program>\S{1,300})"),
         (
             "parameters",
@@ -31,8 +32,8 @@ _PATTERNS = tuple(
         ("devices", r"Using devices"),
         (
             "rank",
-            r"Rank\s{1,12}(?P<rank>\d{1,7})(?:\s{1,12}Group\s{1,12}-?\d{1,7})?(?:\s{1,12}Pid\s{1,12}\d{1,10})?"
-            r"\s{1,12}on\s{1,20}(?P<host>\S{1,300})\s{1,12}device\s{1,12}\d{1,5}\s{1,12}\[(?P<bus>[^\]]{0,40})\](?P<name>.{0,200})",
+            r"Rank\s{1,12}(?P<rank>\d{1,7})(?:\s{1,12}Group\s{1,12}(?P<group>-?\d{1,10}))?(?:\s{1,12}Pid\s{1,12}\d{1,10})?"
+            r"\s{1,12}on\s{1,20}(?P<host>\S{1,300})\s{1,12}device\s{1,12}(?P<device>\d{1,5})\s{1,12}\[(?P<bus>[^\]]{0,40})\](?P<name>.{0,200})",
         ),
         ("reduced", r"Reducing maxBytes to (?P<reduced>\d{1,20})"),
         ("header", r"size\s{1,40}count\s{1,40}type\b(?P<labels>.{0,400})"),
@@ -48,6 +49,49 @@ _COMMAND = re.compile(
     rf"\b(?P<command>(?:{'|'.join(sorted(COLLECTIVES, reverse=True))})_perf)(?:_mpi)?"
     r"['\"\\]{0,2}\s{1,20}-{1,2}[a-zA-Z]"
 )
+
+
+_SEPARATED = {
+    name: re.sub("_|(?<=all)(?=to)|(?<=to)(?=all)|(?<=send)(?=recv)", "[-_ .]?", name) for name in COLLECTIVES
+}
+_NAMES = {
+    name: re.compile(
+        # Names of several words may be a part of a longer word: `AllReduceTest`.
+        rf"(?<![a-z]){text}(?:(?![a-z])|(?=perf))" if name in (text, "alltoallv") else text, re.IGNORECASE
+    ) for name, text in sorted(_SEPARATED.items(), key=lambda item: -len(item[1]))
+}  # fmt: skip
+"""The pattern of each collective's name, the longest first."""
+_PROGRAM = re.compile(rf"(?<![a-z_])({'|'.join(sorted(COLLECTIVES, reverse=True))})_perf")
+_WORDS = re.compile("reduce|gather|scatter|send|all|broadcast|hyper", re.IGNORECASE)
+_LONGEST_HEADING = 80
+
+
+def _named_in(text: str) -> set[str]:
+    """Return the collectives that a text names. A name within a longer name does not count."""
+    found = set()
+    for name, pattern in _NAMES.items():
+        if pattern.search(text):
+            found.add(name)
+            text = pattern.sub(" ", text)
+    return found
+
+
+def mentioned_collective(text: str) -> str | None:
+    """Return the collective of the program that a line names, or the only collective in a short line."""
+    if programs := {match[1] for match in _PROGRAM.finditer(text)} if "_perf" in text else set():
+        return programs.pop() if len(programs) == 1 else None
+    words = len(text.split())
+    found = _named_in(text) if words <= 6 and len(text) <= _LONGEST_HEADING and _WORDS.search(text) else set()
+    # In a longer line, `reduce` may be an ordinary word.
+    return found.pop() if len(found) == 1 and (words <= 3 or not found <= {*_SEPARATED.values()}) else None
+
+
+def collective_in_path(path: str) -> str | None:
+    """Return the collective in the name of a file or else of its folder, if there is exactly one."""
+    for part in reversed(path.split("/")[-2:]):
+        if found := _named_in(part):
+            return found.pop() if len(found) == 1 else None
+    return None
 
 
 def read_facts(text: str) -> tuple[str, Mapping[str, str]]:
@@ -70,11 +114,6 @@ def read_facts(text: str) -> tuple[str, Mapping[str, str]]:
 
 # Rows: size, count, type, operation and root; then time, algbw, busbw and wrong, first out of place, then in place
 
-TYPE_BYTES = {
-    "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "half": 2, "float": 4, "double": 8,
-    "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "char": 1, "int": 4,
-}  # fmt: skip
-"""Size in bytes of one element of each type."""
 _BLANKS, _WORD_END, _NUMBER = r"[\s|]+", r"(?![^\s|])", r"\d+(?:\.\d+)?(?:e[+-]\d\d+)?"
 _VALUE = rf"{_BLANKS}(?:{_NUMBER}|-?nan|-?inf|N/A|-1){_WORD_END}"
 _FIGURE = rf"{_BLANKS}({_NUMBER}|-?nan|-?inf){_WORD_END}"
@@ -91,6 +130,7 @@ _FIGURES = re.compile(
 )
 """The other columns of a row: root and both halves. A type must not follow: then, the last two figures would be the
 size and count of the next row."""
+_ERROR = re.compile(r"\de[+-]\d\d")
 _END_OF_ROW = re.compile(rf"(?:{_HALVES}|\A{_HALF})(?:{_BLANKS}(?:\d{{4}}-\d\d-\d\d|\d\d:\d\d:\d\d)){{0,2}}[\s|]*\Z")
 """The last columns of a row, or a line that contains only the last half."""
 
@@ -111,9 +151,11 @@ def read_row(line: LogLine, labels: Sequence[str]) -> NcclRow | str | None:
         return line.text.strip() if element else None
     halves = []
     for half in printed:
-        time, algbw, busbw, wrong = map(parse_number, half)
-        wrong = None if wrong is None else round(wrong)
-        halves.append(Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong))
+        time, algbw, busbw, last = map(parse_number, half)
+        # Without a header, only the form shows that the last column is the largest error: `3e+02`.
+        is_error = "error" in labels or ("#wrong" not in labels and _ERROR.fullmatch(half[3]) is not None)
+        wrong, error = (None, last) if is_error else (None if last is None else round(last), None)
+        halves.append(Half(time_us=time, algbw_gb_s=algbw, busbw_gb_s=busbw, wrong=wrong, error=error))
     return NcclRow(
         size_bytes=size,
         count=count,

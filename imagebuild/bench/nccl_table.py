@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,8 +12,9 @@ from imagebuild.bench.models import NcclRow
 from imagebuild.bench.nccl_lines import ends_like_row, read_facts, read_row
 
 _ROW_STAGE = 2
+_HEADS = ("version", "starting", "parameters", "devices")
 _STAGES = {
-    **dict.fromkeys(("command", "version", "starting", "parameters", "devices", "rank", "header"), 1),
+    **dict.fromkeys(("command", *_HEADS, "rank", "header"), 1),
     "row": _ROW_STAGE, "bounds": 3, "average": 3, "concluded": 4,
 }  # fmt: skip
 """Maps each kind of line to the stage of a run in which the program prints it."""
@@ -30,13 +32,18 @@ class Table:
     """Number of the last line."""
     stage: int = 0
     """The last stage that the run reached, as in `_STAGES`."""
-    found: set[str] = field(default_factory=set)
-    """Kinds of lines that were found: `row`, and the kinds that `read_facts` returns."""
+    first: str = ""
+    """Kind of the first line."""
+    found: Counter[str] = field(default_factory=Counter)
+    """Kinds of lines that were found: `row`, and the kinds that `read_facts` returns. The number of a kind is that of
+    the tables with such a line: 1, or more if tables are mixed."""
+    printers: int = 1
+    """Number of processes of the launch that printed a table. More than 1: the processes were not joined."""
     facts: dict[str, str] = field(default_factory=dict)
     """Values that were read from lines, and environment variables of the run, by name. If a name occurs several times,
     the first value counts."""
-    ranks: dict[int, Mapping[str, str]] = field(default_factory=dict)
-    """Maps each listed rank to its host, and the bus and name of its GPU."""
+    ranks: dict[tuple[int, int], Mapping[str, str]] = field(default_factory=dict)
+    """Maps each listed rank, and the number of its group, to its host, and the number, bus and name of its GPU."""
     entries: list[NcclRow | str] = field(default_factory=list)
     """Rows, and the text of lines that look like rows but could not be read."""
 
@@ -57,7 +64,17 @@ class Table:
     @property
     def has_output(self) -> bool:
         """Whether the program printed anything."""
-        return bool(self.found - _NOT_OUTPUT)
+        return not _NOT_OUTPUT.issuperset(self.found)
+
+    @property
+    def heads(self) -> int:
+        """Number of tables whose beginning was found."""
+        return max(self.found[kind] for kind in (*_HEADS, "header"))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether these are the lines of several processes, mixed with each other."""
+        return self.heads > 1
 
     @property
     def has_footer(self) -> bool:
@@ -81,7 +98,7 @@ class Table:
         place), that half is ignored."""
         if self.facts.get("validation") == "0":
             return 0
-        rows = [[half.wrong is not None for half in row.halves] for row in self.rows]
+        rows = [[half.wrong is not None or half.error is not None for half in row.halves] for row in self.rows]
         asked = {place for row in rows for place, is_compared in enumerate(row) if is_compared}
         return sum(bool(asked) and all(row[place] for place in asked if place < len(row)) for row in rows)
 
@@ -90,19 +107,33 @@ class Table:
 
         It does if this run already contains a line of the same kind, or if such lines come earlier in a run than
         the last line that was read."""
-        is_repeated = kind in self.found - {"command", "row"}
+        is_repeated = kind in self.found and kind not in ("command", "row")
         if kind == "rank":
-            is_repeated = int(facts["rank"]) in self.ranks
+            is_repeated = _rank_of(facts) in self.ranks
         return kind in _STAGES and (is_repeated or _STAGES[kind] < self.stage)
 
     def add(self, kind: str, facts: Mapping[str, str], number: int) -> None:
         """Add the values that were read from a line. The caller adds the figures of a row to `entries`."""
-        self.found.add(kind)
+        self.first = self.first or kind
+        self.found[kind] = 1
         self.stage, self.end = max(self.stage, _STAGES.get(kind, 0)), number
         if kind == "rank":
-            self.ranks[int(facts["rank"])] = facts
+            self.ranks[_rank_of(facts)] = facts
         # If several commands precede a table, the last command started the run.
         self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
+
+    def mix(self, others: Iterable[Table]) -> None:
+        """Add the lines of other tables, which belong to processes of the same launch."""
+        for other in others:
+            self.found += other.found
+            self.end, self.stage = max(self.end, other.end), max(self.stage, other.stage)
+            self.ranks, self.facts = other.ranks | self.ranks, other.facts | self.facts
+            self.entries += other.entries
+        self.printers = self.heads
+
+
+def _rank_of(facts: Mapping[str, str]) -> tuple[int, int]:
+    return int(facts["rank"]), int(facts.get("group", 0))
 
 
 def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
@@ -124,6 +155,8 @@ def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
             if row is None:
                 continue
             kind = "row"
+        if kind == "library" and not (tables and tables[-1].has_output):
+            continue
         if not tables or tables[-1].is_over(kind, facts):
             tables.append(Table(line.number))
         tables[-1].add(kind, facts, line.number)
@@ -132,7 +165,40 @@ def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
         processes[name] = tables
         if kind not in _NOT_OUTPUT:
             last_process = name
+    launches: Counter[str | None] = Counter()
+    for name, tables in processes.items():
+        processes[name] = _mixed(tables)
+        launches[logs.launch_of(name)] += any(table.found["header"] or table.found["row"] for table in processes[name])
+    for name, tables in processes.items():
+        for table in tables if (launch := logs.launch_of(name)) is not None else ():
+            table.printers = max(table.printers, launches[launch])
     return sorted((table for tables in processes.values() for table in tables), key=lambda table: table.begin)
+
+
+_NEXT = {"rank": "header", "row": "bounds"}
+"""Maps kinds of lines that a table has several of to the kind that follows them, which a table has once."""
+
+
+def _mixed(tables: Iterable[Table]) -> list[Table]:
+    """Return the tables of one process, or of lines without labels. Tables that are mixed become a single one.
+
+    The lines of a process were split where a table seems to begin. If a part begins in the middle of a table, such as
+    with a footer, it belongs to an earlier table without a footer. Another table began in between, so several
+    processes printed these tables at the same time."""
+    found: list[Table] = []
+    for table in tables:
+        found.append(table)
+        if table.first in (*_NOT_OUTPUT, *_HEADS):
+            continue
+        heads = later = 0
+        for at in range(len(found) - 2, max(-1, len(found) - 66), -1):
+            heads, later = heads + found[at].heads, later + found[at].found[_NEXT.get(table.first, table.first)]
+            if heads > later:
+                if heads > 1:
+                    found[at].mix(found[at + 1 :])
+                    del found[at + 1 :]
+                break
+    return found
 
 
 def table_in_json(document: JsonDocument) -> Table | None:
@@ -153,7 +219,7 @@ def table_in_json(document: JsonDocument) -> Table | None:
     threads, gpus = (int(_integer_text(config.get(key)) or 0) for key in ("nthreads", "ngpus"))
     for rank, device in enumerate(map(logs.json_object, logs.json_list(config.get("devices")))):
         host, name = str(device.get("hostname")), str(device.get("device_info") or "")
-        table.ranks[rank] = {"each": f"{threads * gpus}", "host": host, "name": name, "bus": ""}
+        table.ranks[rank, 0] = {"each": f"{threads * gpus}", "host": host, "name": name, "bus": ""}
     for entry in map(logs.json_object, logs.json_list(top.get("results"))):
         if "cpu_time" in logs.json_object(entry.get("out_of_place")):
             table.facts["labels"] = "root cputime"

@@ -9,7 +9,7 @@ from typing import Any
 
 from imagebuild.bench import logs
 from imagebuild.bench.logs import excerpt, json_text, parse_number
-from imagebuild.bench.models import BandwidthTest, Verdict
+from imagebuild.bench.models import PAIRWISE, BandwidthTest, Verdict
 
 _UNIT = re.compile(r"\((GB/s|ns|us)\)")
 
@@ -152,7 +152,7 @@ class _NvbandwidthReader:
             return
         direction, has_sum, rows = _DIRECTION.search(test.description), name is not None, len(test.rows)
         name = name or (f"{self.running}_{direction[1].lower()}" if self.running and direction else self.running)
-        wanted = (test.columns or 1) if "device_to_device" in (name or "") else max(1, rows)
+        wanted = (test.columns or 1) if PAIRWISE.search(name or "") else max(1, rows)
         lacks = {
             "the sum of the matrix is cut": has_sum and total is None,
             "rows of the matrix could not be read": test.has_unread_row,
@@ -218,6 +218,8 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
         unit, total = _unit_of(json_text(case.get("bandwidth_description"))), logs.json_number(case.get("sum"))
         matrix, problem = _json_matrix(case.get("bandwidth_matrix"))
         last = matrix[-len(matrix[0]) :] if matrix and "bidirectional" in (name or "") else matrix
+        if last and (len({*map(len, last)}) > 1 or (PAIRWISE.search(name or "") and len(last) != len(last[0]))):
+            problem = problem or f"the matrix has {len(last)} rows and {len(last[0])} columns"
         if last and unit == "GB/s" and _is_other_sum(last, total):
             problem = problem or _OTHER_SUM
         if verdict is None or problem:

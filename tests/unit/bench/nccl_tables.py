@@ -81,8 +81,10 @@ class Table:
         text = "".join("  " + cell for cell in cells)
         if self.per_iteration:
             text += "".join("  " + self.fixed(value, 7) for value in (time * 0.99, time * 1.07, time * 1.06, 1.75))
-        counted = int(float(cells[3])) if checked else None
-        return text, Half(time_us=float(cells[0]), algbw_gb_s=float(cells[1]), busbw_gb_s=float(cells[2]), wrong=counted)  # fmt: skip
+        last = float(cells[3]) if checked else None
+        counts = {"error": last, "wrong": None} if not self.modern else {"wrong": None if last is None else int(last)}
+        figures = {"time_us": float(cells[0]), "algbw_gb_s": float(cells[1]), "busbw_gb_s": float(cells[2])}
+        return text, Half.model_validate({**figures, **counts})
 
     def row(self, at: int, size: int) -> tuple[str, NcclRow]:
         source = random.Random(f"{self.seed}/{at}")

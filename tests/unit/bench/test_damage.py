@@ -120,7 +120,9 @@ def test_what_counts_as_what(
 
 
 BYTE_STEPS = "".join(
-    f"{max(0, size // 128 * 128):12d} {size // 128:12d}     float    none      -1   20.00   0.05   0.04      0   20.00   0.05   0.04      0\n"
+    f"{size // 128 * 128:12d} {size // 128:12d}     float    none      -1"
+    + f"   20.00   {size / 2e4:.2f}   {size / 2e4:.2f}      0" * 2
+    + "\n"
     for size in range(8, (1 << 14) + 1, 1024)
 )
 TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
@@ -136,7 +138,7 @@ TRACE = "+ srun -l all_reduce_perf -b 1M -e 16G -f 2\n"
         'n1 | CHANGED => {\n  "stdout_lines": [\n' + "".join(f'    "{line}",\n' for line in log().splitlines()) + "  ]\n}\n",
         TRACE + "".join(f"0: {line}\n" for line in log().splitlines()),
         log("all_gather").split("# nThread")[0] + "# nThread 1 nGpus 1 minBytes 8 maxBytes 16384 step: 1024(bytes) warmup iters: 1 "
-        "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + "\n".join(Table().header()) + "\n" + BYTE_STEPS + "# Out of bounds values : 0 OK\n# Avg bus bandwidth : 0.04\n",
+        "iters: 1 agg iters: 1 validation: 1 graph: 0\n" + "\n".join(Table().header()) + "\n" + BYTE_STEPS + "# Out of bounds values : 0 OK\n# Avg bus bandwidth : 0.38438\n",
     ],
     ids=["pieces", "unknown", "ansible", "ansible-lines", "trace", "byte-steps"],
 )  # fmt: skip

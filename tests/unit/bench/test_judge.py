@@ -11,6 +11,7 @@ from tests.conftest import data
 from tests.unit.bench.speed_fakes import GIB, matrix, run, shipped, table
 
 WRITE = "device_to_device_memcpy_write_ce"
+EIGHT = tuple(tuple(None if row == column else 396.0 for column in range(8)) for row in range(8))
 
 
 def judged(profile: str | None = "h200", expected: Expected | None = None, **results: object) -> Judgement:
@@ -150,7 +151,9 @@ def test_what_only_the_caller_knows() -> None:
     ("changes", "states"),
     [
         ({}, ("right", "incomplete", "fast enough")),
-        ({"devices": ("NVIDIA H200",) * 8}, ("right", "complete", "fast enough")),
+        ({"matrix": EIGHT}, ("right", "complete", "fast enough")),
+        ({"matrix": EIGHT, "devices": ("NVIDIA H200",) * 4}, ("right", "complete", "fast enough")),
+        ({"devices": ("NVIDIA H200",) * 8}, ("right", "incomplete", "fast enough")),
         ({"devices": ("NVIDIA H200",) * 16}, ("right", "incomplete", "fast enough")),
         ({"devices": ("NVIDIA GeForce RTX 5090",) * 2}, ("right", "incomplete", "not judged")),
         ({"verdict": "failed"}, ("unfinished", "incomplete", "not judged")),
@@ -196,6 +199,7 @@ def test_tools_that_never_compare_data_say_so() -> None:
         (("ok", "ok"), "right", "passed"),
         (("ok", "failed"), "wrong", "failed"),
         (("ok", "warned"), "not compared", "open"),
+        (("ok", "waived"), "right", "failed"),
         (("waived", "waived"), "not compared", "open"),
     ],
 )
@@ -204,7 +208,7 @@ def test_diagnostics(verdicts: tuple[str, ...], state: str, standing: str) -> No
     software = Diagnostic(source="d", category="Deployment", test="software")
     found = [
         Diagnostic.model_validate(
-            {"source": "d", "category": "Hardware", "test": f"t{n}", "entity": f"GPU {n}", "verdict": verdict}
+            {"source": "d", "category": "Hardware", "test": "memory", "entity": f"GPU {n}", "verdict": verdict}
         )
         for n, verdict in enumerate(verdicts)
     ]
