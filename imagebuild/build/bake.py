@@ -3,7 +3,7 @@ Does no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -40,6 +40,11 @@ def layer_attributes(compression: str, day: date | None) -> str:
 def new_layout(layout: Path) -> Path:
     """Return the folder in which BuildKit writes an OCI layout. After the build, the folder is renamed to `layout`."""
     return layout.with_name(f"{layout.name}.new")
+
+
+def old_layout(layout: Path) -> Path:
+    """Return the folder to which the layout of an earlier build is renamed before it is deleted."""
+    return layout.with_name(f"{layout.name}.old")
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,17 @@ class BuildRun:
     def context(self) -> Path:
         """The build context: an empty folder, because the Dockerfiles copy nothing from the context."""
         return self.request.folder / "empty"
+
+    @property
+    def written(self) -> Iterator[Path]:
+        """All files and folders that the build writes."""
+        folder = self.request.folder
+        yield from (folder / name for name in ("bake.json", "bake-caches.json", "metadata.json", self.context.name))
+        for target in self.request.targets:
+            yield folder / target.id
+            yield from (folder / target.id / name for name in ("Dockerfile", "result.json", "local.json"))
+            if layout := self.layout_folder(target):
+                yield from (layout, new_layout(layout), old_layout(layout))
 
     def layout_folder(self, target: Target) -> Path | None:
         """Return the folder of a target's OCI layout; None if the build does not write a layout."""

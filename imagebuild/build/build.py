@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from imagebuild.build import bake, buildx, private
 from imagebuild.build.bake import BuildInputs, BuildRequest, BuildRun, CacheEntry
+from imagebuild.build.folder import held_folders, refuse_links
 from imagebuild.core import console, settings
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError
@@ -38,6 +39,8 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
 
     If a step fails, the steps before it stay in the builder's cache. Raises ConfigError if the request cannot be
     fulfilled, CommandError if a program, engine or registry fails, ResultError if BuildKit's output cannot be read."""
+    if not request.folder.is_absolute():
+        refuse_links([request.folder])
     request = replace(request, folder=request.folder.resolve())
     bake.check_platforms(request.targets, request.platforms)
     recipes = [renderer.recipe(target) for target in request.targets]
@@ -77,7 +80,10 @@ def build_targets(project: Project, renderer: Renderer, request: BuildRequest) -
     }
     run = BuildRun(request, project, dockerfiles, endpoint, caches=caches, about=about)
     progress = buildx.BuildProgress([target.id for target in request.targets], verbose=request.verbose)
-    with progress, build_inputs(run, provide, progress) as provided:
+    refuse_links(run.written)
+    layouts = filter(None, map(run.layout_folder, request.targets))
+    folders = [request.folder, *(layout.parent for layout in layouts if request.output != "push")]
+    with progress, held_folders(folders, progress.note), build_inputs(run, provide, progress) as provided:
         run = replace(run, inputs=replace(provided, images={**provided.images, **sources}))
         began = time.monotonic()
         built = buildx.run_bake(run, progress)

@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from imagebuild.build import bake
 from imagebuild.build.bake import BuildRun
+from imagebuild.build.folder import check_layout
 from imagebuild.core.console import Progress, format_duration, format_size
 from imagebuild.core.errors import CommandError, ConfigError, ResultError, suggestion
-from imagebuild.core.files import write_text
+from imagebuild.core.files import read_text, write_text
 from imagebuild.core.run import execute
 from imagebuild.oci.engine import engine_flaw
 from imagebuild.oci.image import images_in
@@ -262,17 +264,19 @@ def run_bake(run: BuildRun, progress: BuildProgress) -> tuple[EventStream, dict[
     be read."""
     layouts = [layout for target in run.request.targets if (layout := run.layout_folder(target))]
     for layout in layouts:
-        if layout.exists() and not (layout / "oci-layout").is_file():
-            raise ConfigError(f"{layout}: exists, but is not an OCI layout; remove it, or choose another folder")
-        shutil.rmtree(bake.new_layout(layout), ignore_errors=True)  # BuildKit adds files to an existing folder
+        check_layout(layout)
+        for other in (bake.new_layout(layout), bake.old_layout(layout)):  # BuildKit adds files to an existing folder
+            shutil.rmtree(other, ignore_errors=True)
     try:
         run.context.mkdir(parents=True, exist_ok=True)
         for target in run.request.targets:
             write_text(run.request.folder / target.id / "Dockerfile", run.dockerfiles[target.id].text)
         built = execute_bake(run, bake.bake_file(run), progress)
         for layout in layouts:
-            shutil.rmtree(layout, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                layout.rename(bake.old_layout(layout))
             bake.new_layout(layout).rename(layout)
+            shutil.rmtree(bake.old_layout(layout), ignore_errors=True)
         return built
     except OSError as error:
         raise ConfigError(f"{run.request.folder}: cannot be written: {error.strerror}") from None
@@ -430,6 +434,22 @@ def export_images(
             **run.about,
             **more,
         )
-        write_text(run.request.folder / target.id / "result.json", result.model_dump_json(indent=1) + "\n")
+        write_text(result_file(run, target, result), result.model_dump_json(indent=1) + "\n")
         exported.append(result)
     return exported
+
+
+def result_file(run: BuildRun, target: Target, result: BuildResult) -> Path:
+    """Return the file for a result. The result of a push stays in `result.json` until the next push."""
+    from imagebuild.project.records import BuildResult  # noqa: PLC0415 - as above
+
+    pushed, local = (run.request.folder / target.id / f"{name}.json" for name in ("result", "local"))
+    try:
+        earlier = read_text(pushed) if not result.repository and pushed.exists() else ""
+        is_pushed = earlier and BuildResult.model_validate_json(earlier).repository
+    except ValueError:  # an older or damaged file
+        is_pushed = ""
+    if is_pushed:
+        return local
+    local.unlink(missing_ok=True)
+    return pushed

@@ -1,13 +1,19 @@
 """Requests that cannot be fulfilled. Builds are tested with an engine, in tests/docker."""
 
 from datetime import date
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from imagebuild.build import buildx
 from imagebuild.build.bake import BuildRequest
 from imagebuild.build.build import check_request
 from imagebuild.core.errors import ConfigError
+from imagebuild.oci import engine
 from imagebuild.project.project import Project
+from tests.conftest import Files
+from tests.unit.conftest import Call
 
 
 def test_a_rebuild_is_of_a_day_from_the_lock_s_date_to_today(project: Project) -> None:
@@ -18,3 +24,25 @@ def test_a_rebuild_is_of_a_day_from_the_lock_s_date_to_today(project: Project) -
         check_request(BuildRequest((), rebuilt=date(2999, 1, 1)), {}, None)
     assert project.lock.date
     check_request(BuildRequest((), rebuilt=project.lock.date), {}, project.lock.date)
+
+
+WRITTEN = ("", "bake.json", "metadata.json", "empty", "{id}", "{id}/Dockerfile", "{id}/result.json", "{id}/layout")
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_link_in_a_cloned_project_changes_no_other_file(
+    tiny: Files, command: Call, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    target, outside = "tiny-cuda13.0-debian13-runtime", tiny.root.parent / f"{tiny.root.name}-outside"
+    outside.mkdir()
+    (outside / "blobs").write_text("mine")
+    monkeypatch.chdir(tiny.root)
+    monkeypatch.setattr(engine, "find_engine", lambda _: engine.Endpoint("tcp://x", "private"))
+    monkeypatch.setattr(buildx, "staging_repository", Mock())
+    link = Path("build", name.format(id=target))
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(outside)
+    status, _, shown = command("build", target, "--push", "--base", "registry")
+    assert (status, f"{link}: is a link to {outside}; remove the link" in shown) == (2, True), shown
+    assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("blobs", "mine")]

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -237,6 +238,17 @@ def test_a_push_leaves_the_index_and_one_tag_in_the_staging_repository(run: Buil
     assert (result.builder, result.started) == ("unix:///x", "2026-11-21T10:45:00Z")
     written = json.loads((run.request.folder / run.request.targets[0].id / "result.json").read_text())
     assert BuildResult.model_validate(written) == result
+    # A later local build keeps the record of the push, and the next push replaces both.
+    local = replace(run, request=replace(run.request, output="load"))
+    for other in (export(local, digest), export(local, other_digest := f"sha256:{'1' * 64}")):
+        assert other.repository is None
+    files = {path.name: path for path in (run.request.folder / result.target).glob("*.json")}
+    assert {name: json.loads(path.read_text())["digest"] for name, path in files.items()} == {
+        "result.json": digest, "local.json": other_digest,
+    }  # fmt: skip
+    layout(run)
+    export(run, digest)
+    assert not files["local.json"].exists()
 
 
 def test_a_push_that_was_interrupted_leaves_no_result(run: BuildRun, registry: FakeRegistry) -> None:
