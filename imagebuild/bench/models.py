@@ -218,6 +218,8 @@ class PerftestTable(Result):
     """The names of the GPUs whose memory was used. Empty if the output does not name GPUs."""
     queue_pairs: int | None = None
     """Number of queue pairs of perftest. `None`: unknown."""
+    ports: int = 1
+    """Number of ports of the NIC that perftest used: 2 with option `--dualport`."""
     compared: bool = False
     """Whether the program validated the data, as OSU does with `-c`."""
 

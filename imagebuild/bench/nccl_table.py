@@ -190,10 +190,12 @@ def _mixed(tables: Iterable[Table]) -> list[Table]:
         found.append(table)
         if table.first in (*_NOT_OUTPUT, *_HEADS):
             continue
-        heads = later = 0
+        heads = same = later = 0
         for at in range(len(found) - 2, max(-1, len(found) - 66), -1):
-            heads, later = heads + found[at].heads, later + found[at].found[_NEXT.get(table.first, table.first)]
-            if heads > later:
+            counts = found[at].found
+            heads, same = heads + found[at].heads, same + counts[table.first]
+            later += counts[_NEXT.get(table.first, table.first)]
+            if heads > same or (heads > later and heads > 1):
                 if heads > 1:
                     found[at].mix(found[at + 1 :])
                     del found[at + 1 :]

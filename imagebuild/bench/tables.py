@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from imagebuild.bench import logs
+from imagebuild.bench.arithmetic import contradiction
+from imagebuild.bench.ceilings import GB_UNITS
 from imagebuild.bench.logs import LogLine, ParsedLines, excerpt, json_object, parse_integer, parse_number
 from imagebuild.bench.models import Half, NcclRow, PerftestTable, Run, TableRow, Verdict
 
@@ -31,6 +33,9 @@ class _TableBuilder:
     errors: list[str] = field(default_factory=list)
     compared: bool = False
     has_unread_row: bool = False
+    devices: list[str] = field(default_factory=list)
+    about: dict[str, str] = field(default_factory=dict)
+    """Parameters of perftest, as in `_PARAMETER`."""
     wrong_figure: str = ""
     """The reason why a figure is wrong: it is negative or not a number. Empty if all figures are right."""
     is_closed: bool = False
@@ -52,6 +57,29 @@ class _TableBuilder:
             if value is None or value < 0:
                 self.wrong_figure = f"a figure for {size} bytes is {'not a number' if value is None else 'negative'}"
 
+    def contradiction(self) -> str:
+        """Return why the figures of a row cannot all be right, or an empty text.
+
+        The average bandwidth is at most the peak, unless the peak was not measured (0). It is the size times the
+        message rate, except for raw Ethernet, whose size includes headers. Bandwidths have two decimals, message
+        rates six, so they are wrong by up to half of the last digit. The average latency is between the least and the
+        largest. No average is 0."""
+        scale = GB_UNITS.get(self.unit or "", 0.0) if self.about.get("connection") != "RawEth" else 0.0
+        for row in self.rows:
+            average, times, where = row.bw_average, row.latency_us or {}, f"of {row.size_bytes} bytes"
+            mean = times.get("average")
+            if average == 0 or mean == 0:
+                return f"the average {where} is 0"
+            if average and row.bw_peak and average > row.bw_peak + _HALF_DIGIT:
+                return f"the average bandwidth {where} is above the peak"
+            if average and row.msg_rate is not None and row.size_bytes and scale:
+                low, high = ((row.msg_rate + error) * row.size_bytes / 1e3 for error in (-5.1e-7, 5.1e-7))
+                if not (average - _HALF_DIGIT) * scale <= high or not (average + _HALF_DIGIT) * scale >= low:
+                    return f"average bandwidth and message rate {where} do not fit each other"
+            if mean and not times.get("min", 0) - 0.01 <= mean <= times.get("max", mean) + 0.01:
+                return f"the average latency {where} is not between the least and the largest"
+        return ""
+
     def table(self, source: str) -> PerftestTable:
         """Return the table with its verdict: the first problem in order of severity."""
         verdicts: tuple[tuple[object, Verdict, str], ...] = (
@@ -60,13 +88,19 @@ class _TableBuilder:
             (not self.columns, "no-data", "no result was printed"),
             (not self.rows, "truncated", "the output ends before the first row"),
             (self.wrong_figure, "failed", self.wrong_figure),
+            (contradiction := self.contradiction(), "damaged", contradiction),
             (True, "ok", ""),
         )
         _, verdict, reason = next(known for known in verdicts if known[0])
         return PerftestTable(
             source=source, tool=self.tool, test=self.test, unit=self.unit, rows=tuple(self.rows),
-            compared=self.compared, verdict=verdict, reason=reason,
+            compared=self.compared, verdict=verdict, reason=reason, devices=tuple(dict.fromkeys(self.devices)),
+            queue_pairs=parse_integer(self.about.get("pairs", "")), ports=1 + (self.about.get("dual") == "ON"),
         )  # fmt: skip
+
+
+_HALF_DIGIT = 0.0051
+"""Half of the last digit of a bandwidth, and a little more, because binary fractions are not exact."""
 
 
 # How tools print tables
@@ -151,6 +185,18 @@ _FIGURES = {
 _UNITS = {"us": "usec", "GB/sec": "GB/s", **{unit: unit for unit in ("usec", "MB/s", "MB/sec", "MiB/sec", "Gb/sec")}}
 """Maps a unit in a header to the unit of the table."""
 _DASHES = re.compile(r"-{20,}")
+_DEVICE = re.compile(
+    r".{0,80}device name = \[(?P<device>[^\]]{1,100})\].{0,40}|GPU \d{1,3}: (?P<gpu>.{1,100}?) \(UUID: .*"
+)
+"""A line of perftest with CUDA, or of `nvidia-smi -L`, with the name of a GPU."""
+_PARAMETER = re.compile(
+    r"Number of qps\s*: (?P<pairs>\d{1,6})\b|Dual-port\s*: (?P<dual>\w{2,3})\b"
+    r"|Connection type\s*: (?P<connection>\w{1,10})\b"
+)
+
+
+def _device_in(text: str) -> list[str]:
+    return [match["device"] or match["gpu"]] if (match := _DEVICE.fullmatch(text)) else []
 
 
 def parse_tables(form: TableFormat, source: str, lines: Sequence[LogLine]) -> ParsedLines[PerftestTable]:
@@ -171,11 +217,17 @@ class _TableReader:
     line: int = 0
     tables: list[_TableBuilder] = field(default_factory=list)
     unread: list[tuple[int, str]] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+    """GPUs that were named before their table."""
 
     def read(self, text: str) -> None:
         running = [table for table in self.tables if not table.is_closed]
         if self.read_row(text, running):
             return
+        self.devices += _device_in(text)
+        if running and not running[-1].columns:
+            for found in _PARAMETER.finditer(text):
+                running[-1].about |= {name: value for name, value in found.groupdict().items() if value}
         if self.form.header.fullmatch(text) and (self.tables or self.form.is_mixed):
             self.read_header(text, [table for table in running if not table.columns])
         elif title := self.form.title.fullmatch(text):
@@ -196,7 +248,8 @@ class _TableReader:
             # A table that failed before its header belongs to a program that has ended.
             has_failed = bool(table.errors) and not table.columns
             table.is_closed = table.is_closed or not self.form.is_mixed or has_failed
-        self.tables.append(_TableBuilder(self.line, self.form.tool, test))
+        self.tables.append(_TableBuilder(self.line, self.form.tool, test, devices=self.devices))
+        self.devices = []
         return self.tables[-1]
 
     def read_header(self, text: str, announced: Sequence[_TableBuilder]) -> None:
@@ -274,6 +327,9 @@ def parse_perftest_json(source: str, document: logs.JsonDocument) -> logs.Parsed
     table = _TableBuilder(document.number, "perftest", name or None, columns=columns, has_unread_row=not columns)
     table.add_row(int(size), figures)
     table.unit = "usec" if table.rows[0].latency_us else None
+    about = json_object(top.get("test_info"))
+    keys = {"pairs": "Number_of_qps", "dual": "Dual_port", "connection": "Connection_type"}
+    table.about = {name: f"{about[key]}" for name, key in keys.items() if key in about}
     return [table.table(source)]
 
 
@@ -294,14 +350,19 @@ def parse_ucx_text(source: str, lines: Sequence[LogLine]) -> ParsedLines[Perftes
     tables: list[_TableBuilder] = []
     unread: ParsedLines[PerftestTable] = []
     test = quantity = size = table = None
+    devices: list[str] = []
 
     def begin(*columns: str) -> _TableBuilder:
-        # The last name that was read may belong to an earlier run: a latency test before a table of overheads.
+        nonlocal size
+        # The last name and size may belong to an earlier run: a latency test before a table of overheads.
         is_of_another = test and quantity and ("latency" in test) != (quantity == "latency")
-        tables.append(_TableBuilder(number, "ucx_perftest", quantity if is_of_another else test or quantity, columns))
+        size = None if is_of_another else size
+        name = quantity if is_of_another else test or quantity
+        tables.append(_TableBuilder(number, "ucx_perftest", name, columns, devices=devices))
         return tables[-1]
 
     for number, text in logs.lines_of(_UCX_MARK, lines, longest=500):
+        devices += _device_in(text)
         is_result = text.startswith("Final:") or (table is not None and "Test" in table.columns and not table.rows)
         if match := _UCX_FIELD.match(text):
             value = match["value"].strip()
@@ -374,4 +435,9 @@ def parse_all_reduce_bench(source: str, lines: Sequence[LogLine]) -> ParsedLines
             begin, run = runs[-1]
             update = {"rows": (*run.rows, row), "verdict": "ok", "reason": "complete; data were not validated"}
             runs[-1] = begin, run.model_copy(update=update)
-    return [*runs]
+    return [(begin, _checked(run)) for begin, run in runs]
+
+
+def _checked(run: Run) -> Run:
+    reason = contradiction(run.rows, "all_reduce", has_times=False) if run.rows else ""
+    return run.model_copy(update={"verdict": "damaged", "reason": reason}) if reason else run
