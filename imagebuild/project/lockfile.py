@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date as Day  # noqa: N812 - the lock has a field `date`
@@ -64,6 +65,11 @@ REPLACED_HAS = ("bin", "include", "lib", "lib/pkgconfig")
 """Subfolders that another component contains if it replaces a folder of the archive. Paths of other subfolders of the
 replaced folder are left out of the environment variables."""
 
+SHELL_ACTS = re.compile(r"[^\w./:=,+@%~ -]")
+"""A character that a shell or Dockerfile may act on, or a control character."""
+LOADS_CODE = ("LD_AUDIT", "LD_PRELOAD", "BASH_ENV", "ENV", "PERL*", "PYTHON*")
+"""Shell patterns of variables with which a path starts code in every program."""
+
 
 class Unpacked(Model):
     """How `imagebuild lock` reads an unpacked archive, and which environment variables of the archive an image gets."""
@@ -81,6 +87,9 @@ class Unpacked(Model):
     """Shell patterns of folders of the archive that the image does not contain."""
     left_out: tuple[str, ...] = ()
     """Shell patterns of environment variables that no image gets."""
+    accepted: tuple[str, ...] = ()
+    """Shell patterns of variables that images get although their values are not paths in the archive. Without this
+    consent, images get only paths."""
     devel: tuple[str, ...] = ()
     """Environment variables that only the `devel` variant gets."""
     order: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -106,6 +115,14 @@ class Unpacked(Model):
             for name, value in {**dict.fromkeys(self.order, ""), **tree.environment}.items():
                 if name in left_out:
                     continue
+                if not any(fnmatchcase(name, pattern) for pattern in self.accepted) and not self._is_path(name, value):
+                    notes.append(f"{name}={value!r} is not a path in the archive: only `unpacked.accepted` can add it")
+                    continue
+                if found := SHELL_ACTS.search(value):
+                    raise ConfigError(
+                        f"{name}: the script of the archive sets {value!r}, and a shell could act on {found[0]!r}; "
+                        f"add {name} to `unpacked.left-out` in the component's component.yaml"
+                    )
                 parts = [(part, self._place(part, tree)) for part in value.split(":") if part]
                 notes += [f"{name}: {part} is not in the image" for part, place in parts if place is None]
                 moved = [(part.split("/"), place.split("/")) for part, place in parts if place and place != part]
@@ -122,6 +139,14 @@ class Unpacked(Model):
         """Return the archive's folders in LD_LIBRARY_PATH, in order, except folders that another component replaces."""
         own = [part for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part.startswith(f"{self.prefix}/")]
         return tuple(part for part in own if part.removeprefix(f"{self.prefix}/").split("/")[0] not in self.replaced)
+
+    def _is_path(self, name: str, value: str) -> bool:
+        """Return whether a variable contains only paths in the archive, and does not load code. Variables that end with
+        PATH may also contain folders of the system."""
+        if any(fnmatchcase(name, pattern) for pattern in LOADS_CODE):
+            return False
+        start = "/" if name.endswith("PATH") else self.prefix
+        return all(part == start or part.startswith(f"{start.rstrip('/')}/") for part in value.split(":") if part)
 
     def _ordered(self, name: str, folders: Sequence[str]) -> list[str]:
         """Return the folders of the variable `name` in the order that `order` states for the variable.
@@ -160,8 +185,8 @@ def common_environment(
         if all(values.values()) and len(set(values.values())) > 1 and not name.endswith("PATH"):
             raise ConfigError(
                 f"{name}: expected one value for all architectures, but it is "
-                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; set "
-                f"{name} in the component's `env`, or remove one of the image's `platforms`"
+                f"{', '.join(f'{value} for {arch}' for arch, value in values.items())}; in the component's "
+                f"component.yaml, add {name} to `unpacked.left-out`, or remove {name} from `env-of-base`"
             )
         first, *others = (value.split(":") for value in values.values())
         everywhere = [part for part in first if all(part in other for other in others)]

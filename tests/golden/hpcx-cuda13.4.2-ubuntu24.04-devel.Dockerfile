@@ -244,7 +244,8 @@ set -eu
 rm -f /etc/apt/apt.conf.d/docker-clean
 apt-get update -qq
 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-  bzip2
+  bzip2 \
+  xz-utils
 
 EOF
 
@@ -279,25 +280,69 @@ ADD --checksum=sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
 FROM hpcx-source-$TARGETARCH AS hpcx-source
 
 FROM unpack AS hpcx
+COPY <<'EOF' /usr/local/bin/relocate
+#!/usr/bin/perl
+# relocate FOLDER: make an unpacked HPC-X work in FOLDER, with one Open MPI in FOLDER/ompi.
+# - Texts and links that name the folder where HPC-X was built name FOLDER.
+# - The folders of Open MPI are removed. Texts that name them, in any spelling, name FOLDER/ompi.
+# - Scripts that compile the removed sources are removed.
+use strict;
+use warnings;
+
+my $home = shift;
+my $built = qr{/[\w./+-]*hpcx-(?:v\d|gcc)[\w.+-]*};
+my $address = qr{\w+://\S*};
+# A variable such as ${mpi_version}, or digits, may follow the name.
+my $mpi = qr{(?<![\w.-])ompi(?:\d+(?:\.\d+)*|\$\{\w+\}|\$\w+)(?![\w.-])};
+my (@texts, @links);
+for (split /\0/, `find $home -print0`) { # perl-base has no File::Find
+    if (-l) { push @links, $_ }
+    elsif (-f && -s _ <= 1 << 20 && -T) { push @texts, $_ }
+}
+for my $link (@links) {
+    my $target = readlink $link;
+    next unless $target =~ s{^$built}{$home};
+    unlink $link or die "$link: $!";
+    symlink $target, $link or die "$link: $!";
+}
+system("rm -rf $home/ompi $home/ompi[0-9]* $home/sources") == 0 or die "$home: cannot remove Open MPI and the sources\n";
+for my $path (@texts) {
+    next unless -e $path;
+    open(my $in, '<', $path) or die "$path: $!";
+    my $old = do { local $/; <$in> };
+    (my $new = $old) =~ s{($address)|$built}{$1 // $home}ge;
+    $new =~ s{($address)|$mpi}{$1 // 'ompi'}ge;
+    if ($path =~ m{\.sh$} && $new =~ m{/sources\b}) { unlink $path; print "removed $path, which needs the sources\n"; next }
+    next if $new eq $old;
+    open(my $out, '>', $path) or die "$path: $!";
+    print $out $new;
+    close $out or die "$path: $!";
+}
+EOF
+
 RUN --mount=type=bind,from=hpcx-source,target=/src <<'EOF'
 stop() { echo "HPC-X: $1" >&2; exit 1; }
-# Unpack to the same path as in the image, because the init script uses the path where it is.
+# The init script uses the path where it is, so the path must be the same as in the image.
 hpcx=/opt/hpcx
-mkdir -p $hpcx /out/devel/opt
-tar -xjf /src/*.tbz -C $hpcx --strip-components 1 --no-same-owner
-# Text files name the folder in which HPC-X was built. Replace it, but not in the similar addresses of downloads.
-grep -rIlZE '/hpcx-(v[0-9]|gcc)' $hpcx > /tmp/texts || echo "HPC-X: no text file names the folder where it was built"
-xargs -r0 perl -pi -e 's{(\w+://\S*)|/[\w./+-]*hpcx-(v\d|gcc)[\w.+-]*}{$1 // "/opt/hpcx"}ge' < /tmp/texts
+mkdir -p /unpacked /out/devel/opt
+tar -xf /src/* -C /unpacked --no-same-owner # tar finds the compression in the content
+mv /unpacked/* $hpcx
 # Keep the sources of Open MPI: it is compiled again, with the distribution's PMIx, which works with Slurm's plug-in.
 mkdir /out/sources
-mv $hpcx/sources/openmpi*.tar.gz /out/sources ||
-  stop "expected sources/openmpi*.tar.gz in the archive, found $(find $hpcx/sources -type f -printf '%f '); choose another version (--set hpcx=)"
-rm -rf $hpcx/sources $hpcx/ompi $hpcx/ompi[0-9]*
-sed -i 's:{HPCX_DIR}/ompi[0-9]*:{HPCX_DIR}/ompi:g' $hpcx/hpcx-init*.sh
+mv $hpcx/sources/openmpi*.t[abgx]* /out/sources ||
+  stop "expected sources/openmpi*.tar.* in the archive, found $(find $hpcx/sources -type f -printf '%f '); choose another version (--set hpcx=)"
+perl /usr/local/bin/relocate $hpcx
 mv $hpcx /out/devel/opt
 split-runtime --keep-symbols
-rm -rf /out/runtime/opt/hpcx/ucx/debug /out/runtime/opt/hpcx/ucx/prof
-mkdir -p /out/runtime/opt/hpcx/ompi
+# Remove the variants of UCX for debugging, and the scripts that name them, unless the image's environment needs them.
+cd /out/runtime/opt/hpcx
+for variant in debug prof; do
+  if ! grep -qE "ucx/$variant\b" hpcx-init.sh; then
+    rm -rf "ucx/$variant"
+    { grep -rIlE "ucx/$variant\b" -- *.sh modulefiles || true; } | xargs -r rm
+  fi
+done
+mkdir -p ompi
 EOF
 
 # ---- perftest --------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from imagebuild.lock.repositories import choose
 from imagebuild.lock.upstream import Upstream
 from imagebuild.project.lockfile import ImageFacts, LockedRepository, PackageSource, TreeFacts, Unpacked, key_of, lacks
 from imagebuild.project.project import Project
-from tests.conftest import data, ran
+from tests.conftest import ROOT, data, ran
 from tests.unit.image_files import elf
 from tests.unit.lock.lock_fakes import lock_of
 from tests.upstream import bases, hpcx, packages
@@ -45,7 +45,7 @@ from tests.upstream.server import Server
 pytestmark = pytest.mark.programs
 HPCX = "/opt/hpcx"
 PAGE = "tests/golden/hpcx-worlds.md"
-REMEDY = re.compile("[;,] (so )?(try again|set|give|if the owner|pin|choose)|\\(404\\)")
+REMEDY = re.compile("[;,] (so )?(try again|set|add|in the component|give|if the owner|pin|choose)|\\(404\\)")
 """The remedy at the end of each error message. For a missing file (404), the command `lock` prints the remedy."""
 Row = dict[str, Any]
 
@@ -298,3 +298,24 @@ def test_images() -> None:
     assert image_facts({"config": None}).held == ()
     with pytest.raises(ImagebuildError, match="cannot be read"):
         image_facts({"config": {"Env": [1]}})
+
+
+def test_texts_and_links_of_an_archive_name_the_folders_of_the_image(tmp_path: Path) -> None:
+    for version in hpcx.VERSIONS:
+        which = hpcx.Distribution("ubuntu24.04", 13, version=version)
+        tree = hpcx.files(hpcx.release(version), which)
+        built = hpcx.release(version)["built-in"]["folder"].format(archive=which.name)
+        spellings = "a=ompi5 $HPCX_DIR/ompi4/lib ${HPCX_DIR}/ompi${mpi_version}/bin $hpcx_dir/ompi$v"
+        tree["hpcx-odd-init.sh"] = File(f"{spellings} {built}/ucx https://a.example/hpcx-v9/ompi5 libompi5\n".encode())
+        tree["utils/again.sh"] = File(b"cd $HPCX_DIR/sources\n")
+        tree["ucx/link"] = File(link=f"{built}/ucx/lib")
+        folder = hpcx.unpack(tree, tmp_path / version)
+        subprocess.run(["perl", ROOT / "dockerfiles/components/hpcx/files/relocate", folder], check=True)
+        assert (folder / "hpcx-odd-init.sh").read_text() == (
+            "a=ompi $HPCX_DIR/ompi/lib ${HPCX_DIR}/ompi/bin $hpcx_dir/ompi "
+            f"{folder}/ucx https://a.example/hpcx-v9/ompi5 libompi5\n"
+        )
+        assert str((folder / "ucx/link").readlink()) == f"{folder}/ucx/lib"
+        assert not list(folder.glob("ompi*")) + list(folder.glob("sources")) + list(folder.glob("utils/again.sh"))
+        texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "hpcx-odd-init.sh"]
+        assert not [text for text in texts if re.search(rb"ompi[0-9$]|build-result|" + which.name.encode(), text)]

@@ -32,6 +32,8 @@ PREFIX = b"@PREFIX@"
 """A placeholder in compiled content for the vendor's build folder."""
 MACHINES = {"x86_64": 62, "aarch64": 183}
 STANDIN = "STAND-IN made for the tests of imagebuild; nothing in it is the vendor's.\n"
+VARIANTS = ("debug", "mt", "prof")
+"""Variants of UCX. Each has init scripts and a modulefile in 2.50."""
 Tree = dict[str, "File"]
 """Maps each path below the archive's folder to its file."""
 Release = dict[str, Any]
@@ -126,9 +128,21 @@ def files(known: Release, which: Distribution) -> Tree:
         "LICENSE": f"{STANDIN}The vendor's archive has the text of an end user licence agreement here.\n",
         "hpcx-init.sh": init_script(known),
         "hpcx-init-ompi.sh": init_script(known),
-        "hpcx-mt-init.sh": init_script(known),
         "modulefiles/hpcx": f"#%Module\n# {STANDIN}set hpcx_dir {prefix}\nsetenv HPCX_DIR $hpcx_dir\n",
     }  # fmt: skip
+    mpi = known["mpi"]["default"]
+    for variant in VARIANTS:
+        # These scripts spell the folder of Open MPI in another way.
+        script = init_script(known).replace(f"${{HPCX_DIR}}/{mpi}", "${HPCX_DIR}/ompi${mpi_version}")
+        script = script.replace(
+            "export HPCX_DIR=$here", f"export HPCX_DIR=$here\nmpi_version={mpi.removeprefix('ompi')}"
+        )
+        texts[f"hpcx-{variant}-init.sh"] = texts[f"hpcx-{variant}-init-ompi.sh"] = script
+        texts[f"modulefiles/hpcx-{variant}"] = (
+            f"#%Module\n# {STANDIN}set hpcx_dir {prefix}\nsetenv HPCX_MPI_DIR $hpcx_dir/{mpi}\n"
+            f"prepend-path LD_LIBRARY_PATH $hpcx_dir/ucx/{variant}/lib\n"
+        )
+        texts[f"ucx/{variant}/lib/README"] = STANDIN
     tree: Tree = {}
     for library in known["libraries"]:
         path, soname = library["path"], library["soname"]
