@@ -14,9 +14,9 @@ moves fewer bytes than a ring has factors above 1. Within one domain, only a * l
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from imagebuild.bench.models import AlgorithmName, Collective, Limit
 from imagebuild.bench.profiles import Measured, Profile, profile_key
@@ -46,6 +46,8 @@ class RankLayout:
     """Whether the switch between the GPUs can multicast and reduce (NVLink SHARP)."""
     sharp: bool = False
     """Whether the switches of the network can reduce (SHARP, CollNet)."""
+    hosts: int = 1
+    """Number of hosts in each domain."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,13 @@ class Ceiling:
     algorithm: str
     value: float
     formula: str
+    derivation: str
+    """The formula with numbers, such as `min(450 * 1.071, 400 * 1.875)`."""
     floor_fraction: float
-    """Fraction of `value` that every healthy machine reaches with this class of algorithms."""
+    """Fraction of `least` that every healthy machine reaches with this class of algorithms; 0 if unknown."""
+    least: float
+    """Bandwidth that the class has if it uses as little hardware as it may. Default: `value`."""
+    least_formula: str
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,15 @@ class Algorithm:
     """Whether runs within one NVLink domain can use the class."""
     floor_fraction: float = 0.5
     """Fraction of the ceiling that every healthy machine reaches. Default: 0.5."""
-    one_peer: bool = False
-    """Whether each rank sends to only one other rank, so that `wire` and `card` limit the bandwidth."""
+    busy: Literal["peer", "root"] | None = None
+    """`peer`: each rank sends to only one other rank, so that `wire` and `card` limit the bandwidth. `root`: all data
+    pass through one rank: through its link, its NIC, and the NICs of its domain."""
 
+
+AT_SCALE = ((16, 1.0), (256, 0.8))
+"""Largest numbers of domains, and the share of `floor_fraction` that holds up to them. Public runs on up to 16 nodes
+reach 87 to 98 % of the lowest ceiling (profiles/). The best runs on 256 nodes of Polaris reach 49 %, those on 20 racks
+of GB200 45 % (coreweave/nccl-tests README.md @cb86553). No floor is known above 256 domains."""
 
 REDUCING: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -98,11 +111,12 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm("pairwise", ("alltoall", "hypercube"), _PEERS, _PARTS),
     # The default of 0.5 is too high for alltoallv, which reached 41 % of its ceiling on two H200: docs/evidence.md
     Algorithm("pairwise", ("alltoallv",), _PEERS, _PARTS, floor_fraction=0.25),
-    Algorithm("pairwise", ("gather", "scatter"), _PEERS, "(n-1)/(n-g)"),
+    # The root also exchanges data over its own NIC. Without PXN, no other NIC carries data of the root.
+    Algorithm("pairwise", ("gather", "scatter"), "1", "(n-1)/(n-g)", busy="root"),
     # sendrecv reached only 15.2 GB/s on ten H100 nodes with 400 Gb/s NICs. All other tests reached 80 to 90 % of their
     # ceilings on these nodes:
     # xxrjun/nccl-tests-cluster @455de4f, example-cluster01, nccl_N10_G8.log
-    Algorithm("pairwise", ("sendrecv",), "1", "1", one_peer=True, floor_fraction=0.25),
+    Algorithm("pairwise", ("sendrecv",), "1", "1", floor_fraction=0.25, busy="peer"),
 )
 
 
@@ -149,34 +163,63 @@ def class_ceilings(collective: str, ranks: int, layout: RankLayout) -> tuple[Cei
             continue
         if (algorithm.nvls and not (layout.nvls and gpus > 1)) or (algorithm.sharp and not layout.sharp):
             continue
-        wire, card = (layout.wire, layout.card) if algorithm.one_peer else (None, None)
-        parts: list[tuple[str, float, str]] = []
-        if gpus > 1:
-            parts.append(("wire" if wire else "link", wire or layout.link, algorithm.link))
-        if domains > 1:
-            if algorithm.network is None or layout.network is None:
-                continue
-            parts.append(("card" if card else "W", card or layout.network, algorithm.network))
+        if domains > 1 and (algorithm.network is None or layout.network is None):
+            continue
+        parts, floors = _parts(algorithm, layout, gpus)
         scale = {"n": ranks, "k": domains, "g": gpus}
-        value = min(rate * eval(factor, {}, scale) for _, rate, factor in parts)  # noqa: S307 - factors are our own
-        texts = [f"{name} * {factor.replace('*', '')}".removesuffix(" * 1") for name, _, factor in parts]
-        formula = texts[0] if len(texts) == 1 else f"min({', '.join(texts)})"
-        ceilings.append(Ceiling(algorithm.name, value, formula, algorithm.floor_fraction))
+        (value, formula, derivation), (least, least_formula, _) = (_lowest(p, scale) for p in (parts, floors or parts))
+        fraction = algorithm.floor_fraction * next((share for most, share in AT_SCALE if domains <= most), 0.0)
+        ceilings.append(Ceiling(algorithm.name, value, formula, derivation, fraction, least, least_formula))
     return tuple(ceilings)
 
 
-def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
+_Part = tuple[str, float, str]
+"""The name of a rate, its value in GB/s, and its factor."""
+
+
+def _parts(algorithm: Algorithm, layout: RankLayout, gpus: int) -> tuple[list[_Part], list[_Part]]:
+    """Return the rates that limit a class of algorithms. If healthy machines use less, return their rates, too."""
+    link: _Part = ("link", layout.link, algorithm.link)
+    if algorithm.busy == "peer" and layout.wire:
+        link = ("wire", layout.wire, algorithm.link)
+    inner = [link] if gpus > 1 else []
+    if layout.domains == 1:
+        return inner, []
+    network, card, factor = layout.network or 0.0, layout.card or layout.network or 0.0, algorithm.network or ""
+    if algorithm.busy == "peer":
+        return [*inner, ("card" if layout.card else "W", card, factor)], []
+    if algorithm.busy == "root":
+        root: list[_Part] = [("(link + card)", layout.link + card, "1")] if gpus > 1 else []
+        return [*root, ("W", network, factor)], [*inner, ("card", card, factor)]
+    return [*inner, ("W", network, factor)], []
+
+
+def _lowest(parts: Sequence[_Part], scale: Mapping[str, int]) -> tuple[float, str, str]:
+    """Return the lowest rate times factor, its formula, and the formula with numbers."""
+    factors = [eval(factor, {}, dict(scale)) for _, _, factor in parts]  # noqa: S307 - factors are our own
+    texts = [f"{name} * {factor.replace('*', '')}".removesuffix(" * 1") for name, _, factor in parts]
+    numbers = [
+        f"{rate:.6g} * {factor:.4g}".removesuffix(" * 1") for (_, rate, _), factor in zip(parts, factors, strict=True)
+    ]
+    value = min(rate * factor for (_, rate, _), factor in zip(parts, factors, strict=True))
+    formula, derivation = (t[0] if len(t) == 1 else f"min({', '.join(t)})" for t in (texts, numbers))
+    return value, formula, derivation
+
+
+def rank_layout(profile: Profile, ranks: int, nodes: int, domains: int | None = None) -> RankLayout:
     """Return how ranks on `nodes` hosts use the hardware. Raises NotComparable if the ranks do not fit the hardware.
 
-    Hosts with a rack-wide link are assumed to fill racks: 32 hosts in racks of 18 hosts are two domains. The network
-    bandwidth of a domain is the sum of the NICs of its hosts, but at most the sum of the host links of its GPUs."""
+    `domains` is the number of NVLink domains. Default: the smallest possible number, as if hosts filled racks. The
+    network bandwidth of a domain is the sum of the NICs of its hosts, but at most the sum of the host links of its
+    GPUs."""
     if ranks % nodes or ranks > nodes * profile.node.gpus:
         there = f"{profile.name}, which has {plural(profile.node.gpus, 'GPU')} per node"
         raise NotComparable(f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} do not fit {there}")
     hosts = profile.hosts_per_domain
-    domains = -(-nodes // hosts)
-    if nodes % domains:
-        raise NotComparable(f"{nodes} nodes do not divide evenly between {domains} domains of {hosts} nodes")
+    least = -(-nodes // hosts)
+    domains = domains or least
+    if domains < least or nodes % domains:
+        raise NotComparable(f"{nodes} nodes do not divide evenly between {domains} domains of up to {hosts} nodes")
     gpus = ranks // domains
     link = next((link for link in profile.links if link.gpus >= gpus), None)
     if link is None:
@@ -192,7 +235,7 @@ def rank_layout(profile: Profile, ranks: int, nodes: int) -> RankLayout:
     sharp = profile.network is not None and profile.network.kind == "infiniband"
     # Without a switch, a GPU has wires to each peer, and uses only the wires to peers that take part.
     rate = min(link.rate, link.pair * (gpus - 1)) if link.pair and gpus > 1 else link.rate
-    return RankLayout(domains, rate, network, link.pair, card, nvls=link.nvls, sharp=sharp)
+    return RankLayout(domains, rate, network, link.pair, card, link.nvls, sharp, nodes // domains)
 
 
 # Copies between devices, and single NICs
@@ -256,9 +299,21 @@ def path_limits(profile: Profile, test: str) -> tuple[Limit | None, Limit | None
 # The table of `imagebuild limits`
 
 
-def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any]]:
-    """Return the ceilings and references for all GPUs of `nodes` hosts, in GB/s. Default: the hosts of one NVLink
-    domain.
+def limit_layout(
+    profile: Profile, nodes: int | None = None, gpus: int | None = None, domains: int | None = None
+) -> tuple[int, int, RankLayout]:
+    """Return the numbers of ranks and nodes, and the layout, for `gpus` GPUs of each of `nodes` hosts in `domains`
+    NVLink domains. Default: all GPUs of the hosts of one domain. Raises ConfigError if that is impossible."""
+    nodes = nodes or profile.hosts_per_domain
+    ranks = nodes * (gpus or profile.node.gpus)
+    try:
+        return ranks, nodes, rank_layout(profile, ranks, nodes, domains)
+    except NotComparable as error:
+        raise ConfigError(f"--nodes {nodes}: {error}") from None
+
+
+def limit_rows(profile: Profile, ranks: int, nodes: int, layout: RankLayout) -> list[dict[str, Any]]:
+    """Return the ceilings and references for ranks on `nodes` hosts, in GB/s.
 
     A row is one of these:
 
@@ -267,20 +322,17 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
     * a ceiling without references.
     * a test of copies or of one NIC.
 
-    `hardest` marks the ceiling that no correct measurement exceeds. Raises ConfigError if the hosts do not divide
-    evenly between domains."""
-    nodes = nodes or profile.hosts_per_domain
-    ranks = nodes * profile.node.gpus
-    try:
-        layout = rank_layout(profile, ranks, nodes)
-    except NotComparable as error:
-        raise ConfigError(f"--nodes {nodes}: {error}") from None
+    `hardest` marks the ceiling that no correct measurement exceeds."""
     rows: list[dict[str, Any]] = []
 
-    def add(row: dict[str, Any], ceiling: float | None, formula: str, reference: Measured | None) -> None:
+    def add(
+        row: dict[str, Any], ceiling: float | None, formula: str, reference: Measured | None, derivation: str = ""
+    ) -> None:
         limit = {"ceiling": None if ceiling is None else round(ceiling, 1), "formula": formula}
+        limit["derivation"] = derivation
         rows.append(row | limit | {name: getattr(reference, name, None) for name in Measured.model_fields})
 
+    is_least = layout.domains == rank_layout(profile, ranks, nodes).domains
     for collective in get_args(Collective):
         ceilings = class_ceilings(collective, ranks, layout)
         loosest = max(ceilings, key=lambda ceiling: ceiling.value, default=None)
@@ -288,9 +340,10 @@ def limit_rows(profile: Profile, nodes: int | None = None) -> list[dict[str, Any
             names = (ceiling.algorithm, None) if ceiling is loosest else (ceiling.algorithm,)
             row = {"test": collective, "ranks": ranks, "nodes": nodes, "algorithm": ceiling.algorithm}
             row["hardest"] = ceiling is loosest
-            measured = [r for r in profile.references_at(collective, ranks, nodes) if r.algorithm in names]
+            references = profile.references_at(collective, ranks, nodes) if is_least else ()
+            measured = [reference for reference in references if reference.algorithm in names]
             for reference in measured or (None,):
-                add(row, ceiling.value, ceiling.formula, reference)
+                add(row, ceiling.value, ceiling.formula, reference, ceiling.derivation)
     for rate in (*profile.copies, *profile.wires):
         for test in rate.tests:
             limit, _ = path_limits(profile, test)

@@ -9,14 +9,16 @@ open if the output does not say.
 * Speed: a collective is judged by its best row of 1 GiB or more, never by the average over sizes. A result above its
   ceiling by more than `MARGIN` is a measuring error. A result is fast enough if it reaches tolerance * reference. A
   reference is a measured result in the profile. If there is no reference for exactly these ranks, nodes and class of
-  algorithms, the result must reach a floor: the smallest acceptable speed (`floor_of`)."""
+  algorithms, the result must reach a floor: the smallest acceptable speed (`floor_of`). A result whose parts differ
+  too much (`_uneven`) is not fast enough, however fast its best part is."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
+from statistics import median
 from typing import Any, get_args
 
 from imagebuild.bench import ceilings
@@ -27,12 +29,15 @@ from imagebuild.bench.models import (
     BandwidthTest,
     Claim,
     ClaimWord,
+    Collective,
     Diagnostic,
     Judgement,
+    Launch,
     Limit,
     Measurement,
     Openness,
     PerftestTable,
+    Result,
     Results,
     Run,
     SpeedClaim,
@@ -50,8 +55,15 @@ GATE_BYTES, WIRE_BYTES = 2**30, 2**16
 bandwidth: for collectives, and for tests of one NIC."""
 NEVER_COMPARE = ("all_reduce_bench",)
 """Tools that cannot validate data. For these tools, the claim about data is skipped instead of open."""
-COLLAPSE = 0.5
-"""Fraction of the best bandwidth that every row with a larger message size must reach."""
+COLLAPSE, STEADY_BYTES = 0.5, 2**26
+"""Fraction of the bandwidth of smaller messages, and of the other placement, that must be reached; and the size from
+which a collective must reach it. Healthy runs in public logs reach 0.7 and 0.8."""
+PAIR = 0.7
+"""Fraction of the median of a matrix that each pair must reach. The slowest pairs of healthy machines reach 0.99
+between GPUs on a switch, and 0.85 between a GPU and its host."""
+SICK, SICK_BYTES = 0.25, 2**20
+"""Fraction of the floor that a run must also reach below 1 GiB, and the smallest number of bytes for each rank at which
+it must do so, because small parts show latency. The slowest healthy run in public logs reaches 0.41 at 512 MiB."""
 RATIO_ERROR = 0.002
 """Largest accepted difference between the printed busbw / algbw and the ratio that follows from the number of ranks."""
 RATIO_LEAST = 20.0
@@ -72,22 +84,48 @@ class Expected:
     """Classes of algorithms that the library was told to use, such as `ring` with NCCL_NVLS_ENABLE=0."""
     least: float | None = None
     """Bus bandwidth in GB/s that the best row of 1 GiB or more must reach."""
+    gpus: int | None = None
+    """Number of GPUs of each node that should take part. Default: all GPUs of a node in the profile."""
+    domains: int | None = None
+    """Number of NVLink domains of the nodes."""
+    collective: str | None = None
+
+    def of(self, result: Result) -> Expected:
+        """Return the expected values, completed by those of the program that started the benchmark."""
+        known = dict(result.launch or Launch())
+        return replace(self, **{name: getattr(self, name) or known[name] for name in known.keys() & vars(self).keys()})
+
+    def gpus_of(self, profile: Profile | None, nodes: int | None) -> int | None:
+        """Return the number of GPUs that should take part. None if it is unknown."""
+        each = self.gpus or (profile.node.gpus if profile else None)
+        return self.ranks or (each * nodes if each and nodes else None)
+
+
+def accepted_kinds(kinds: Iterable[str]) -> tuple[Openness, ...]:
+    """Return the values of `--allow` once each. Raises ConfigError if one is unknown."""
+    known: tuple[Openness, ...] = get_args(Openness)
+    for kind in set(kinds).difference(known):
+        raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(known)}")
+    return tuple(kind for kind in known if kind in kinds)
 
 
 def judge_results(
     results: Results, profile: Profile | None = None, expected: Expected | None = None
 ) -> tuple[Judgement, ...]:
     """Return a judgement (three claims) for each result in the order of the results, then one for each dcgmi diag.
-    Raises ConfigError if an expected algorithm is not a class in `ceilings.ALGORITHMS`."""
+    Raises ConfigError if an expected algorithm or collective is unknown."""
     expected, known = expected or Expected(), get_args(AlgorithmName)
     for algorithm in set(expected.algorithms).difference(known):
         raise ConfigError(f"--algorithm {algorithm}: unknown class of algorithms; use one of {', '.join(known)}")
+    if expected.collective not in (None, *get_args(Collective)):
+        names = ", ".join(get_args(Collective))
+        raise ConfigError(f"--collective {expected.collective}: unknown collective; use one of {names}")
     diagnoses = groupby(results.diagnostics, key=lambda diagnostic: diagnostic.source)
     return (
         *(_judge_run(run, results.runs, profile, expected) for run in results.runs),
         *(_judge_matrix(test, profile, expected) for test in results.tests),
         *(_judge_table(table, profile) for table in results.tables),
-        *(_judge_diagnostics(source, tuple(group), profile) for source, group in diagnoses),
+        *(_judge_diagnostics(source, tuple(group), profile, expected) for source, group in diagnoses),
     )
 
 
@@ -122,10 +160,18 @@ def _unsound(data: Claim) -> str:
 
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
     """Return the judgement on one run. `runs` are all runs of the report."""
-    data, participation = data_claim(run), _participation(run, runs, profile, expected)
-    run = run.model_copy(update={"ranks": run.ranks or expected.ranks, "nodes": _nodes_of(run, expected)})
-    speed = _speed_of_run(run, profile, expected, _unsound(data))
-    return Judgement(source=run.source, subject=run.subject, data=data, participation=participation, speed=speed)
+    expected = expected.of(run)
+    run = run.model_copy(update={"collective": run.collective or expected.collective})
+    ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
+    if run.launch and run.launch.one_host and (nodes or 1) > 1:
+        reason = "the nodes are containers on one host, whose speed no profile describes"
+        participation, speed = NO_PARTICIPATION, SpeedClaim(state="not applicable", reason=reason)
+    else:
+        participation = _participation(run, runs, profile, expected)
+        whole = run.model_copy(update={"ranks": ranks, "nodes": nodes})
+        speed = _speed_of_run(whole, profile, expected, _unsound(data_claim(run)))
+    subject = describe_run(run.collective, ranks, nodes)
+    return Judgement(source=run.source, subject=subject, data=data_claim(run), participation=participation, speed=speed)
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:
@@ -142,11 +188,14 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     """Return the claim about participation: whether the ranks, nodes and GPUs of a run are the expected ones."""
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
     counts = ((ranks, expected.ranks, "rank"), (nodes, expected.nodes, "node"))
-    wanted = expected.ranks or (nodes * profile.node.gpus if profile and nodes else None)
+    wanted = expected.gpus_of(profile, nodes)
     wrong = [
         f"{is_} of {plural(should, noun)} took part" for is_, should, noun in counts if should and is_ != should and is_
     ]
-    wrong += [_foreign_devices(run.devices, profile), _not_joined(run, runs, wanted), _wrong_ratio(run, ranks)]
+    if expected.collective not in (None, run.collective):
+        wrong.append(f"the output is of {run.collective}, not of {expected.collective}")
+    wrong += [_not_joined(run, runs, wanted), _foreign_devices(run.devices, profile)]
+    wrong.append(_wrong_ratio(run, ranks))
     if ranks and run.gpus and run.gpus < ranks and nodes == run.nodes:
         shared = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
         wrong.append(f"{shared}; if several hosts have this name, pass their number with --nodes")
@@ -155,7 +204,7 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
         wrong += [groups] if any(wrong) else []
     if any(wrong):
         return Claim(state="incomplete", reason="; ".join(filter(None, wrong)))
-    asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes else None
+    asked: Openness | None = "partial" if profile or expected.ranks or expected.nodes or expected.gpus else None
     unknown = [f"{noun}s" for count, _, noun in counts if count is None]
     if ranks is None or (unknown and asked):
         what = f"the output does not list the {' and '.join(unknown)}"
@@ -168,7 +217,9 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     if not asked:
         hints = (scale, _not_joined(run, runs, 2), "neither a profile nor --ranks says how many there should be")
         return Claim(state="not known", reason="; ".join(filter(None, hints)))
-    return _gpus_claim(ranks, wanted or ranks, scale)
+    # Groups may also consist of one GPU of each node.
+    found = wanted if wanted and run.groups > 1 and ranks * run.groups % wanted == 0 else ranks
+    return _gpus_claim(found, wanted or ranks, scale, None if expected.ranks else nodes)
 
 
 def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
@@ -186,21 +237,24 @@ def _not_joined(run: Run, runs: Iterable[Run], wanted: int | None) -> str:
     return f"{what} of one rank each: the ranks were not joined; build nccl-tests with MPI=1"
 
 
-def _gpus_claim(found: int, wanted: int, scale: str = "") -> Claim:
-    """Return the claim that all wanted GPUs took part. If the numbers are equal, `scale` is the reason."""
+def _gpus_claim(found: int, wanted: int, scale: str = "", nodes: int | None = None) -> Claim:
+    """Return the claim that all wanted GPUs of `nodes` took part. If the numbers are equal, `scale` is the reason."""
     counts = f"{found} of {wanted} GPUs took part"
     if found != wanted:
+        if nodes and found < wanted and found % nodes == 0:
+            counts += f"; if fewer are meant, pass --gpus {found // nodes}"
         return Claim(state="incomplete", reason=counts, allow="partial" if found < wanted else None)
     return Claim(state="complete", reason=scale or counts)
 
 
 def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     """Return a sentence about GPUs that the profile does not describe, or an empty text if there are none."""
-    others = [name for name in names if profile and not GENERIC_GPU.fullmatch(name) and not profile.has(name)]
+    others = Counter(name for name in names if profile and not GENERIC_GPU.fullmatch(name) and not profile.has(name))
     if not profile or not others:
         return ""
     own = " or ".join(name.strip("*") for name in profile.gpu.names)
-    return f"the benchmark ran on {', '.join(others)}, but {profile.name} describes {own}"
+    ran = ", ".join(f"{count} \u00d7 {name}" if count > 1 else name for name, count in others.items())
+    return f"the benchmark ran on {ran}, but {profile.name} describes {own}"
 
 
 def _wrong_ratio(run: Run, ranks: int | None) -> str:
@@ -222,32 +276,57 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
     facts: dict[str, Any] = {"measured": measured, "size_bytes": size}
     if run.ranks == 1:
         return SpeedClaim(state="not applicable", reason="one rank moves nothing between GPUs", **facts)
+    uneven = _uneven(_speeds(run, 0), STEADY_BYTES) or _uneven_placements(run)
+    claim = None
     if expected.least is not None and not unsound:
-        facts["floor"] = Limit(value=expected.least, what="the limit set with --min-bw")
+        facts["floor"] = limit = Limit(value=expected.least, what="the limit set with --min-bw")
         if not _speeds(run, _least_size(run)):
-            problem = "speed is judged at message sizes of 1 GiB or more, but none was measured"
-            return SpeedClaim(state="not judged", reason=problem, allow="unjudged", **facts)
-        if (measured or 0) < expected.least:
-            return SpeedClaim(state="too slow", reason=f"less than the {expected.least:g} GB/s of --min-bw", **facts)
-        if profile is None:
-            return SpeedClaim(state="fast enough", **facts)
-    unsound = unsound or _foreign_devices(run.devices, profile)
-    problem = ""
-    if profile and not unsound:
-        try:
-            return _speed_on_profile(run, profile, expected)
-        except NotComparable as reason:
-            problem = str(reason)
-    return _not_judged(profile, unsound, problem, **facts)
+            claim = _sick(run, limit) or SpeedClaim(
+                state="not judged", reason=_too_small(run), allow="unjudged", **facts
+            )
+        elif (measured or 0) < expected.least:
+            reason = f"less than the {expected.least:g} GB/s of --min-bw"
+            claim = SpeedClaim(state="too slow", reason=reason, **facts)
+        elif profile is None:
+            claim = SpeedClaim(state="fast enough", **facts)
+    if claim is None:
+        unsound = unsound or _foreign_devices(run.devices, profile)
+        problem = ""
+        if profile and not unsound:
+            try:
+                claim = _speed_on_profile(run, profile, expected)
+            except NotComparable as reason:
+                problem = str(reason)
+        claim = claim or _not_judged(profile, unsound, problem, **facts)
+    return _evened(claim, uneven if not unsound else "")
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:
     """Return the claim about the speed of a run. Raises NotComparable if the run does not fit the hardware."""
     if not (run.collective and run.ranks and run.nodes):
-        lacking = "number of nodes" if run.ranks else "number of ranks"
-        raise NotComparable(f"the output does not say the {lacking if run.collective else 'collective'}")
-    collective, ranks, nodes = scale = run.collective, run.ranks, run.nodes
-    layout = rank_layout(profile, ranks, nodes)
+        noun = "nodes" if run.ranks else "ranks"
+        what, option = (f"number of {noun}", noun) if run.collective else ("collective", "collective")
+        raise NotComparable(f"the output does not say the {what}; pass it with --{option}")
+    domains = expected.domains
+    if run.clique and not domains and run.ranks % run.clique == 0:
+        domains = run.ranks // run.clique
+    claim = _speed_in_domains(run, profile, expected, domains)
+    if domains or run.nodes == 1 or profile.hosts_per_domain == 1 or claim.state != "too slow":
+        return claim
+    # The hosts may belong to more domains than necessary.
+    if _speed_in_domains(run, profile, expected, run.nodes).state == "too slow":
+        return claim
+    reason = f"the output does not say how many NVLink domains the {run.nodes} nodes are in; pass it with --domains"
+    update = {"state": "not judged", "allow": "unjudged", "reason": f"{reason}; if as few as possible: {claim.reason}"}
+    return claim.model_copy(update=update)
+
+
+def _speed_in_domains(run: Run, profile: Profile, expected: Expected, domains: int | None) -> SpeedClaim:
+    """Return the claim about the speed of a run whose nodes are in `domains` NVLink domains. None: as few as possible.
+    Raises NotComparable if the run does not fit the hardware."""
+    assert run.collective, "checked by the caller"
+    collective, ranks, nodes = scale = run.collective, run.ranks or 0, run.nodes or 1
+    layout = rank_layout(profile, ranks, nodes, domains)
     measured, size = best_row(run)
     if measured is None or size is None:
         raise NotComparable("no bus bandwidth was read")
@@ -260,17 +339,20 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     if used and not known:
         raise NotComparable(f"{profile.name} cannot run {describe_run(*scale)} with {names}")
     hardest = max(known, key=lambda ceiling: ceiling.value, default=None)
-    references = profile.references_at(*scale)
+    # The hosts of references are in as few domains as possible.
+    is_least = layout.domains == rank_layout(profile, ranks, nodes).domains
+    references = profile.references_at(*scale) if is_least else []
     # If the class is unknown, the run is compared with references in which the library chose the algorithm.
     fitting = [r for r in references if (r.algorithm in (None, *used) if used else not r.forced)]
     reference = max(fitting, key=lambda r: r.algorithm in used, default=None)
-    missing, floor = "", None
+    missing, floor = "", floor_of(profile, layout, known)
     if size < _least_size(run):
-        reference, missing = None, f"the largest size is {size} bytes; speed is judged at 1 GiB or more"
+        if sick := _sick(run, floor):
+            return sick
+        reference, missing, floor = None, _too_small(run), None
     elif reference is None:
         suffix = f" with {names}" if used and references else ""
         missing = f"{profile.name} has no reference for {describe_run(*scale)}{suffix}"
-        floor = floor_of(profile, layout, known)
     notes = [f"as {names}"] if len(used) == 1 else []
     if not run.devices:
         notes.append(f"the output does not name the GPU; imagebuild assumes that it is the GPU of {profile.name}")
@@ -283,14 +365,63 @@ def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedCl
     what = f"{hardest.algorithm} {collective} ceiling: {hardest.formula}" if hardest else ""
     limit = Limit(value=round(hardest.value, 3), what=what) if hardest else None
     claim = _speed(measured, size, (limit, floor), reference, missing=missing, notes=notes)
-    if len(used) == 1:
-        claim = claim.model_copy(update={"algorithm": names})
-    # Many ranks reach their best speed only at large sizes. Rows of smaller sizes may therefore be much slower.
-    slowest = min(_speeds(run, max(size + 1, _least_size(run))), default=None)
-    if claim.state == "fast enough" and slowest and slowest[0] < COLLAPSE * measured:
-        reason = f"only {slowest[0]:g} GB/s at {slowest[1]} bytes, less than half of the best"
-        return claim.model_copy(update={"state": "too slow", "reason": reason})
-    return claim
+    return claim.model_copy(update={"algorithm": names}) if len(used) == 1 else claim
+
+
+def _sick(run: Run, floor: Limit | None) -> SpeedClaim | None:
+    """Return the claim that a run without large messages is too slow, or None if it may be healthy."""
+    least = max(STEADY_BYTES, SICK_BYTES * (run.ranks or 1))
+    measured, size = max(_speeds(run, least), default=(None, None))
+    if not floor or measured is None or measured >= SICK * floor.value:
+        return None
+    reason = f"only {measured:g} GB/s at {size} bytes, less than {SICK:.0%} of the floor of {floor.value:.1f} GB/s"
+    return SpeedClaim(
+        state="too slow", reason=f"{reason} ({floor.what})", measured=measured, size_bytes=size, floor=floor
+    )
+
+
+def _too_small(run: Run) -> str:
+    largest = max((row.size_bytes for row in run.rows), default=0)
+    return f"the largest size is {largest} bytes; speed is judged at 1 GiB or more"
+
+
+# Parts of a result that differ too much
+
+
+def _uneven(speeds: Iterable[tuple[float, int]], least: int) -> str:
+    """Return a sentence if a bandwidth at `least` bytes or more is far below one at the same or a smaller size.
+    Return an empty text otherwise. `speeds` are bandwidths with their sizes."""
+    best, at = 0.0, 0
+    for size, group in groupby(sorted(speeds, key=lambda pair: (pair[1], -pair[0])), key=lambda pair: pair[1]):
+        for speed, _ in group:
+            if speed > best:
+                best, at = speed, size
+            elif size >= least and speed < COLLAPSE * best:
+                return f"only {speed:g} GB/s at {size} bytes, less than half of the {best:g} GB/s at {at} bytes"
+    return ""
+
+
+def _uneven_placements(run: Run) -> str:
+    """Return a sentence if one placement is far below the other in a large row, else an empty text."""
+    for row in run.rows:
+        speeds = [half.busbw_gb_s for half in row.halves if half.busbw_gb_s is not None]
+        if row.size_bytes >= STEADY_BYTES and len(speeds) == 2 and min(speeds) < COLLAPSE * max(speeds):
+            names = ("out of place", "in place")
+            slow, fast = names if speeds[0] < speeds[1] else names[::-1]
+            return (
+                f"only {min(speeds):g} GB/s {slow} at {row.size_bytes} bytes, less than half of the {max(speeds):g} "
+                f"GB/s {fast}"
+            )
+    return ""
+
+
+def _evened(claim: SpeedClaim, uneven: str) -> SpeedClaim:
+    """Return the claim, or a claim that does not pass if the parts of the result are uneven."""
+    if not uneven or claim.state not in ("fast enough", "not judged", "not applicable"):
+        return claim
+    if claim.state == "fast enough" or claim.allow:
+        return claim.model_copy(update={"state": "too slow", "reason": uneven, "allow": None})
+    return claim.model_copy(update={"state": "not judged", "reason": f"{claim.reason}; {uneven}"})
 
 
 def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceiling]) -> Limit | None:
@@ -299,12 +430,12 @@ def floor_of(profile: Profile, layout: RankLayout, known: Sequence[ceilings.Ceil
     The floor is a fraction of the lowest ceiling. The fraction is the one in the `network` of the profile, or else the
     `floor_fraction` of the ceiling. Return None if no floor is known."""
     own = profile.network.floor if profile.network and layout.domains > 1 else None
-    if not known or (own is None and layout.domains > 1 and profile.hosts_per_domain > 1):
+    if not known or (own is None and layout.domains > 1 and layout.hosts > 1):
         return None  # between racks, collectives use only a small part of a rack's network bandwidth
-    lowest = min(known, key=lambda ceiling: ceiling.value)
+    lowest = min(known, key=lambda ceiling: ceiling.least)
     fraction, source = (own.fraction, f"; {own.source}, {own.date}") if own else (lowest.floor_fraction, "")
-    what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.formula}{source}"
-    return Limit(value=round(fraction * lowest.value, 3), what=what)
+    what = f"{fraction:.0%} of the lowest ceiling, {lowest.algorithm}: {lowest.least_formula}{source}"
+    return Limit(value=round(fraction * lowest.least, 3), what=what) if fraction else None
 
 
 def _speeds(run: Run, least: int) -> list[tuple[float, int]]:
@@ -331,9 +462,11 @@ def _least_size(run: Run) -> int:
 def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expected) -> Judgement:
     """Return the judgement on a matrix. The slowest pair must reach the reference or floor. The fastest pair must not
     exceed the ceiling."""
+    expected = expected.of(test)
     name, data, pairs, cells = test.subject, data_claim(test), test.pairs, test.cells
     participation = NO_PARTICIPATION
     listed, gpus = len(test.devices), test.size or len(test.devices)
+    wanted = expected.gpus_of(profile, expected.nodes or 1)
     if problem := _foreign_devices(test.devices, profile):
         participation = Claim(state="incomplete", reason=problem)
     elif 0 < gpus < listed and test.verdict != "waived":
@@ -344,10 +477,10 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         state: ClaimWord = "incomplete" if joined else "not known"
         reason = f"{len(cells) - len(pairs)} of {plural(len(cells), 'pair')} were not measured (N/A in the output)"
         participation = Claim(state=state, reason=reason, allow="partial" if profile else None)
-    elif profile and gpus and test.verdict != "waived":
-        wanted = expected.ranks or profile.node.gpus * (expected.nodes or 1)
+    elif wanted and gpus and test.verdict != "waived":
         others = f"{gpus} of {wanted} GPUs took part; the output names only {listed} of them"
-        participation = _gpus_claim(gpus, wanted, others if 0 < listed < gpus else "")
+        scale, nodes = others if 0 < listed < gpus else "", None if expected.ranks else expected.nodes or 1
+        participation = _gpus_claim(gpus, wanted, scale, nodes)
     unsound = problem or _unsound(data)
     if test.verdict == "waived":
         speed = SpeedClaim(state="not applicable")
@@ -359,16 +492,24 @@ def _judge_matrix(test: BandwidthTest, profile: Profile | None, expected: Expect
         none = "no pair was measured" if test.unit else "the output does not say the unit"
         lowest = lowest if test.unit else None
         speed = _speed_of_path(profile, name, measured=lowest, highest=highest, unsound=unsound, problem=none)
+        middle = median(pairs) if pairs else 0.0
+        # Between slots, and between GPUs that only some links join, healthy pairs differ.
+        if lowest is not None and lowest < PAIR * middle and not (profile and len(profile.links) > 1) and not unsound:
+            speed = _evened(speed, f"the worst pair reaches {lowest:g} GB/s, {lowest / middle:.0%} of the median pair")
     return Judgement(source=test.source, subject=name, data=data, participation=participation, speed=speed)
 
 
 def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
-    """Return the judgement on a table, by the row with the highest average bandwidth."""
+    """Return the judgement on a table, by the row with the highest average bandwidth. If the profile has a reference
+    for the size of a row, that row counts."""
     test, data = table.subject, data_claim(table)
-    best, unsound = table.best, _unsound(data)
-    scale = ceilings.GB_UNITS.get(table.unit or "")
-    measured = best.bw_average * scale if best and best.bw_average is not None and scale else None
+    best, foreign = table.best, _foreign_devices(table.devices, profile)
+    unsound = foreign or _unsound(data)
+    unit = ceilings.GB_UNITS.get(table.unit or "")
+    scale = unit / table.ports if unit else None  # profiles describe one port
+    speeds = {row.size_bytes or 0: row.bw_average * scale for row in table.rows if row.bw_average is not None and scale}
     size = best.size_bytes if best else None
+    measured = best.bw_average * scale if best and best.bw_average is not None and scale else None
     unjudged = {
         "times are not judged": any(row.latency_us for row in table.rows),
         "no profile contains measured results of ucx_perftest": table.tool == "ucx_perftest",
@@ -381,36 +522,61 @@ def _judge_table(table: PerftestTable, profile: Profile | None) -> Judgement:
         problem = "no bandwidth was read"
         if best and not scale:
             problem = "the unit was not printed; run with --report_gbits and keep the text"
-        speed = _speed_of_path(profile, test, measured=measured, size=size, unsound=unsound, problem=problem)
-    return Judgement(source=table.source, subject=test, data=data, participation=NO_PARTICIPATION, speed=speed)
+        speed = _speed_of_path(
+            profile, test, measured=measured, size=size, unsound=unsound, problem=problem, sizes=speeds,
+            queue_pairs=table.queue_pairs,
+        )  # fmt: skip
+    if not unsound and "Atomic" not in test:
+        # OSU changes its protocol below 1 MiB.
+        rows = (
+            (row.bw_average * (scale or 1), row.size_bytes or 0) for row in table.rows if row.bw_average is not None
+        )
+        speed = _evened(speed, _uneven(rows, 2**20 if table.tool == "osu" else WIRE_BYTES))
+    participation = Claim(state="incomplete", reason=foreign) if foreign else NO_PARTICIPATION
+    return Judgement(source=table.source, subject=test, data=data, participation=participation, speed=speed)
 
 
 def _speed_of_path(
     profile: Profile | None, test: str, *, measured: float | None, size: int | None = None,
-    highest: float | None = None, unsound: str, problem: str,
+    highest: float | None = None, unsound: str, problem: str, sizes: Mapping[int, float] | None = None,
+    queue_pairs: int | None = None,
 ) -> SpeedClaim:  # fmt: skip
     """Return the claim about the speed of a copy between devices or a test of one NIC.
 
     `measured`, in GB/s, is compared with the reference, `highest` (default: `measured`) with the ceiling. `problem` is
-    the reason if nothing was measured. The output of perftest does not say whether the buffers were in host or GPU
-    memory, so the lower of both references counts."""
+    the reason if nothing was measured. `sizes` maps sizes to bandwidths; a reference for one of these sizes is compared
+    with its bandwidth. The output of perftest does not say whether the buffers were in host or GPU memory, so the lower
+    of both references counts."""
     if profile is None or unsound or measured is None:
         return _not_judged(profile, unsound, problem, measured=measured, size_bytes=size)
-    fitting = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
+    sizes = sizes or {}
+    named = [rate for rate in (*profile.copies, *profile.wires) if rate.is_for(test)]
+    fitting = [
+        rate
+        for rate in named
+        if rate.size_bytes in (None, *sizes) and (queue_pairs is None or rate.queue_pairs in (None, queue_pairs))
+    ]
     reference = min(fitting, key=lambda rate: rate.rate * rate.tolerance, default=None)
     notes = ["the worst pair"] if highest not in (None, measured) else []
     missing = f"{profile.name} has no reference for this test"
+    if named:
+        pairs = f" and {plural(queue_pairs, 'queue pair')}" if queue_pairs else ""
+        missing += f" with messages of {size} bytes{pairs}"
     ceiling, floor = ceilings.path_limits(profile, test)
     if size is not None and size < WIRE_BYTES:
         reference = floor = None
-        missing = f"the largest size is {size} bytes; speed is judged at {WIRE_BYTES} bytes or more"
+        missing = f"the largest size is {max(sizes, default=size)} bytes; speed is judged at {WIRE_BYTES} bytes or more"
+    if reference and reference.size_bytes:
+        highest, measured, size = highest or measured, sizes[reference.size_bytes], reference.size_bytes
     return _speed(measured, size, (ceiling, floor), reference, missing=missing, notes=notes, highest=highest)
 
 
 # dcgmi diag
 
 
-def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Judgement:
+def _judge_diagnostics(
+    source: str, diagnostics: Sequence[Diagnostic], profile: Profile | None, expected: Expected
+) -> Judgement:
     """Return the judgement on one dcgmi diag. The diag passes if a hardware test ran, and no test failed or warned."""
     failed, warned = (
         "; ".join(": ".join(filter(None, (d.subject, d.reason))) for d in diagnostics if d.verdict == verdict)
@@ -423,15 +589,17 @@ def _judge_diagnostics(source: str, diagnostics: Sequence[Diagnostic], profile: 
         data = Claim(state="wrong", reason=failed)
     elif warned or not ran:
         reason = f"a warning is not a pass: {warned}" if warned else f"no test of the hardware was run: {counts}"
-        data = Claim(state="not compared", reason=reason, allow="unvalidated")
+        # The quick diagnosis that imagebuild starts only tests software.
+        allow: Openness | None = None if diagnostics[0].launch and not warned else "unvalidated"
+        data = Claim(state="not compared", reason=reason, allow=allow)
     else:
         data = Claim(state="right", reason=counts)
     speed = SpeedClaim(state="not applicable", reason="dcgmi diag judges speed itself")
-    participation = _tested_gpus(diagnostics, profile)
+    participation = _tested_gpus(diagnostics, profile, expected.of(diagnostics[0]))
     return Judgement(source=source, subject="dcgmi diag", data=data, participation=participation, speed=speed)
 
 
-def _tested_gpus(diagnostics: Sequence[Diagnostic], profile: Profile | None) -> Claim:
+def _tested_gpus(diagnostics: Sequence[Diagnostic], profile: Profile | None, expected: Expected) -> Claim:
     """Return the claim about participation in a dcgmi diag: every hardware test that ran also ran on each GPU."""
     named = {d.entity for d in diagnostics if d.entity and d.entity.startswith("GPU")}
     ran = [d for d in diagnostics if d.verdict != "waived" and (d.category or "").casefold() not in SOFTWARE]
@@ -439,11 +607,13 @@ def _tested_gpus(diagnostics: Sequence[Diagnostic], profile: Profile | None) -> 
     missing = {entity: [t for t, tested in by_test.items() if tested and entity not in tested] for entity in named}
     skipped = [f"{', '.join(tests)} did not run on {entity}" for entity, tests in sorted(missing.items()) if tests]
     if not any(by_test.values()):
-        asked: Openness | None = "partial" if profile else None
+        # The quick diagnosis that imagebuild starts only tests software.
+        asked: Openness | None = "partial" if profile and not diagnostics[0].launch else None
         return Claim(state="not known", reason="no test of the hardware names its GPUs", allow=asked)
-    wanted = max(profile.node.gpus if profile else 0, len(named))
-    claim = _gpus_claim(len(named) - len(skipped), wanted)
-    if profile or skipped:
+    least = expected.gpus_of(profile, expected.nodes or 1)
+    wanted = max(least or 0, len(named))
+    claim = _gpus_claim(len(named) - len(skipped), wanted, nodes=None if skipped or expected.ranks else 1)
+    if least or skipped:
         return claim.model_copy(update={"reason": "; ".join((claim.reason, *skipped))})
     return NO_PARTICIPATION
 

@@ -43,10 +43,27 @@ GENERIC_GPU = re.compile(
 """A name that drivers give to a GPU that they do not know."""
 
 
+class Launch(Model):
+    """What the program that started a benchmark knows about it, and the output may not say."""
+
+    ranks: int | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+    """Number of GPUs of each node that should take part. `None`: all GPUs of a node."""
+    domains: int | None = None
+    """Number of NVLink domains of the nodes. `None`: unknown."""
+    algorithms: tuple[AlgorithmName, ...] = ()
+    """Classes of algorithms that the library was told to use."""
+    one_host: bool = False
+    """Whether the nodes are containers on one host. No profile describes the speed between such nodes."""
+
+
 class Result(Model):
     """One result in the output of a tool."""
 
     source: str
+    launch: Launch | None = None
+    """`None`: imagebuild read the output, but did not start the benchmark."""
     verdict: Verdict = "ok"
     reason: str = ""
     notes: tuple[str, ...] = ()
@@ -280,6 +297,12 @@ class Results(Model):
     def measured(self) -> tuple[Measurement, ...]:
         return (*self.runs, *self.tests, *self.tables)
 
+    def with_launch(self, launch: Launch) -> Self:
+        """Return the results with what is known about the program that started them."""
+        kinds = ("runs", "tests", "tables", "diagnostics")
+        told = {kind: tuple(r.model_copy(update={"launch": launch}) for r in getattr(self, kind)) for kind in kinds}
+        return self.model_copy(update=told)
+
     def without_hosts(self) -> Self:
         """Return the results without host names, so that they can be published."""
         return self.model_copy(update={"runs": tuple(run.model_copy(update={"hosts": ()}) for run in self.runs)})
@@ -328,6 +351,13 @@ class Claim(Model):
     """The value of `--allow` that accepts this state. `None`: no value accepts this state, or the user did not ask for
     the claim."""
 
+    def text(self, allowed: Collection[str] = ()) -> str:
+        """Return the reason, with the value of `--allow` that accepts or would accept the claim."""
+        if not self.allow:
+            return self.reason
+        hint = "accepted by" if self.allow in allowed else "to accept it:"
+        return f"{self.reason} ({hint} --allow {self.allow})"
+
     def standing(self, allowed: Collection[str] = ()) -> State | None:
         """Return the outcome of the claim if `allowed` was passed to `--allow`. None if it is not applicable."""
         if self.state in (*PASSED, "not applicable"):
@@ -342,7 +372,7 @@ class SpeedClaim(Claim):
 
     measured: float | None = None
     """The bandwidth that is judged, in GB/s. For a collective, the best row of 1 GiB or more. For a matrix, the slowest
-    pair of devices. For a table, the highest average."""
+    pair of devices. For a table, the highest average, or the average at the size of the reference."""
     size_bytes: int | None = None
     ceiling: Limit | None = None
     reference: Limit | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -127,10 +127,16 @@ class NamedRate(Measured):
     tests: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of tests as printed, such as `RDMA_Write BW`. `*` matches any text."""
     memory: Literal["host", "gpu"] | None = None
-    """Memory of perftest's buffers. The output does not name the memory, so a test is compared with the lower rate."""
+    """Memory of perftest's buffers. If the output does not name the memory, a test is compared with the lower rate."""
+    size_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Size of the measured messages. Only rows of this size are compared. Default: rows of any size."""
+    queue_pairs: Annotated[int, Field(gt=0)] | None = None
+    """Number of queue pairs of perftest. Only tests with this number are compared. Default: any number."""
 
     def is_for(self, test: str) -> bool:
-        return any(fnmatchcase(test.casefold(), pattern.casefold()) for pattern in self.tests)
+        """Return whether the rate applies to a test. A rate of writes over a port also applies to reads and sends."""
+        names = (test.casefold(), re.sub(r"^(?:rdma_read|send)(?= bw)", "rdma_write", test.casefold()))
+        return any(fnmatchcase(name, pattern.casefold()) for name in names for pattern in self.tests)
 
 
 class ProfileFile(Model):
@@ -192,7 +198,8 @@ def load_profiles(*folders: Path) -> Profiles:
     documents = {name: document for name, document in loaded.items() if document}
     profiles = {name: _complete_profile(name, documents, set(loaded), mistakes) for name in documents}
     mistakes.stop_if_any()
-    return {name: profile for name, profile in profiles.items() if profile}
+    complete = {name: profile for name, profile in profiles.items() if profile}
+    return {name: _with_shared_references(profile, complete.values()) for name, profile in complete.items()}
 
 
 def find_profile(profiles: Profiles, name: str) -> YamlFile[Profile]:
@@ -233,6 +240,36 @@ def _complete_profile(
     for field in missing:
         mistakes.add(document.at(), f"{field}: is missing")
     return None if missing else YamlFile(document.path, Profile(name=name, **values), document.lines)
+
+
+def _with_shared_references(document: YamlFile[Profile], others: Iterable[YamlFile[Profile]]) -> YamlFile[Profile]:
+    """Return a profile with the references of profiles with the same links, because they hold for the links and not for
+    the name of the machine. References between NVLink domains and of NICs also need the same NICs.
+
+    Own references come first. If several other profiles have a reference with the same key, the lowest counts."""
+    own = document.model
+    known = {profile_key(reference) for reference in own.references}
+    shared: dict[tuple[str, int, int, str | None], MeasuredSpeed] = {}
+    wires = own.wires
+    # Name the profile that has a reference, rather than one that inherits it.
+    for other in sorted((other.model for other in others), key=lambda other: other.extends is not None):
+        if other.name == own.name or _speeds(other.links) != _speeds(own.links) or other.node.gpus != own.node.gpus:
+            continue
+        same_nics = _speeds([other.network]) == _speeds([own.network])
+        for reference in other.references:
+            key = profile_key(reference)
+            if key not in known and (same_nics or reference.nodes <= own.hosts_per_domain):
+                source = f"{reference.source} (profile {other.name}, with the same links{' and NICs' * same_nics})"
+                least = min(shared.get(key, reference), reference, key=lambda r: r.rate * r.tolerance)
+                shared[key] = least.model_copy(update={"source": source}) if least is reference else least
+        wires = wires or (other.wires if same_nics else ())
+    profile = own.model_copy(update={"references": (*shared.values(), *own.references), "wires": wires})
+    return YamlFile(document.path, profile, document.lines)
+
+
+def _speeds(links: Iterable[Link | Network | None]) -> list[dict[str, Any]]:
+    """Return what is equal for links or NICs of the same speed."""
+    return [link.model_dump(exclude={"source", "date", "floor"}) if link else {} for link in links]
 
 
 def _hosts_per_domain(links: tuple[Link, ...], node: Node) -> int:

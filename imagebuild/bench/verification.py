@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from imagebuild.bench.models import Judgement, Results
+from imagebuild.bench.models import Judgement, Openness, Results
 from imagebuild.core.fields import Model
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -84,3 +84,6 @@ class VerifyResult(Model):
     """Commit of the project whose checks ran, with `-dirty` if files were modified."""
     surroundings: Surroundings | None = None
     """`None`: nothing could be run in the image."""
+    profile: str | None = None
+    """The profile with which benchmarks were judged."""
+    allowed: tuple[Openness, ...] = ()

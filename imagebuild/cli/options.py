@@ -44,6 +44,10 @@ class FloatRange(click.FloatRange):
     name = "number"
 
 
+COUNT = IntRange(min=1, max=1_000_000)
+"""The type of a number of ranks, hosts or GPUs."""
+
+
 # Commands
 
 
@@ -184,6 +188,22 @@ profile = click.option(
     shell_complete=names_of("profiles"),
 )
 profiles = click.option("--profiles", metavar="DIR", type=PATH, help="Read profiles only from this folder.")
+gpus = click.option(
+    "--gpus",
+    metavar="NUMBER",
+    type=COUNT,
+    help="Number of GPUs of each node that are used. Default: all in the profile.",
+)
+domains = click.option(
+    "--domains", metavar="NUMBER", type=COUNT, help="Number of NVLink domains (racks, or parts of racks) of the nodes."
+)
+allow = click.option(
+    "--allow",
+    metavar="unvalidated|partial|unjudged",
+    multiple=True,
+    help="Accept data that was not compared (unvalidated), missing GPUs (partial), or speeds that were not judged "
+    "(unjudged). Can be repeated.",
+)
 
 # What a command writes
 

@@ -13,10 +13,8 @@ from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError, plural
 
 if TYPE_CHECKING:
+    from imagebuild.bench.ceilings import RankLayout
     from imagebuild.bench.profiles import Profile
-
-COUNT = options.IntRange(min=1, max=1_000_000)
-"""The type of a number of ranks or hosts."""
 
 
 @options.command(
@@ -40,8 +38,11 @@ COUNT = options.IntRange(min=1, max=1_000_000)
     type=options.PATH,
     help="Earlier report to compare with. A result that became slower is a failure.",
 )
-@click.option("--ranks", metavar="NUMBER", type=COUNT, help="Number of ranks that every run must have.")
-@click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of hosts that every run must have.")
+@click.option("--ranks", metavar="NUMBER", type=options.COUNT, help="Number of ranks that every run must have.")
+@click.option("--nodes", metavar="NUMBER", type=options.COUNT, help="Number of hosts that every run must have.")
+@options.gpus
+@options.domains
+@click.option("--collective", metavar="NAME", help="Collective of the runs, if their output does not name it.")
 @click.option(
     "--min-bw",
     "least",
@@ -50,13 +51,7 @@ COUNT = options.IntRange(min=1, max=1_000_000)
     help="Minimum bus bandwidth that the fastest message size of 1 GiB or more must reach.",
 )
 @click.option("--algorithm", metavar="NAME", help="NCCL algorithm that the run was forced to use, such as ring.")
-@click.option(
-    "--allow",
-    metavar="unvalidated|partial|unjudged",
-    multiple=True,
-    help="Accept data that was not compared (unvalidated), missing GPUs (partial), or speeds that were not judged "
-    "(unjudged). Can be repeated.",
-)
+@options.allow
 @options.json_file
 @click.option("--junit", metavar="FILE|-", type=options.FILE, help="Write JUnit XML, which CI systems display.")
 @click.option("--html", metavar="FILE|-", type=options.FILE, help="Write a page with charts.")
@@ -68,6 +63,9 @@ def report(
     baseline: Path | None,
     ranks: int | None,
     nodes: int | None,
+    gpus: int | None,
+    domains: int | None,
+    collective: str | None,
     least: float | None,
     algorithm: str | None,
     allow: tuple[str, ...],
@@ -85,7 +83,8 @@ def report(
     from imagebuild.report.report import make_report
     from imagebuild.report.text import print_report, report_markdown
 
-    expected = Expected(ranks, nodes, () if algorithm is None else (algorithm,), least)
+    algorithms = () if algorithm is None else (algorithm,)
+    expected = Expected(ranks, nodes, algorithms, least, gpus, domains, collective)
     if profiles and profile is None:
         raise ConfigError(f"--profiles {profiles}: needs --profile; name a profile with --profile")
     folders = options.data_folders(profiles, "profiles")
@@ -122,7 +121,11 @@ def report(
     help="Hardware profile: the name of a file in profiles/. Without a name, all profiles are listed.",
     shell_complete=options.names_of("profiles"),
 )
-@click.option("--nodes", metavar="NUMBER", type=COUNT, help="Number of hosts. Default: the hosts of one NVLink domain.")
+@click.option(
+    "--nodes", metavar="NUMBER", type=options.COUNT, help="Number of hosts. Default: the hosts of one NVLink domain."
+)
+@options.gpus
+@options.domains
 @click.option(
     "--check",
     is_flag=True,
@@ -130,19 +133,28 @@ def report(
 )
 @options.profiles
 @options.json_file
-def limits(profile: str | None, nodes: int | None, check: bool, profiles: Path | None, json_file: str | None) -> None:
+def limits(
+    profile: str | None,
+    nodes: int | None,
+    gpus: int | None,
+    domains: int | None,
+    check: bool,
+    profiles: Path | None,
+    json_file: str | None,
+) -> None:
     """Print the best speeds that hardware can reach, and the speeds measured on it."""
-    from imagebuild.bench.ceilings import limit_rows, lint_profile
+    from imagebuild.bench.ceilings import limit_layout, limit_rows, lint_profile
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import out, print_table
     from imagebuild.core.errors import Mistakes
 
     known = load_profiles(*options.data_folders(profiles, "profiles"))
     chosen = known if profile is None else {profile: find_profile(known, profile)}
-    if nodes is not None and (check or profile is None):
-        raise ConfigError(
-            "--nodes: needs a PROFILE and cannot be combined with --check; name a profile, or leave out --nodes"
-        )
+    for option, value in {"--nodes": nodes, "--gpus": gpus, "--domains": domains}.items():
+        if value is not None and (check or profile is None):
+            raise ConfigError(
+                f"{option}: needs a PROFILE and cannot be combined with --check; name a profile, or leave out {option}"
+            )
     if check:
         mistakes = Mistakes()
         for document in chosen.values():
@@ -157,34 +169,48 @@ def limits(profile: str | None, nodes: int | None, check: bool, profiles: Path |
         rows = [tuple(row.values()) for row in titles]
         options.print_result(json_file, titles, lambda: print_table(("profile", "what it is"), rows))
     else:
-        table = limit_rows(chosen[profile].model, nodes)
-        options.print_result(json_file, table, lambda: _show(chosen[profile].model, nodes, table))
+        hardware = chosen[profile].model
+        scale = limit_layout(hardware, nodes, gpus, domains)
+        table = limit_rows(hardware, *scale)
+        options.print_result(json_file, table, lambda: _show(hardware, *scale, table))
 
 
-def _show(profile: Profile, nodes: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of limits. If consecutive rows have the same ceiling, only the first row shows the ceiling."""
-    from imagebuild.bench.ceilings import rank_layout
+def _show(profile: Profile, ranks: int, nodes: int, layout: RankLayout, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of limits with their derivations, and the sources of the rates.
+    If consecutive rows have the same ceiling, only the first row shows the ceiling."""
     from imagebuild.core.console import out, print_table
 
-    nodes = nodes or profile.hosts_per_domain
-    ranks = nodes * profile.node.gpus
-    layout = rank_layout(profile, ranks, nodes)
-    network = f"; W = {layout.network:g} GB/s for the network of one domain" if layout.network else ""
-    out.print(
-        f"{profile.title}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}\n"
-        f"n = {ranks} ranks, k = {plural(layout.domains, 'NVLink domain')}, g = {ranks // layout.domains} ranks each; "
-        f"link = {layout.link:g} GB/s one way{network}\n",
-    )
-    lines, shown = [], None
+    each = ranks // layout.domains
+    lines = [
+        f"{profile.title}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}",
+        f"n = {ranks} ranks, k = {plural(layout.domains, 'NVLink domain')}, g = {plural(each, 'rank')} each",
+    ]
+    for link in profile.links:
+        if link.gpus >= each > 1:
+            pairs = f", {link.pair:g} GB/s to each peer" if link.pair else ""
+            lines.append(f"link = {layout.link:g} GB/s one way: {link.kind}{pairs} ({link.source}, {link.date})")
+            break
+    network = profile.network
+    if network and layout.network and layout.domains > 1:
+        nics = f"{layout.hosts * network.count} ports of {network.rate:g} GB/s, {network.kind}"
+        source = f"{network.source}, {network.date}"
+        if profile.host_link and layout.network < layout.hosts * network.count * network.rate:
+            nics = f"{each} host links of {profile.host_link.rate:g} GB/s, {profile.host_link.kind}"
+            source = f"{profile.host_link.source}, {profile.host_link.date}"
+        lines.append(f"W = {layout.network:g} GB/s for the network of one domain: {nics} ({source})")
+        lines.append(f"card = {layout.card:g} GB/s for the NICs of one rank")
+    out.print("\n".join(lines) + "\n")
+    cells, shown = [], None
     for row in rows:
         ceiling, rate = row["ceiling"], row["rate"]
         least = f"{ceiling:.1f}{' *' * row['hardest']}" if ceiling else ""
-        head = (row["test"], row["algorithm"], least, row["formula"])
+        derived = f"{row['formula']} = {row['derivation']}" if row["derivation"] else row["formula"]
+        head = (row["test"], row["algorithm"], least, derived)
         share = f"{rate / ceiling:.0%}" if rate and ceiling else ""
         measured = (f"{rate:g}", share, f"{row['source']}, {row['date']}") if rate else ("", "", "")
-        lines.append((*(("",) * 4 if head == shown else head), *measured))
+        cells.append((*(("",) * 4 if head == shown else head), *measured))
         shown = head
-    print_table(("test", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source"), lines)
+    print_table(("test", "algorithm", "ceiling GB/s", "formula", "measured GB/s", "of ceiling", "source"), cells)
     if layout.domains > 1 and layout.network is None:
         out.print("The profile does not describe the network between these nodes.")
     out.print("\n* the physical limit of the test: a speed above it is a measurement error")

@@ -13,7 +13,7 @@ from imagebuild.cli import options
 from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
 if TYPE_CHECKING:
-    from imagebuild.bench.verification import VerifyResult
+    from imagebuild.bench.verification import CheckResult, VerifyResult
 
 
 @options.command(
@@ -64,6 +64,12 @@ if TYPE_CHECKING:
 )
 @options.profile
 @options.profiles
+@click.option(
+    "--nodes", metavar="NUMBER", type=options.COUNT, help="Number of nodes for checks that use several. Default: 2."
+)
+@options.gpus
+@options.domains
+@options.allow
 @options.json_file
 @options.folder
 @options.project
@@ -81,12 +87,18 @@ def verify(
     output: Path | None,
     profile: str | None,
     profiles: Path | None,
+    nodes: int | None,
+    gpus: int | None,
+    domains: int | None,
+    allow: tuple[str, ...],
     json_file: str | None,
     folder: Path,
 ) -> None:
     """Run the checks of an image, and print the result of each.
 
     Exit status 1: a check failed; 3: all checks were skipped; 4: nothing could be started in the image."""
+    from imagebuild.bench.judge import accepted_kinds
+    from imagebuild.bench.models import Launch
     from imagebuild.verify.checks import select_checks
     from imagebuild.verify.rules import IMAGE_CHECKS
     from imagebuild.verify.subject import refuse_misspelled, target_with_id
@@ -94,6 +106,9 @@ def verify(
 
     workspace = project.open(edits.parse())
     hardware = None
+    told = {"--gpus": gpus, "--domains": domains, "--allow": allow, "--profiles": profiles}
+    if not profile and (option := next((option for option, value in told.items() if value), None)):
+        raise ConfigError(f"{option}: has no effect without a profile; name a profile with --profile")
     if profile:
         from imagebuild.bench.profiles import find_profile, load_profiles
 
@@ -117,10 +132,11 @@ def verify(
         columns = ("check", "needs", "what passing proves")
         options.print_result(json_file, listed, lambda: print_table(columns, (row.values() for row in listed)))
         return
-    nodes = tuple(filter(None, (hosts or "").split(",")))
+    names = tuple(filter(None, (hosts or "").split(",")))
     variables = dict(setting.split("=", 1) for setting in env)
     request = VerifyRequest(
-        image, runner, only, nodes, pull, folder, output, variables, hardware,
+        image, runner, only, names, pull, folder, output, variables, hardware,
+        Launch(nodes=nodes, gpus=gpus, domains=domains), accepted_kinds(allow),
     )  # fmt: skip
     result = verify_image(workspace.project, workspace.plan, request)
     options.print_result(json_file, result, lambda: _print_results(result))
@@ -141,9 +157,15 @@ def _print_results(result: VerifyResult) -> None:
 
     rows = [(c.component, c.check, MARKS[c.outcome], c.reason, f"{c.seconds:.1f} s") for c in result.checks]
     print_table(("component", "check", "outcome", "why", "time"), rows)
+    failed: dict[str, list[CheckResult]] = {}
     for check in result.checks:
         if check.outcome == "failed":
-            out.print(styled((f"\n{check.component} {check.check}", "bold"), f": {check.reason}"))
-            out.print(check.output.rstrip() or "(no output)")
+            # One cause may make many judgements fail. The output of a judgement only repeats its claims.
+            failed.setdefault(check.reason if check.judgements else check.name, []).append(check)
+    for checks in failed.values():
+        names = ", ".join(f"{check.component} {check.check}" for check in checks)
+        out.print(styled((f"\n{names}", "bold"), f": {checks[0].reason}"))
+        if len(checks) == 1:
+            out.print(checks[0].output.rstrip() or "(no output)")
     counts = (f"{sum(check.outcome == outcome for check in result.checks)} {outcome}" for outcome in MARKS)
     out.print(f"{result.image}, {result.platform}: {', '.join(counts)}")

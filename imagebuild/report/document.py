@@ -230,11 +230,8 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
         claims = list(zip(CLAIMS, judgement.claims, strict=True))
         applicable = [(kind, claim) for kind, claim in claims if claim.standing()]
         for kind, claim in applicable or claims[:1]:
-            reason, state = claim.reason, claim.standing(allowed) or "skipped"
-            if claim.allow:
-                hint = "accepted by" if claim.allow in allowed else "to accept it:"
-                reason += f" ({hint} --allow {claim.allow})"
-            yield Assertion(kind, judgement.source, judgement.subject, state, claim.state, reason)
+            state = claim.standing(allowed) or "skipped"
+            yield Assertion(kind, judgement.source, judgement.subject, state, claim.state, claim.text(allowed))
     for verification in report.verifications:
         # If a check measured something, `judgements` already has the claims of the check that judges its speed.
         measured = {(check.component, f"{check.check}{SPEED}") for check in verification.checks if check.results}
@@ -359,12 +356,15 @@ def gather_files(named: Iterable[Path]) -> tuple[Report, list[Path], set[Path]]:
     empty = [str(path) for path in named if path not in known and not any(path in file.parents for file in known)]
     first, *more = named
     title = visible(first.resolve().name or str(first))
+    written_by: list[ReportOrigin | VerifyResult] = [*(report.about for report in earlier), *verified.values()]
     about = ReportOrigin(
         title=f"{title} and {len(more)} more" if more else title,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         imagebuild=__version__,
         files=tuple(map(str, named)),
-        **(earlier[0].about.model_dump(include={"profile", "baseline", "allowed"}) if earlier else {}),
+        profile=next((written.profile for written in written_by if written.profile), None),
+        baseline=earlier[0].about.baseline if earlier else None,
+        allowed=tuple(dict.fromkeys(kind for written in written_by for kind in written.allowed)),
     )
     report = Report(
         **(dict(merged) | {"sources": (*merged.sources, *notes)}),

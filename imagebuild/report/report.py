@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
 
 from imagebuild.bench.baseline import compare_with_baseline
-from imagebuild.bench.judge import Expected, judge_results
-from imagebuild.bench.models import Openness
+from imagebuild.bench.judge import Expected, accepted_kinds, judge_results
 from imagebuild.bench.profiles import find_profile, load_profiles
 from imagebuild.core import console, files
 from imagebuild.core.console import err
@@ -36,8 +34,7 @@ def make_report(
     replaces profiles with the same name. `outputs` maps `--json`, `--junit` and `--html` to files; the caller writes
     the JSON. `-` is the standard output. Raises ConfigError if an argument is wrong, an output would overwrite an
     input, or the page needs plotly and it is not installed."""
-    for kind in set(allowed) - set(get_args(Openness)):
-        raise ConfigError(f"--allow {kind}: unknown kind; use one of {', '.join(get_args(Openness))}")
+    accepted = accepted_kinds(allowed)
     if outputs["--html"]:
         page.plotly_js()  # raises before anything is read or written
     before = gather_files([baseline])[0] if baseline else None
@@ -46,7 +43,7 @@ def make_report(
         raise ConfigError(f"--baseline {baseline}: {problem}")
     report, logs, read = gather_files(named)
     check_outputs(outputs, read)
-    about: dict[str, object] = {"allowed": tuple(dict.fromkeys((*report.about.allowed, *allowed)))}
+    about: dict[str, object] = {"allowed": tuple(dict.fromkeys((*report.about.allowed, *accepted)))}
     claims: dict[str, object] = {}
     if profile is not None or expected != Expected():
         name = about["profile"] = profile if profile is not None else report.about.profile

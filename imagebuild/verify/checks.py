@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -14,8 +14,7 @@ from types import MappingProxyType
 
 from imagebuild.bench import judge, read
 from imagebuild.bench.ceilings import forced_classes
-from imagebuild.bench.judge import Expected
-from imagebuild.bench.models import Diagnostic, Measurement, Results
+from imagebuild.bench.models import Diagnostic, Launch, Measurement, Results
 from imagebuild.bench.profiles import Profile
 from imagebuild.bench.verification import SPEED, CheckResult, Outcome, Surroundings
 from imagebuild.core import console
@@ -128,20 +127,26 @@ def skipped_result(planned: ImageCheck, reason: str) -> CheckResult:
 
 
 def run_check(
-    planned: ImageCheck, session: Session, log: Path, environment: Mapping[str, str] = MappingProxyType({})
-) -> CheckResult:
+    planned: ImageCheck, session: Session, log: Path, environment: Mapping[str, str] = MappingProxyType({}),
+    launch: Launch | None = None,
+) -> CheckResult:  # fmt: skip
     """Run a check and return its result. If the check cannot run here, return a skipped result with the reason.
+
+    `launch` contains what the user said about the benchmarks. It is completed and stored with each benchmark result.
 
     The check's own variables override those in `environment`. Raises CommandError if the runner fails; a check that
     fails does not raise an error."""
     check = planned.check
     assert check, "only checks that run a command are planned"
+    launch = launch_of(check, session, environment, launch or Launch())
     command = Command(
         script=f"{FAILED_LINE}\n{planned.script}", user=check.user, timeout_s=check.timeout_s,
         environment={**environment, **check.environment},
-        nodes=nodes_needed(check.needs), ranks=check.ranks, log=log,
+        nodes=launch.nodes or 1, ranks=check.ranks, log=log,
     )  # fmt: skip
-    missing = planned.unfit or missing_needs(check.needs, session.surroundings) or session.obstacle(command)
+    needs = [need for need in check.needs if command.nodes == 1 or not need.startswith("nodes")]
+    needs += [f"nodes>={command.nodes}"] if command.nodes > 1 else []
+    missing = planned.unfit or missing_needs(needs, session.surroundings) or session.obstacle(command)
     result = skipped_result(planned, missing)
     if missing:
         return result
@@ -157,8 +162,7 @@ def run_check(
         reason = judge_check(check, planned.version, execution, log)
         if check.results:
             results = read.read_text(str(planned), log.read_text(errors="replace"))
-            if not any(source.tools for source in results.sources):
-                results = Results()
+            results = results.with_launch(launch) if any(s.tools for s in results.sources) else Results()
             if execution.status is not None:
                 reason = "; ".join(filter(None, (reason, correctness_problem(results, check.results))))
         outcome = "failed" if reason else "passed"
@@ -257,32 +261,47 @@ def correctness_problem(results: Results, tool: str) -> str:
     return next((f"{subject}: {claim.reason}" for subject, claim in claims if claim.standing() == "failed"), "")
 
 
-def judged_speed(
-    result: CheckResult, check: Check, profile: Profile, environment: Mapping[str, str], *, one_host: bool = False
-) -> CheckResult | None:
-    """Judge the speed of a benchmark. Return the judgement as an additional result; None if `check` is not a benchmark.
+def launch_of(check: Check, session: Session, environment: Mapping[str, str], told: Launch) -> Launch:
+    """Return what is known about the benchmark of a check. `told` contains what the user said.
 
-    `result` is the result of the benchmark, which says whether the data are right. With `one_host`, several nodes are
-    containers on one host. No profile describes the speed of such nodes, so the speed is not judged."""
+    If the user names a number of nodes, checks for several nodes use this number."""
+    place, nodes = session.surroundings, nodes_needed(check.needs)
+    variables = {**place.environment, **environment, **check.environment}
+    facts = {
+        "ranks": check.ranks if check.ranks > 1 else None,
+        "nodes": max(nodes, told.nodes or nodes) if nodes > 1 else 1,
+        "algorithms": forced_classes(variables),
+        "one_host": session.starts_image,  # the nodes are containers of one engine
+    }
+    return told.model_copy(update=facts)
+
+
+def judged_speed(
+    result: CheckResult, check: Check, profile: Profile, allowed: Collection[str] = ()
+) -> CheckResult | None:
+    """Judge a benchmark as `imagebuild report` does. Return the judgement as an additional result; None if `check` is
+    not a benchmark. The result fails if a claim failed or is open, like a report.
+
+    `result` is the result of the benchmark, which says whether the data are right."""
     if not check.results or result.outcome == "skipped":
         return None
-    nodes = nodes_needed(check.needs)
     speed = CheckResult(
         component=result.component, check=f"{result.check}{SPEED}", outcome="skipped", sha256=result.sha256
     )
     if result.outcome == "failed" or result.results is None:
         return speed.model_copy(update={"reason": "the check of the data failed, so the speed is not judged"})
-    if one_host and nodes > 1:
-        return speed.model_copy(update={"reason": "the nodes are containers on one host, so the speed is not judged"})
-    settings = {**environment, **check.environment}
-    judged = judge.judge_results(result.results, profile, Expected(nodes=nodes, algorithms=forced_classes(settings)))
-    # The runner chooses the GPUs. Fewer GPUs than in a node of the profile are not a failure.
-    allowed = ("partial",)
-    worst = [(judgement.subject, judgement.worst(allowed)) for judgement in judged]
-    failures = [f"{s}: {c.state}: {c.reason}" for s, c in worst if c.standing(allowed) == "failed"]
-    passed = [judgement.speed.reason for judgement in judged if judgement.speed.state == "fast enough"]
+    judged = judge.judge_results(result.results, profile)
+    subjects: defaultdict[str, list[str]] = defaultdict(list)
+    for judgement in judged:
+        worst = judgement.worst(allowed)
+        if worst.standing(allowed) in ("failed", "open"):
+            subjects[f"{worst.state}: {worst.text(allowed)}"].append(judgement.subject)
+    failures = [
+        text if len(names) == len(judged) else f"{', '.join(names)}: {text}" for text, names in subjects.items()
+    ]
+    passed = [judgement.speed.reason for judgement in judged if judgement.speed.standing() == "passed"]
     outcome: Outcome = "failed" if failures else "passed" if passed else "skipped"
     others = [judgement.speed.reason for judgement in judged if judgement.speed.reason]
-    reason = [*failures, *passed, *others, "the results contain no speed that can be judged"][0]
-    output = "\n".join(f"{j.subject}: {claim.state}: {claim.reason}" for j in judged for claim in j.claims)
+    reason = "; ".join(failures) or [*passed, *others, "the results contain no speed that can be judged"][0]
+    output = "\n".join(f"{j.subject}: {claim.state}: {claim.text(allowed)}" for j in judged for claim in j.claims)
     return speed.model_copy(update={"outcome": outcome, "reason": reason, "output": output, "judgements": judged})

@@ -12,6 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from imagebuild import __version__
+from imagebuild.bench.models import Launch, Openness
 from imagebuild.bench.profiles import Profile
 from imagebuild.bench.verification import CheckResult, Surroundings, VerifyResult
 from imagebuild.core import console, files
@@ -49,6 +50,9 @@ class VerifyRequest:
     output: Path | None
     environment: Mapping[str, str]
     profile: Profile | None
+    launch: Launch | None = None
+    """What the user said about benchmarks: numbers of nodes, GPUs of each node, and NVLink domains."""
+    allowed: tuple[Openness, ...] = ()
 
 
 def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> VerifyResult:
@@ -64,7 +68,12 @@ def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> Verify
         planned = [check for check in chosen if check.check]
         rules = {check.name: check for check in chosen if not check.check}
         evidence = ResultFolder(
-            image, request.output or folder / "evidence", request.output is not None, current_revision(project.root)
+            image,
+            request.output or folder / "evidence",
+            request.output is not None,
+            current_revision(project.root),
+            profile=request.profile.name if request.profile else None,
+            allowed=request.allowed,
         )
         try:
             # Files are read before the checks start, as other work on the machine would slow down a benchmark.
@@ -90,7 +99,7 @@ def run_commands(
     With the runner `exec:PREFIX`, first check that commands run in the same image whose files were read."""
     try:
         with start() as session:
-            evidence.surroundings = observe_surroundings(session, evidence)
+            evidence.surroundings = session.surroundings = observe_surroundings(session, evidence)
             if not session.starts_image:
                 proof = CheckResult(component=IMAGE, check=SAME_FILES, outcome="skipped", reason=NO_FILES)
                 if inspections:
@@ -100,15 +109,13 @@ def run_commands(
                 evidence.add(proof)
                 if proof.outcome == "failed":
                     raise CannotRun(f"the runner runs commands in another image: see the check {IMAGE}/{SAME_FILES}")
-            variables = {**evidence.surroundings.environment, **request.environment}
             for check in planned:
                 log = evidence.log(check.component, check.name)
                 with console.doing(str(check)):
-                    result = checks.run_check(check, session, log, request.environment)
+                    result = checks.run_check(check, session, log, request.environment, request.launch)
                 evidence.add(result)
                 if request.profile and check.check:
-                    one_host = session.starts_image  # the nodes are containers of one engine
-                    speed = checks.judged_speed(result, check.check, request.profile, variables, one_host=one_host)
+                    speed = checks.judged_speed(result, check.check, request.profile, request.allowed)
                     evidence.add(*([speed] if speed else []))
     except CannotRun as error:
         evidence.add(*(checks.skipped_result(check, str(error)) for check in planned))
@@ -217,6 +224,8 @@ class ResultFolder:
     kept: bool
     """Whether the folder is kept after the verification."""
     revision: str | None
+    profile: str | None = None
+    allowed: tuple[Openness, ...] = ()
     results: list[CheckResult] = field(default_factory=list)
     surroundings: Surroundings | None = None
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -258,4 +267,6 @@ class ResultFolder:
             version=__version__,
             revision=self.revision,
             surroundings=self.surroundings,
+            profile=self.profile,
+            allowed=self.allowed,
         )

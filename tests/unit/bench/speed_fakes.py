@@ -41,7 +41,7 @@ def matrix(name: str, *rows: tuple[float | None, ...], **changes: object) -> Ban
 
 
 def table(average: float, unit: str | None, test: str = "RDMA_Write BW", **changes: object) -> PerftestTable:
-    rows = (TableRow(size_bytes=2, bw_average=0.01), TableRow(size_bytes=65536, bw_peak=0.0, bw_average=average))
+    rows = (TableRow(size_bytes=2, bw_average=0.01), TableRow(size_bytes=2**23, bw_peak=0.0, bw_average=average))
     return PerftestTable(source="c.log", test=test, unit=unit, rows=rows).model_copy(update=changes)
 
 

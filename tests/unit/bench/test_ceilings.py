@@ -176,9 +176,19 @@ def limits_cli(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]
 def test_limits_prints_a_table(limits_cli: Callable[..., tuple[int, str]]) -> None:
     code, text = limits_cli("p5", "--nodes", "2")
     assert code == 0
-    assert "n = 16 ranks, k = 2 NVLink domains, g = 8 ranks each; link = 450 GB/s one way; W = 400 GB/s" in text
+    assert (
+        "n = 16 ranks, k = 2 NVLink domains, g = 8 ranks each\nlink = 450 GB/s one way: NVLink 4 (ml-engineering"
+        in text
+    )
+    assert "W = 400 GB/s for the network of one domain: 32 ports of 12.5 GB/s, efa (AWS EC2" in text
     assert "nvls-tree     750.0 *" in text
+    assert "link * 2g(n-1)/(n(g+1)), W * k(n-1)/(n(k-1))) = min(450 * 1.667, 400 * 1.875)" in text
+    # Data of gather and scatter pass through one rank: through its link and its NIC, and not through 8 links.
+    assert "500.0 *       min((link + card), W * (n-1)/(n-g)) = min(500, 400 * 1.875)" in text
     assert "aws/aws-k8s-tester#503, 2024-11-05" in text
+    code, text = limits_cli("gb300-nvl72", "--nodes", "2", "--domains", "2", "--gpus", "2")
+    assert "4 ranks on 2 nodes\nn = 4 ranks, k = 2 NVLink domains, g = 2 ranks each" in text
+    assert (code, "oracle" in text) == (0, False)  # references are of hosts in one domain
 
 
 def test_limits_as_json(limits_cli: Callable[..., tuple[int, str]]) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from imagebuild.bench.verification import VerifyResult
-from tests.conftest import LIBRARY, TOOL, Files
+from tests.conftest import LIBRARY, ROOT, TOOL, Files
+from tests.report_samples import nccl_log
 from tests.unit import image_files
 from tests.unit.conftest import Call
 
@@ -85,6 +86,56 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     assert result.surroundings
     assert result.surroundings.runner == "exec:env"
     assert result.surroundings.environment["HOME"]
+
+
+BENCHMARK = f"""\
+checks:
+  - {{name: sum, description: d, user: {ME}, run: "cat {{root}}/log", results: nccl-tests, environment: {{NCCL_NVLS_ENABLE: "0"}}}}
+"""
+PROFILE = ("--profile", "h100", "--profiles", str(ROOT / "profiles"))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("busbw", "ranks", "options", "reason"),
+    [
+        (366.0, 8, (), ""),
+        # A GPU is missing. Four GPUs of a node reach the speed of eight.
+        (366.0, 7, (), "incomplete: 7 of 8 GPUs took part; if fewer are meant, pass --gpus 7 (to accept it: --allow partial)"),
+        (366.0, 4, (), "incomplete: 4 of 8 GPUs took part; if fewer are meant, pass --gpus 4 (to accept it: --allow partial)"),
+        (366.0, 4, ("--gpus", "4"), ""),
+        (366.0, 3, ("--gpus", "4"), "incomplete: 3 of 4 GPUs took part; if fewer are meant, pass --gpus 3 (to accept it: --allow partial)"),
+        (366.0, 4, ("--allow", "partial"), ""),
+        (200.0, 8, ("--allow", "partial"), "too slow: 54.6% of the reference, below the 90% that pass; 44% of the ceiling"),
+    ],
+)  # fmt: skip
+def test_verify_and_report_of_its_folder_say_the_same(
+    command: Call, call: Call, tiny: Files, busbw: float, ranks: int, options: tuple[str, ...], reason: str
+) -> None:
+    """The folder says that the check turned NVLS off, and what the user said about the GPUs."""
+    (tiny.root / "log").write_text(nccl_log(busbw, ranks=ranks))
+    tiny.component("library", LIBRARY + BENCHMARK.replace("{root}", str(tiny.root)))
+    arguments = ("--runner", "exec:env", "--only", "library/sum", "--output", "evidence", *PROFILE, *options)
+    status, printed, _ = call(*arguments)
+    result = VerifyResult.model_validate_json((tiny.root / "evidence/verify.json").read_text())
+    speed = next(check for check in result.checks if check.check == "sum-speed")
+    assert (status, speed.outcome) == ((1, "failed") if reason else (0, "passed"))
+    # Without and with a profile, the report judges alike.
+    for again in ((), (*PROFILE, *options)):
+        code, told, _ = command("report", "evidence", *again, "--json", "report.json")
+        claims = json.loads((tiny.root / "report.json").read_text())["judgements"]
+        assert [claims[0][name]["state"] for name in ("data", "participation", "speed")] == [
+            claim.state for claim in speed.judgements[0].claims
+        ]
+        assert (code, claims) == (status, [judgement.model_dump(mode="json") for judgement in speed.judgements])
+        assert reason in printed
+        assert reason.partition(": ")[2] in told
+
+
+@pytest.mark.parametrize("option", [("--gpus", "4"), ("--domains", "2"), ("--allow", "partial")])
+def test_options_about_speed_need_a_profile(call: Call, option: tuple[str, str]) -> None:
+    status, _, err = call("--runner", "exec:env", *option)
+    assert (status, f"{option[0]}: has no effect without a profile" in err) == (2, True)
 
 
 @pytest.mark.programs

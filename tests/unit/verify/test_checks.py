@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from imagebuild.bench.models import PerftestTable, Results, Run
+from imagebuild.bench.models import Launch, PerftestTable, Results, Run
 from imagebuild.bench.verification import CheckResult, Surroundings
 from imagebuild.core.errors import ConfigError, NothingSelected
 from imagebuild.project.component import Check
@@ -263,16 +263,34 @@ SEVERAL = CHECK.model_copy(update={"needs": ("gpus>=2", "nodes>=2")})
     ("checked", "check", "outcome", "message"),
     [
         (result(run(480.0)), CHECK, "passed", ""),
-        (result(run(100.0)), CHECK, "failed", "all_reduce, 8 ranks, 1 node: too slow"),
+        (result(run(100.0)), CHECK, "failed", "too slow: 20.7% of the reference"),
         (result(run(2000.0)), CHECK, "failed", "impossible"),
         (result(run(devices=("NVIDIA A40",))), CHECK, "failed", "the benchmark ran on NVIDIA A40"),
-        (result(run(360.0, ranks=4)), CHECK, "passed", ""),
+        (
+            result(run(360.0, ranks=4)),
+            CHECK,
+            "failed",
+            "incomplete: 4 of 8 GPUs took part; if fewer are meant, pass --gpus 4",
+        ),
+        (result(run(360.0, ranks=4, launch=Launch(gpus=4))), CHECK, "passed", ""),
+        (result(run(360.0, ranks=3, launch=Launch(gpus=4))), CHECK, "failed", "incomplete: 3 of 4 GPUs took part"),
+        (result(run(450.0, ranks=7, launch=Launch(nodes=1))), CHECK, "failed", "7 of 8 GPUs took part"),
+        # The figures of a ring are right if the check turned NVLS off.
+        (result(run(360.0)), CHECK, "failed", "was NCCL told to use ring?"),
+        (result(run(360.0, launch=Launch(algorithms=("ring",)))), CHECK, "passed", "of the reference"),
+        # A speed that cannot be judged is open in a report, and fails a verification.
+        (result(run(360.0, collective=None)), CHECK, "failed", "not judged: the output does not say the collective"),
         (result(run(), outcome="failed"), CHECK, "skipped", "the check of the data failed"),
-        (result(run(30.0, nodes=2)), SEVERAL, "skipped", "the nodes are containers on one host"),
+        (
+            result(run(30.0, nodes=2, launch=Launch(one_host=True))),
+            SEVERAL,
+            "skipped",
+            "the nodes are containers on one host",
+        ),
     ],
 )
 def test_speed_is_a_result_of_its_own(checked: CheckResult, check: Check, outcome: str, message: str) -> None:
-    speed = judged_speed(checked, check, shipped("h100"), {}, one_host=True)
+    speed = judged_speed(checked, check, shipped("h100"))
     assert speed
     assert (speed.check, speed.outcome, message in speed.reason) == ("all-reduce-speed", outcome, True)
-    assert judged_speed(result(run(), outcome="skipped"), check, shipped("h100"), {}) is None
+    assert judged_speed(result(run(), outcome="skipped"), check, shipped("h100")) is None

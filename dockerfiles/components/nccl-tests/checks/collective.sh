@@ -38,7 +38,8 @@ json=()
 result=$(mktemp -d)/result.json
 if "$program" -h | grep -e -J > /dev/null; then json=(-J "$result"); fi
 command=("${start[@]}" "$program" -b 8 -e "$largest" -f 2 -g "$each" -w 5 -n 20 -c 1 "${json[@]}")
-echo "${command[*]}"
+# The variables tell a reader of the log which algorithms NCCL could use.
+echo "$(env | grep '^NCCL_[A-Z0-9_]*=' | sort | tr '\n' ' ')${command[*]}"
 status=0
 "${command[@]}" || status=$?
 if [ -s "$result" ]; then cat "$result"; fi
