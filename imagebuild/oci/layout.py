@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import hashlib
 import json
 import re
 import shutil
-import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import zstandard
 
 from imagebuild.core.errors import ConfigError, ResultError
-from imagebuild.core.files import file_sha256, temporary_file, write_bytes
+from imagebuild.core.files import file_sha256, open_file, temporary_file, write_bytes
 from imagebuild.core.run import os_errors_as_command_errors
 from imagebuild.oci.tar import CHUNK, GZIP, ZSTD, Archive, Member, TarError, decompressed, member_path
 
@@ -234,11 +231,11 @@ class Blob:
     may_be_compressed: bool = True
 
     @contextmanager
-    def open(self) -> Iterator[BufferedReader]:
+    def open(self) -> Iterator[BinaryIO]:
         """Open the file for reading.
         Raises ResultError if the file cannot be read or has another digest than `digest`."""
         try:
-            with open_regular(self.file) as file:
+            with open_file(self.file) as file:
                 if self.digest and (digest := f"sha256:{file_sha256(self.file)}") != self.digest:
                     raise ResultError(f"{self.file}: {self.digest}: the content is damaged; its digest is {digest}")
                 yield file
@@ -259,13 +256,6 @@ class Blob:
         with self.file.open("rb") as file:
             start = file.read(len(ZSTD))
         return "gzip" if start.startswith(GZIP) else "zstd" if start == ZSTD else ""
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading. Raises OSError if it is not a regular file: reading a FIFO would wait forever."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return path.open("rb")
 
 
 UNREADABLE = (EOFError, OSError, ValueError, zlib.error, zstandard.ZstdError)
@@ -433,7 +423,7 @@ def unpack(archive: Path | Iterable[bytes], folder: Path) -> Layout:
     try:
         with ExitStack() as stack:
             if isinstance(archive, Path):
-                members = Archive(decompressed(stack.enter_context(open_regular(archive))))
+                members = Archive(decompressed(stack.enter_context(open_file(archive))))
             else:
                 members = Archive(archive)
             for member in members:

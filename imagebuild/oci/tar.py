@@ -283,6 +283,8 @@ class Archive:
         for key in ("size", "uid", "gid"):
             if value := records.get(key):
                 setattr(member, key, _integer(value))
+        if member.kind == "symlink":
+            member.mode = 0o777
         if member.kind in ("symlink", "hardlink"):
             member.target = long_link or records.get("linkpath") or member.target
         member.capabilities = "SCHILY.xattr.security.capability" in records

@@ -132,6 +132,12 @@ class UnpackedLayer:
         link."""
         for entry in layer.entries:
             self._add(entry)
+        for entry in layer.entries:
+            # containerd sets the times of folders at the end.
+            if entry.kind != "folder" or entry.path.rpartition("/")[2].startswith(WHITEOUT):
+                continue
+            if (real := self.resolve(entry.path)) and real not in self.entries:
+                raise _refused(entry, "the same layer removes this folder")
         last = {number: self.entries[path] for path, number in self._inodes.items()}
         for path, number in self._inodes.items():
             self.entries[path] = replace(last[number], path=path)
@@ -165,7 +171,7 @@ class UnpackedLayer:
         path = _join(folder, hidden)
         if hidden != name:
             if hidden in ("", ".", "..") or path in self.entries:
-                raise _refused(entry, "this whiteout hides a file of its own layer" if hidden.strip(".") else "no file")
+                raise _refused(entry, "this whiteout names no file, or a file that its own layer added before")
             entry = replace(entry, kind="device", target=HIDES)
         old = self.entries.get(path)
         if old and not (old.kind == "folder" and entry.kind == "folder"):

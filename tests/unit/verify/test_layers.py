@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import random
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -15,6 +18,7 @@ from imagebuild.oci.image import images_in
 from imagebuild.oci.layout import Blob
 from imagebuild.verify import layers
 from imagebuild.verify.layers import scan, scan_all
+from tests.handmade import CASES, layers_of, tree_of
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer
 
@@ -47,6 +51,16 @@ def test_a_layer_that_makes_no_sense_is_an_error_and_no_crash(tmp_path: Path) ->
         except ResultError:
             refused += 1
     assert refused > 50
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_handmade_layers(tmp_path: Path, case: Mapping[str, Any]) -> None:
+    """The table contains what containerd unpacks. The docker suite proves it."""
+    if "tree" in case:
+        assert tree_of(layers_of(case), tmp_path) == case["tree"]
+    else:
+        with pytest.raises(ResultError, match=re.escape(case["refused"])):
+            tree_of(layers_of(case), tmp_path)
 
 
 def test_processes_read_what_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
