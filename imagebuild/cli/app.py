@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
-from typing import cast
+from typing import Any, NoReturn, cast
 
 import click
 from click.exceptions import NoArgsIsHelpError, NoSuchCommand
@@ -118,6 +118,23 @@ def app() -> None:
     """Build, verify and publish container images for GPU networking, from one matrix of versions."""
 
 
+def fail(text: str, status: int) -> NoReturn:
+    """Print an error message, and exit."""
+    from imagebuild.core.console import err, styled
+
+    err.print(styled(("error: ", "red"), text))
+    sys.exit(status)
+
+
+def show_bug(*error: Any) -> None:
+    """Print the traceback of an unexpected error, as `err` prints it."""
+    import traceback
+
+    from imagebuild.core.console import err
+
+    err.print("".join(traceback.format_exception(*error)), end="")
+
+
 def main() -> None:
     """Run a command. Errors for users become one message and an exit code; other errors keep their traceback."""
     # Output to a file is UTF-8. On a terminal, characters that the terminal cannot show are replaced.
@@ -126,6 +143,7 @@ def main() -> None:
         sys.stdout.reconfigure(encoding=None if is_terminal else "utf-8", errors="replace" if is_terminal else "strict")
     # Most objects live until the command ends. Frequent garbage collection would only cost time.
     gc.set_threshold(50_000)
+    sys.excepthook = show_bug
     # On SIGTERM, clean up and exit, as on Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -141,14 +159,9 @@ def main() -> None:
         sys.exit(2)
     except click.UsageError as error:
         text = " ".join(error.format_message().removesuffix(".").split())
-        hint = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
-        sys.stderr.write(f"error: {text}{hint}\n")
-        sys.exit(2)
+        fail(text + (f"; see `{error.ctx.command_path} --help`" if error.ctx else ""), 2)
     except ImagebuildError as error:
-        from imagebuild.core.console import err, styled
-
-        err.print(styled(("error: ", "red"), str(error)))
-        sys.exit(error.exit_code)
+        fail(str(error), error.exit_code)
     except OSError as error:
         # An error about a file was already turned into an ImagebuildError, so an OSError with a file name is a bug.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):

@@ -509,12 +509,18 @@ def check_combination(
 
 
 def print_or_write(text: str, output: str | None) -> None:
-    """Print a text unchanged, or write it to the file of --output. Raises ConfigError if the file cannot be written."""
+    """Print a text, or write it unchanged to the file of --output. In a terminal, invisible characters are replaced.
+
+    Raises ConfigError if the file cannot be written."""
     from imagebuild.core.files import write_text
 
     if output == "":
         raise ConfigError("the name of the output file is empty; name a file, or remove the option")
     if output is None or output == STDOUT:
+        if sys.stdout.isatty():
+            from imagebuild.core.console import visible
+
+            text = visible(text)
         sys.stdout.write(text)
     else:
         write_text(Path(output), text)
@@ -525,7 +531,9 @@ def print_result(json_file: str | None, result: object, show: Callable[[], None]
     if json_file is not None:
         from pydantic_core import to_json
 
+        from imagebuild.core.console import escaped_json
+
         text = to_json(result, indent=1, by_alias=False, inf_nan_mode="null").decode()
-        print_or_write(text + "\n", json_file)
+        print_or_write(escaped_json(text) + "\n", json_file)
     if json_file != STDOUT:
         show()

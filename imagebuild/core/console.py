@@ -4,12 +4,15 @@ Everything that imagebuild prints passes through `Output`, because names and mes
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.cells import cell_len
@@ -35,6 +38,11 @@ def visible(text: str) -> str:
     """Return the text without terminal sequences, with Unix line ends, and with a � for each invisible character."""
     text = TERMINAL_SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
     return INVISIBLE.sub("\ufffd", text)
+
+
+def escaped_json(text: str) -> str:
+    """Return a JSON text with the same value, in which invisible characters are written as escapes."""
+    return INVISIBLE.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def printable(text: str) -> str:
@@ -289,21 +297,41 @@ KEPT_NAMES = re.compile(
 )
 """Matches names of environment variables that may explain the result of a measurement."""
 SECRET_VALUES = (
+    re.compile(
+        r"(?<=://)[^/\s:@\[]+:(?!\d{1,5}/)[^\s'\"]*[/@][^\s'\"]*(?=@)"
+    ),  # password with a slash or an @ in a URL
     re.compile(r"(?<=://)[^/\s@]+(?=@)"),  # user and password in a URL
+    re.compile(r"(?<![\w/:.-])[\w.+-]+:[^\s@/:'\"]{3,}(?=@(?!sha\d+:)[\w.-]+[./:])"),  # the same without a scheme
     re.compile(r"\b(?:gh[pousr]|github_pat|glpat|hf|nvapi|xox[abp]|npm|pypi)[-_][A-Za-z0-9_-]{16,}"),
     re.compile(r"\bsk-(?:[a-z]+-)?[A-Za-z0-9]{20,}"),
     re.compile(r"\bAKIA[0-9A-Z]{16}\b"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"),  # JSON web token
-    re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"(?i)(?:(?<=bearer )|(?<=basic ))[A-Za-z0-9._~+/=-]{8,}"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
 )
-ASSIGNED = re.compile(r"""(?i)\b(\w*(?:password|passwd|secret|token|api_?key|sig)=)(?!\()[^&\s,;'"$]+""")
+ASSIGNED = re.compile(
+    r"""(?ix)\b([\w-]*(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key(?:[_-]?id)?|credentials?
+    |sig(?:nature)?)(?:=["']?|["']\s*:\s*["']))(?!\()[^&\s,;'"$]+"""
+)
+"""Matches a value behind the name of a secret: `token=x`, or `"token": "x"` as in JSON."""
+HARMLESS = re.compile(r".{0,7}|[~.]?/.*|\S*://\S*|[\w-]+\.\w{1,4}", re.DOTALL)
+"""Matches values of variables that are words, paths, URLs or names of files, although the name of the variable looks
+like the name of a secret."""
+
+
+@cache
+def _secret_variables() -> tuple[str, ...]:
+    """Return the values of environment variables that are secrets."""
+    named = {value.strip() for name, value in os.environ.items() if SECRET_NAMES.search(name) and "AUTHOR" not in name}
+    return tuple(value for value in named if not HARMLESS.fullmatch(value))
 
 
 def redacted_text(value: str) -> str:
-    """Return a text with everything that looks like a secret replaced by `(redacted)`."""
+    """Return a text with everything that looks like a secret or is in a secret variable replaced by `(redacted)`."""
     for pattern in SECRET_VALUES:
         value = pattern.sub(BLANK, value)
+    for secret in _secret_variables():
+        value = value.replace(secret, BLANK)
     return ASSIGNED.sub(rf"\1{BLANK}", value)
 
 
