@@ -45,6 +45,11 @@ from imagebuild.core.errors import CommandError
     type=options.DAY,
     help="Only set the date in the lock, which is the maximum modification time of files in images.",
 )
+@click.option(
+    "--no-isolation",
+    is_flag=True,
+    help="Run the scripts of archives even if this machine cannot isolate them from the network and your files.",
+)
 @options.json_file
 @options.ca
 @options.project
@@ -59,6 +64,7 @@ def lock(
     check: bool,
     offline: bool,
     date: datetime | None,
+    no_isolation: bool,
     json_file: str | None,
     ca: Path | None,
 ) -> None:
@@ -89,7 +95,7 @@ def lock(
         options.print_result(json_file, report, lambda: show_report(report))
         sys.exit(report.exit_status)
     else:
-        upstream = network_upstream(ca)
+        upstream = network_upstream(ca, isolated=not no_isolation)
         failures = file.update(upstream, update) if update else file.complete(upstream, whole=whole)
         unpinned, number = len(file.unpinned), len(file.sources)
         state = f"sources without a pin: {unpinned} of {number}" if unpinned else f"all {number} sources are pinned"

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from string import Template
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from elftools.common.exceptions import ELFError
@@ -25,9 +26,11 @@ SCRIPT_TIMEOUT_S = 30
 LIMITS = "ulimit -c 0 -f 1024 -t 20 -v 4194304"
 """Shell command that limits a downloaded script: no core dumps, files of 1 MiB, 20 seconds of CPU time, 4 GiB of
 memory."""
-PRINT = 'while read -r name; do printf \'%s=%s\\0\' "$name" "${!name}"; done < <(compgen -e)'
+PRINT = "{ IFS=$'\\n'; for name in $(compgen -e); do printf '%s=%s\\0' \"$name\" \"${!name}\"; done; }"
 """Shell command that prints all exported variables. It runs no program, because PATH may now contain programs for
 another architecture."""
+NAMESPACES = ("--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child")
+NOBODY = "65534"
 SHELL_OWN = ("_", "HOME", "OLDPWD", "PWD", "SHLVL")
 """Environment variables that bash sets itself."""
 PATH = "/usr/bin:/bin"
@@ -80,19 +83,19 @@ def unpack(archive: Path, folder: Path) -> Path:
     return tops[0]
 
 
-def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
+def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool = True) -> TreeFacts:
     """Return the facts about an unpacked archive that the lock stores, such as its environment variables and libraries.
 
-    The script of the archive that sets environment variables runs with an empty environment and a time limit, and
-    without a network if this machine allows this. Raises CommandError if the script fails, and ResultError if the
-    script sets no environment or the archive lacks a required file."""
+    The script of the archive that sets environment variables runs with an empty environment and a time limit. If
+    `isolated`, it has no network and cannot read other files than the archive. Raises CommandError if the script fails
+    or cannot be isolated, and ResultError if the script sets no environment or the archive lacks a required file."""
     folders = tuple(sorted(path.name for path in top.iterdir() if path.is_dir()))
     if missing := [pattern for pattern in wanted.needs if not any(top.glob(pattern))]:
         raise ResultError(
             f"the archive lacks {', '.join(missing)}, which the image needs; "
             f"its folders are {', '.join(folders)}; {REMEDY}"
         )
-    environment = script_environment(run, top, wanted)
+    environment = script_environment(run, top, wanted, isolated=isolated)
 
     def inside(value: str) -> list[str]:
         """Return the paths below the prefix in a list with colons, such as PATH.
@@ -133,18 +136,20 @@ def tree_facts(run: RunProgram, top: Path, wanted: Unpacked) -> TreeFacts:
     )
 
 
-def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str, str]:
+def script_environment(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool) -> dict[str, str]:
     """Return the environment variables that the archive's script sets, with paths as in the image."""
     place = top.resolve()
     command = f"{LIMITS}; cd {quote(str(place))} && {{ {wanted.script}; }} > /dev/null && {PRINT}"
-    try:
-        printed = run(*isolation(run, place), "env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile",
-                      "--norc", "-c", command, timeout=SCRIPT_TIMEOUT_S)  # fmt: skip
-    except CommandError as error:
-        reason, _, message = str(error).rpartition("` ")[2].partition(": ")
-        lines = [line for line in message.splitlines() if line.strip()]
-        why = ": ".join(dict.fromkeys([reason, *lines[:1], *lines[-1:]]))
-        raise CommandError(f"the script that sets the environment (`{wanted.script}`) {why}; {REMEDY}") from None
+    shell = ("env", "-i", f"PATH={PATH}", "HOME=/nonexistent", "bash", "--noprofile", "--norc", "-c", command)
+    with TemporaryDirectory(prefix="imagebuild-") as root:
+        prefix = isolation(run, Path(root), place) if isolated else unprivileged(run, place)
+        try:
+            printed = run(*prefix, *shell, timeout=SCRIPT_TIMEOUT_S)
+        except CommandError as error:
+            reason, _, message = str(error).rpartition("` ")[2].partition(": ")
+            lines = [line for line in message.splitlines() if line.strip()]
+            why = ": ".join(dict.fromkeys([reason, *lines[:1], *lines[-1:]]))
+            raise CommandError(f"the script that sets the environment (`{wanted.script}`) {why}; {REMEDY}") from None
     pairs = (text.split("=", 1) for text in printed.split("\0") if "=" in text)
     environment = {
         name: ":".join(p for p in value.replace(str(place), wanted.prefix).split(":") if p and p not in PATH.split(":"))
@@ -156,18 +161,31 @@ def script_environment(run: RunProgram, top: Path, wanted: Unpacked) -> dict[str
     return dict(sorted(environment.items()))
 
 
-def isolation(run: RunProgram, folder: Path) -> tuple[str, ...]:
-    """Return a command prefix that removes network access and privileges, as far as this machine allows it.
-    A command with this prefix can still read `folder`."""
-    root = os.geteuid() == 0
-    user = () if root else ("--user", "--map-current-user")
-    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if root else ()
-    chosen: tuple[str, ...] = ()
-    for more in (("unshare", *user, "--net", "--pid", "--fork", "--kill-child"), nobody):
-        with suppress(CommandError):
-            run(*chosen, *more, "test", "-x", str(folder), timeout=10)
-            chosen += more
-    return chosen
+def isolation(run: RunProgram, root: Path, folder: Path) -> tuple[str, ...]:
+    """Return a command prefix that removes network access, privileges and all files but programs and `folder`.
+    `root` is an empty folder. Raises CommandError if this machine does not allow this."""
+    user, names = (NOBODY, ()) if os.geteuid() == 0 else ("0", ("--user", "--map-root-user"))
+    script = str(Path(__file__).with_name("isolated.sh"))
+    prefix = ("unshare", *names, *NAMESPACES, "bash", script, user, str(root), str(folder))
+    try:
+        run(*prefix, "test", "-x", str(folder), timeout=10)
+    except CommandError as error:
+        why = str(error).rpartition(": ")[2].splitlines()[0]
+        raise CommandError(
+            f"the archive contains a script, and this machine does not allow imagebuild to isolate it ({why}); allow "
+            "namespaces (on Ubuntu, `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`; in a container, "
+            "`--privileged`), or add --no-isolation if you trust the archive with your network and files"
+        ) from None
+    return prefix
+
+
+def unprivileged(run: RunProgram, folder: Path) -> tuple[str, ...]:
+    """Return a command prefix that removes the privileges of root, if this machine allows this."""
+    prefix = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups") if os.geteuid() == 0 else ()
+    with suppress(CommandError):
+        run(*prefix, "test", "-x", str(folder), timeout=10)
+        return prefix
+    return ()
 
 
 def image_facts(config: Mapping[str, Any]) -> ImageFacts:

@@ -171,13 +171,13 @@ def ask_each(
         for_each(work, sources, upstream)
 
 
-def network_upstream(ca: Path | None) -> Upstream:
+def network_upstream(ca: Path | None, *, isolated: bool = True) -> Upstream:
     """Return a client for the servers of sources, with the mirrors and passwords in the user's configuration.
 
-    `ca` replaces the CA certificates of the machine. Raises ConfigError if the configuration or the certificates are
-    wrong."""
+    `ca` replaces the CA certificates of the machine. `isolated` says whether scripts of archives must run isolated.
+    Raises ConfigError if the configuration or the certificates are wrong."""
     configured = settings.load_settings(os.environ)
-    return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file)
+    return Upstream(configured.mirrors, settings.ca_bundle(ca, os.environ), configured.netrc_file, isolated=isolated)
 
 
 # Pinning

@@ -67,6 +67,8 @@ class Upstream:
     run: RunProgram = run_program
     patience: Patience = PATIENCE
     """How long failed requests are retried."""
+    isolated: bool = True
+    """Whether scripts of archives run only if this machine can isolate them."""
 
     def __post_init__(self) -> None:
         self.web = Downloads(self.mirrors.download, self.ca, self.netrc, patience=self.patience)
@@ -119,7 +121,7 @@ class Upstream:
             # Unpack one archive at a time: the content is several times larger than the archive.
             with self._unpacking:
                 top = unpack(path, folder / "tree")
-                facts = tree_facts(self.run, top, source.tree)
+                facts = tree_facts(self.run, top, source.tree, isolated=self.isolated)
             return LockedArchive(sha256=sha256, size=path.stat().st_size, facts=facts)
 
     def index(self, source: PackageSource) -> repositories.PackageIndex:
