@@ -24,6 +24,7 @@ from imagebuild.build.bake import FILES, BuildRun, platforms_of
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ResultError
 from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder, file_sha256, read_text, temporary_file
+from imagebuild.core.git import check_out
 from imagebuild.core.http import Downloads, login_for
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import Mirrors, Settings, ca_bundle, git_environment, load_settings, pip_conf_text
@@ -131,20 +132,10 @@ class Git:
 def copy_commit(clone: Path, commit: str, folder: Path) -> None:
     """Copy the files of a commit from a clone, with the same modes as ADD and without `.git`.
     Raises ResultError if the clone is damaged."""
-    git, check = Git(), "fsck --full --no-dangling --no-progress"
     try:
-        # Do not copy the clone's configuration and hooks: git would run commands in these files, and the clone may come
-        # from someone else.
-        own = shutil.ignore_patterns("config", "hooks", "info")
-        shutil.copytree(clone, folder, symlinks=True, dirs_exist_ok=True, ignore=own)
-        git(folder, *check.split())
-        git(folder, "reset", "--quiet", "--hard", commit)
-        git(folder, "submodule", "--quiet", "update", "--init", "--recursive", "--force", "--no-fetch")
-        git(folder, "submodule", "--quiet", "foreach", "--recursive", f"git {check}")
-    except (CommandError, OSError) as error:
+        check_out(clone, commit, folder, within=clone)
+    except (CommandError, ConfigError, OSError) as error:
         raise ResultError(f"{clone}: {error}; make the bundle again") from None
-    for path in [*folder.rglob(".git")]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in folder.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

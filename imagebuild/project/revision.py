@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from imagebuild.core import git
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.project.load import MATRIX
@@ -26,19 +27,18 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
     if copy.is_dir() and "/" in reference:
         raise ConfigError(f"{reference}: has no {MATRIX}; name a folder with a copy of the project, or a revision")
     place = folder.resolve()
+    if not (top := git.work_tree_of(place)):
+        raise ConfigError(f"{reference}: {folder / MATRIX} is not in a git repository; name a folder instead")
     try:
-        top = Path(run("git", "-C", str(place), "rev-parse", "--show-toplevel").strip())
+        with git.opened(top, run) as read:
+            commit = read("rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}").strip()
     except CommandError as error:
-        reason = "git does not run" if "No such file" in str(error) else f"{folder / MATRIX} is not in a git repository"
-        raise ConfigError(f"{reference}: {reason}; name a folder instead") from None
-    revision = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}")
-    try:
-        commit = run("git", "-C", str(top), *revision).strip()
-    except CommandError:
+        if "cannot be run" in str(error):
+            raise ConfigError(f"{reference}: git does not run; name a folder instead") from None
         problem = f"is neither a folder with {MATRIX} nor a revision of {top}; name one of them"
         raise ConfigError(f"{reference}: {problem}") from None
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as name:
-        _checkout(top, commit, Path(name), run)
+        git.check_out(top, commit, Path(name), run)
         there = Path(name) / place.relative_to(top)
         if not (there / MATRIX).is_file():
             raise ConfigError(
@@ -48,20 +48,6 @@ def files_at_revision(reference: str, folder: Path, run: RunProgram = run_progra
             yield there
         except ConfigError as error:
             raise ConfigError(str(error).replace(f"{name}/", f"{reference}:")) from None
-
-
-def _checkout(repository: Path, commit: str, folder: Path, run: RunProgram) -> None:
-    """Write the files of a commit, and of those submodules that the repository contains, to a folder.
-
-    git writes the files, because the tar module of Python 3.11.2 cannot unpack safely. A separate index leaves the
-    repository's own index unchanged."""
-    folder.mkdir(parents=True, exist_ok=True)
-    own = {"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(folder / ".index")}
-    run("git", "-C", str(repository), "checkout", "--quiet", commit, "--", ".", env=own)
-    for line in run("git", "-C", str(repository), "ls-tree", "-r", "--full-tree", commit).splitlines():
-        mode, _, revision, path = line.split(maxsplit=3)
-        if mode == "160000" and (repository / path / ".git").exists():
-            _checkout(repository / path, revision, folder / path, run)
 
 
 def origin_of_build(folder: Path, environ: Mapping[str, str], run: RunProgram = run_program) -> dict[str, str]:
@@ -75,8 +61,9 @@ def origin_of_build(folder: Path, environ: Mapping[str, str], run: RunProgram = 
             "workflow": f"{server}/{environ['GITHUB_WORKFLOW_REF']}" if "GITHUB_WORKFLOW_REF" in environ else "",
         }
     try:
-        remote = run("git", "-C", str(folder), "remote", "get-url", "origin").strip()
-    except CommandError:
+        config = git.git_folders(git.work_tree_of(folder) or folder)[1] / "config"
+        remote = run("git", "-C", "/", "config", "--file", str(config.resolve()), "remote.origin.url").strip()
+    except (CommandError, ConfigError):
         return {}
     # `git@host:path` and `ssh://git@host/path` become `https://host/path`, and passwords are left out.
     match = re.match(r"(?!file:|/|\.)(?:\w+://)?(?:[^@/]*@)?([\w.-]+)(?::\d+)?[:/]+(.+?)(?:\.git)?/?$", remote)
@@ -88,13 +75,16 @@ def current_revision(folder: Path, run: RunProgram = run_program) -> str | None:
 
     Return None if the project is not in a git repository, if git ignores the project's files (as for an installed
     project), or if git does not run."""
-    git, inputs = ("git", "-C", str(folder)), (MATRIX, "dockerfiles")
+    if not (top := git.work_tree_of(folder)):
+        return None
     try:
-        commit = run(*git, "rev-parse", "HEAD").strip()
-        changed = run(*git, "status", "--porcelain", "--untracked-files=no")
-        tracked = run(*git, "ls-files", "--", MATRIX)
-        untracked = run(*git, "ls-files", "--others", "--exclude-standard", "--", *inputs)
-    except CommandError:
+        with git.opened(top, run) as read:
+            commit = read("rev-parse", "HEAD").strip()
+            tracked = read("ls-files", "--", MATRIX, folder=folder)
+            others = ("ls-files", "--others", "--exclude-standard", "--", MATRIX, "dockerfiles")
+            untracked = read(*others, folder=folder)
+        changed = git.is_changed(top, run)
+    except (CommandError, ConfigError):
         return None
     if not (tracked or untracked):
         return None

@@ -1,0 +1,109 @@
+"""Git repositories that may come from others, read as data.
+
+The configuration and the hooks of a repository can name programs, which git would run. So git reads the objects and
+references of a repository through a temporary folder that has neither."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from imagebuild.core.errors import CommandError
+from imagebuild.core.files import read_bytes
+from imagebuild.core.run import RunProgram, run_program
+
+KEPT_SETTINGS = frozenset(
+    {f"core.{name}" for name in ("autocrlf", "eol", "filemode", "ignorecase", "symlinks")}
+    | {f"extensions.{name}" for name in ("objectformat", "refstorage")}
+)
+"""Settings of a repository that say how its files are written. They cannot name a program."""
+SETTING = re.compile(r"\s*(?:\[[^]]*\])?\s*(\w+)\s*=\s*(\w+)\s*")
+OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
+ENVIRONMENT = {
+    "GIT_ALLOW_PROTOCOL": "",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+MOST_BYTES = 1 << 20
+"""Maximum size in bytes of a file of a repository that imagebuild itself reads."""
+
+
+def work_tree_of(folder: Path) -> Path | None:
+    """Return the top folder of the git repository that contains a folder. None if there is no repository."""
+    place = folder.resolve()
+    return next((top for top in (place, *place.parents) if os.path.lexists(top / ".git")), None)
+
+
+def _text(file: Path) -> str:
+    return read_bytes(file, MOST_BYTES).decode(errors="replace")
+
+
+def git_folders(top: Path, within: Path | None = None) -> tuple[Path, Path]:
+    """Return the folders with the HEAD and with the objects of a repository. They differ for a linked work tree.
+    Raises CommandError if a folder is outside of `within`."""
+    own = top / ".git"
+    if own.is_file():
+        own = top / _text(own).removeprefix("gitdir:").strip()
+    common = own / _text(own / "commondir").strip() if (own / "commondir").is_file() else own
+    for place in (own, common, common / "objects", common / "refs", common / "packed-refs", own / "HEAD"):
+        if within and not place.resolve().is_relative_to(within.resolve()):
+            raise CommandError(f"{top}: its git repository leads to {place.resolve()}, outside of {within}")
+    return own, common
+
+
+@contextmanager
+def opened(top: Path, run: RunProgram = run_program, within: Path | None = None) -> Iterator[Callable[..., str]]:
+    """Yield a function that runs git in the work tree `top`, as `run_program` does.
+    Raises CommandError if the folders of the repository are outside of `within`."""
+    own, common = git_folders(top, within)
+    with TemporaryDirectory(prefix="imagebuild-") as name:
+        view, lines, section = Path(name), ["[core]\n\trepositoryformatversion = 1\n"], ""
+        for line in _text(common / "config").splitlines() if (common / "config").exists() else ():
+            if head := re.match(r"\s*\[\s*([\w.-]+)", line):
+                section = head[1].lower()
+            if (match := SETTING.fullmatch(line)) and f"{section}.{match[1].lower()}" in KEPT_SETTINGS:
+                lines.append(f"[{section}]\n\t{match[1]} = {match[2]}\n")
+        (view / "config").write_text("".join(lines))
+        (view / "HEAD").write_text(_text(own / "HEAD"))  # git does not accept a link
+        shared = [common / part for part in ("objects", "refs", "packed-refs", "logs", "shallow", "reftable")]
+        for place in (*shared, own / "index", *own.glob("sharedindex.*")):
+            if place.exists():
+                (view / place.name).symlink_to(place.resolve())
+        there = {**ENVIRONMENT, "GIT_DIR": name, "GIT_WORK_TREE": str(top.resolve())}
+
+        def git(*words: str, folder: Path = top, env: Mapping[str, str] | None = None) -> str:
+            return run("git", "-C", str(folder), *OPTIONS, *words, env={**there, **(env or {})})
+
+        yield git
+
+
+def check_out(top: Path, commit: str, folder: Path, run: RunProgram = run_program, within: Path | None = None) -> None:
+    """Write the files of a commit, and of its submodules, to a folder. The repository itself is not changed.
+
+    With `within`, all objects are verified, and a submodule that the repository lacks is an error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with opened(top, run, within) as git:
+        if within:
+            git("fsck", "--full", "--no-dangling", "--no-progress")
+        index = folder / ".index"
+        git("checkout", "--quiet", commit, "--", ".", env={"GIT_WORK_TREE": str(folder), "GIT_INDEX_FILE": str(index)})
+        index.unlink(missing_ok=True)
+        entries = git("ls-tree", "-r", "-z", "--full-tree", commit).split("\0")
+    for mode, _, revision, path in (entry.split(maxsplit=3) for entry in entries if entry):
+        if mode == "160000" and (within or os.path.lexists(top / path / ".git")):
+            check_out(top / path, revision, folder / path, run, within)
+
+
+def is_changed(top: Path, run: RunProgram = run_program) -> bool:
+    """Return whether a tracked file differs from the commit, also in a submodule."""
+    with opened(top, run) as git:
+        if git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty"):
+            return True
+        entries = git("ls-files", "--stage", "-z").split("\0") if (top / ".gitmodules").exists() else []
+    modules = [top / entry.partition("\t")[2] for entry in entries if entry.startswith("160000 ")]
+    return any(is_changed(module, run) for module in modules if os.path.lexists(module / ".git"))
