@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import platform
 import posixpath
@@ -16,19 +17,22 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import IO, Any
 
 from debian.deb822 import Deb822, Release
 from debian.debian_support import NativeVersion
 
 from imagebuild.core.errors import CommandError, ResultError
 
-UNPACK: Mapping[str, Callable[[bytes], bytes]] = {
-    "Packages.xz": lzma.decompress,
-    "Packages.gz": gzip.decompress,
-    "Packages.bz2": bz2.decompress,
-    "Packages": bytes,
+UNPACK: Mapping[str, Callable[[IO[bytes]], Any]] = {
+    "Packages.xz": lzma.open,
+    "Packages.gz": gzip.open,
+    "Packages.bz2": bz2.open,
+    "Packages": io.BufferedReader,
 }
 """Maps each file name of a package index to the function that decompresses the file. The smallest file comes first."""
+LARGEST_INDEX = 512 << 20
+"""Maximum size of a decompressed package index, in bytes."""
 ETC = Path("/etc/apt")
 
 
@@ -69,7 +73,10 @@ def verified_index(path: str, wanted: str, content: bytes) -> str:
     if digest != wanted.lower():
         raise CommandError(f"{path} has the SHA256 {digest}, but the signed release says {wanted}; try again")
     try:
-        return UNPACK[path.rpartition("/")[2]](content).decode(errors="replace")
+        text = UNPACK[path.rpartition("/")[2]](io.BytesIO(content)).read(LARGEST_INDEX + 1)
+        if len(text) > LARGEST_INDEX:
+            raise OSError(f"it is larger than {LARGEST_INDEX >> 20} MiB")
+        return str(text, errors="replace")
     except (OSError, lzma.LZMAError, zlib.error, EOFError) as error:
         raise ResultError(f"{path} cannot be unpacked: {error}") from None
 

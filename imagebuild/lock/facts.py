@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import lzma
 import os
 import re
-import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
@@ -17,9 +17,11 @@ from typing import IO, Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
+from zstandard import ZstdError
 
 from imagebuild.core.errors import CommandError, ResultError
 from imagebuild.core.run import RunProgram
+from imagebuild.oci.tar import CHUNK, Archive, Member, TarError, decompressed, member_path
 from imagebuild.project.lockfile import ImageFacts, TreeFacts, Unpacked
 
 SCRIPT_TIMEOUT_S = 30
@@ -46,41 +48,74 @@ group, so that paths inside URLs are skipped."""
 REMEDY = "choose another version, or adapt `unpacked` in component.yaml to this archive"
 """Remedy in messages about an archive that differs from `unpacked`, the description of its content in
 component.yaml."""
+OPENERS: Mapping[bytes, Callable[[IO[bytes]], IO[bytes]]] = {b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+"""Maps the first bytes of compressed files to the function that opens them. See also `oci.tar.decompressed`."""
+UNREADABLE = (TarError, OSError, EOFError, zlib.error, lzma.LZMAError, ZstdError, RuntimeError)
+"""Errors of `open_tar` and of its result, for damaged or hostile archives."""
+LARGEST_TREE = 16 << 30
+"""Maximum size of an unpacked archive, in bytes."""
 LARGEST_TEXT = 1 << 20
 """Maximum size of a text file that is searched, in bytes."""
 UNREAD = (".a", ".gz", ".bz2", ".xz", ".tgz", ".tbz")
 """Suffixes of files that are unpacked empty, because they are never read."""
 
 
-def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tar archive, and return its top folder. Raises ResultError if the file is not a tar archive.
+def open_tar(file: IO[bytes]) -> Archive:
+    """Return a reader of a tar archive, which may be compressed with gzip, bzip2, xz or zstd."""
+    head = file.read(6)
+    file.seek(0)
+    opened = next((opener(file) for start, opener in OPENERS.items() if head.startswith(start)), None)
+    return Archive(iter(lambda: opened.read(CHUNK), b"") if opened else decompressed(file))
 
-    Static libraries and compressed files become empty files. Members outside the top folder, and links that lead
-    outside the top folder, are left out."""
-    root = folder.resolve()
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack a tar archive, and return its top folder. Raises ResultError if the file is not a tar archive, is too
+    large, or contains paths outside of the folder, devices or features that imagebuild does not know.
+
+    Static libraries and compressed files become empty files. Symlinks that lead outside of the folder are left out."""
+    root, total = folder.resolve(), 0
     try:
         folder.mkdir(exist_ok=True)
-        with tarfile.open(archive) as packed:
-            # imagebuild filters the members itself. Python 3.11.2 in Debian 12 has no filters, and newer filters would
-            # interfere.
-            packed.extraction_filter = lambda member, _: member
+        with archive.open("rb") as file:
+            packed = open_tar(file)
             for member in packed:
-                place = root / member.name
-                link = root / member.linkname if member.islnk() else place.parent / member.linkname
-                is_inside = all(path.resolve().is_relative_to(root) for path in (place, link))
-                if is_inside and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-                    if member.isreg() and member.name.endswith(UNREAD):
-                        member.size = 0
-                    member.mode, member.uid, member.gid = 0o755, os.getuid(), os.getgid()
-                    member.uname = member.gname = ""
-                    packed.extract(member, root)
-    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+                total += member.size
+                if total > LARGEST_TREE:
+                    raise TarError(f"is larger than {LARGEST_TREE >> 30} GiB after decompression")
+                if member.kind != "global" and (path := member_path(member.name)):
+                    _unpack_member(packed, member, root, root / path)
+    except UNREADABLE as error:
         raise ResultError(f"expected a tar archive, but it cannot be unpacked: {error}; {REMEDY}") from None
     tops = sorted(folder.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
         names = ", ".join(path.name for path in tops[:5]) or "nothing"
         raise ResultError(f"expected one top-level folder in the archive, found {names}; {REMEDY}")
     return tops[0]
+
+
+def _unpack_member(packed: Archive, member: Member, root: Path, place: Path) -> None:
+    if member.kind == "folder":
+        place.mkdir(parents=True, exist_ok=True)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.parent.resolve().is_relative_to(root):
+        raise TarError(f"{member.name!r} leads out of the archive")
+    place.unlink(missing_ok=True)  # the last of several members with the same name counts
+    match member.kind:
+        case "file":
+            with place.open("wb") as file:
+                file.writelines(() if member.name.endswith(UNREAD) else packed.content())
+            place.chmod(0o755)
+        case "symlink":
+            if (place.parent / member.target).resolve().is_relative_to(root):
+                place.symlink_to(member.target)
+        case "hardlink":
+            target = root / (member_path(member.target) or "")
+            if target.is_symlink() or not target.is_file() or not target.resolve().is_relative_to(root):
+                raise TarError(f"{member.name!r} is a link to {member.target!r}, which is not an earlier file")
+            place.hardlink_to(target)
+        case kind:
+            raise TarError(f"{member.name!r} is a {kind}")
 
 
 def tree_facts(run: RunProgram, top: Path, wanted: Unpacked, *, isolated: bool = True) -> TreeFacts:

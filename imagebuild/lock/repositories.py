@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import io
-import lzma
 import re
-import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from debian.arfile import ArError
+from debian.arfile import ArError, ArFile
 from debian.deb822 import Deb822, Release
-from debian.debfile import DebFile
 
 from imagebuild.core import debian
 from imagebuild.core.errors import Absent, CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.http import Downloads
 from imagebuild.core.run import RunProgram
+from imagebuild.lock.facts import UNREADABLE, open_tar
+from imagebuild.oci.tar import TarError
 from imagebuild.project.lockfile import LockedRepository, PackageSource
 
 TIMEOUT_S = 60
@@ -28,6 +27,8 @@ SIGNED = re.compile(
     rb"\A-----BEGIN PGP SIGNED MESSAGE-----.*?\n\r?\n(?P<text>.*)-----BEGIN PGP SIGNATURE-----.*", re.DOTALL
 )
 KEYRING = re.compile(r"(^|/)usr/share/keyrings/[^/]+\.(gpg|asc|pgp)$")
+LARGEST_KEY = 1 << 20
+"""Maximum size of a keyring in a package, in bytes."""
 SHOWN_VERSIONS = 5
 """Maximum number of versions in a message."""
 KEY_REMEDY = "set `key` of the component's `repository` to the URL of its key"
@@ -166,11 +167,16 @@ def _key_in_package(web: Downloads, base: str, index: str, package: str) -> byte
     content = web.read(base + newest["Filename"].removeprefix("./"))
     if hashlib.sha256(content).hexdigest() != newest.get("SHA256"):
         raise CommandError(f"{newest['Filename']} does not have the sha256 in the package index; {RETRY}")
+    keys: list[bytes] = []
     try:
-        with DebFile(fileobj=io.BytesIO(content)) as deb:
-            names = [name for name in deb.data.tgz().getnames() if KEYRING.search(name)]
-            keys = [bytes(deb.data.get_content(name) or b"") for name in names]
-    except (ArError, tarfile.TarError, OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        parts = ArFile(fileobj=io.BytesIO(content)).getmembers()
+        packed = open_tar(io.BytesIO(next(part.read() for part in parts if part.name.startswith("data.tar"))))
+        for member in packed:
+            if member.kind == "file" and KEYRING.search(member.name):
+                if member.size > LARGEST_KEY:
+                    raise TarError(f"{member.name} is larger than {LARGEST_KEY} bytes")
+                keys.append(b"".join(packed.content()))
+    except (ArError, StopIteration, *UNREADABLE) as error:
         raise ResultError(f"{newest['Filename']} cannot be unpacked: {error}; {KEY_REMEDY}") from None
     if not keys:
         raise ResultError(f"the package {package} has no keyring in /usr/share/keyrings; {KEY_REMEDY}")
