@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from math import ceil
 from pathlib import Path
@@ -19,20 +19,16 @@ from imagebuild.project.plan import Target
 from imagebuild.project.revision import files_at_revision
 
 
-def job_matrix(
-    builds: Sequence[tuple[str, Platform]], max_jobs: int, runners: Mapping[Platform, Sequence[str]]
-) -> dict[str, list[dict[str, Any]]]:
+def job_matrix(builds: Sequence[tuple[str, Platform]], max_jobs: int) -> dict[str, list[dict[str, Any]]]:
     """Return the `matrix` of a GitHub workflow with at most `max_jobs` jobs. Each job builds for one platform.
 
-    If a job builds several targets, these targets are neighbours in `builds`. Raises ConfigError if there are more
-    platforms than jobs, or if the project names no GitHub runner for a platform."""
+    If a job builds several targets, these targets are neighbours in `builds`. The matrix names no runner, because a
+    pull request could change it. Raises ConfigError if there are more platforms than jobs."""
     parts: dict[Platform, list[str]] = {}
     for target, platform in builds:
         parts.setdefault(platform, []).append(target)
     if len(parts) > max_jobs:
         raise ConfigError(f"--max-jobs {max_jobs}: each platform needs a job; use at least {len(parts)}")
-    if missing := parts.keys() - runners.keys():
-        raise ConfigError(f"github-runners: no runner for {min(missing)}; add the label of a runner in the matrix")
     size = next(size for size in count(1) if sum(ceil(len(part) / size) for part in parts.values()) <= max_jobs)
     jobs: list[dict[str, Any]] = []
     for platform, targets in parts.items():
@@ -45,7 +41,6 @@ def job_matrix(
                     "id": f"group{len(jobs) + 1:03}-{arch}" if more else f"{first}-{arch}",
                     "targets": " ".join(group),
                     "platform": platform,
-                    "runner": list(runners[platform]),
                 }
             )
     return {"include": jobs}
@@ -59,7 +54,7 @@ def print_matrix(state: ProjectState, targets: Sequence[Target], max_jobs: int) 
         raise ConfigError(f"--platform {wanted}: no selected target is for this platform; remove the option")
     # Publishing a target needs all its platforms, even if only one of them changed.
     builds = [(t.id, platform) for t in targets for platform in bake.platforms_of(t, state.platforms)]
-    matrix = job_matrix(builds, max_jobs, state.renderer.project.matrix.model.github_runners)
+    matrix = job_matrix(builds, max_jobs)
     if len(matrix["include"]) < len(builds):
         err.print(f"{len(builds)} builds in {len(matrix['include'])} jobs")
     out.print(json.dumps(matrix))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import click
 
@@ -81,6 +82,12 @@ def impact(
     help="Maximum number of jobs. If there are more builds, a job builds several targets.",
 )
 @options.platforms
+@click.option(
+    "--rendered",
+    metavar="FILE",
+    type=options.PATH,
+    help="Write the hashes of the rendered targets to FILE, for `imagebuild publish --rendered`.",
+)
 @options.project
 @options.plan_edits
 def ci_matrix(
@@ -92,6 +99,7 @@ def ci_matrix(
     registry: str | None,
     max_jobs: int,
     platforms: tuple[str, ...],
+    rendered: Path | None,
 ) -> None:
     """Print the job matrix of a GitHub Actions workflow, as one line of JSON.
 
@@ -118,4 +126,9 @@ def ci_matrix(
         targets = unpublished_targets(state.renderer, state.targets, cache(connect_registry))
         what = "are not published in their current state"
         err.print(f"{len(targets)} of {len(state.targets)} targets {what}")
+    if rendered:
+        from imagebuild.core.files import write_text
+        from imagebuild.publish.decide import hashes_of
+
+        write_text(rendered, hashes_of(state.renderer, targets).model_dump_json())
     print_matrix(state, targets, max_jobs)

@@ -16,7 +16,7 @@ import click
 
 from imagebuild.cli import options
 from imagebuild.core.console import err, out, print_table
-from imagebuild.core.errors import NothingSelected, plural
+from imagebuild.core.errors import NothingSelected, ResultError, plural
 from imagebuild.core.run import run_in_foreground
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     default=[options.BUILDS],
     help="Folder with the results of build, verify, scan and benchmarks. Can be repeated.",
 )
+@click.option(
+    "--rendered",
+    metavar="FILE",
+    type=options.PATH,
+    help="Render nothing, and take the hashes of targets from this file of `imagebuild ci-matrix --rendered`.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be published, and publish nothing.")
 @options.json_file
 @options.project
@@ -50,13 +56,17 @@ def publish(
     select: tuple[str, ...],
     registry: str | None,
     results: tuple[Path, ...],
+    rendered: Path | None,
     dry_run: bool,
     json_file: str | None,
 ) -> None:
     """Tag the images that passed their checks.
 
     Exit status 0: every image was published; 1: an image was refused; 4: a registry failed."""
+    from imagebuild.core.files import read_text
+    from imagebuild.core.yaml import read_written
     from imagebuild.oci.registry import connect_registry
+    from imagebuild.project.records import RenderedHashes
     from imagebuild.project.revision import current_revision, origin_of_build
     from imagebuild.publish.publish import PublishRequest, print_published, publish_targets
     from imagebuild.publish.signatures import GITHUB_ISSUER
@@ -67,7 +77,8 @@ def publish(
     if signer and signer.issuer == GITHUB_ISSUER:
         folder = workspace.project.root
         origin = {**origin_of_build(folder, os.environ), "revision": current_revision(folder) or ""}
-    request = PublishRequest(select, results, dry_run, signer, origin)
+    hashes = read_written(RenderedHashes, read_text(rendered), str(rendered)) if rendered else None
+    request = PublishRequest(select, results, dry_run, signer, hashes, origin)
     result = publish_targets(workspace.renderer, workspace.plan, request, cache(connect_registry))
     options.print_result(json_file, result, lambda: print_published(result, workspace.plan))
     if result.exit_status:
@@ -101,8 +112,8 @@ def each(
 ) -> None:
     """Run a command for every pushed image.
 
-    The command gets the image by digest. After a failure, the command still runs for the other images. The highest
-    exit status is returned."""
+    The command gets the image by digest. The values are also the environment variables IMAGEBUILD_IMAGE, … After a
+    failure, the command still runs for the other images. The highest exit status is returned."""
     images = _pushed_images(folder) if published is None else _published_images(project, published, folder)
     wanted = options.parse_platforms(platforms)
     chosen = [image for image in images if not wanted or image["platform"] in wanted]
@@ -144,13 +155,22 @@ def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
                 yield _values(result.target, platform, result.repository, digest, result.digest, path.parent)
 
 
+VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]*")
+"""A value that `each` puts into a command."""
+
+
 def _values(
     target: str, platform: str, repository: str, digest: str, index: str | None, folder: Path
 ) -> dict[str, str]:
-    return {
+    values = {
         "target": target, "platform": platform, "arch": platform.removeprefix("linux/"), "folder": str(folder),
         "image": f"{repository}@{digest}", "index": f"{repository}@{index or digest}",
     }  # fmt: skip
+    for name, value in values.items():
+        # A result may come from another machine, and a value must not become an option or a path outside the folder.
+        if name != "folder" and (not VALUE.fullmatch(value) or ".." in value.split("/")):
+            raise ResultError(f"{folder}: {name} {value!r} is not a name; build the image again")
+    return values
 
 
 def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> int:
@@ -163,7 +183,7 @@ def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> i
         title = f"{image['target']} {image['platform']}"
         err.print(f"{title}: {image['image']}")
         words = [known.sub(lambda name: image[name[1]], word) for word in command]  # noqa: B023 - is called in this iteration
-        if status := run_in_foreground(words):
+        if status := run_in_foreground(words, {f"IMAGEBUILD_{name.upper()}": value for name, value in image.items()}):
             failed[title] = status
     for title, status in failed.items():
         err.print(f"{title}: exit status {status}")

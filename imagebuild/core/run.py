@@ -273,11 +273,11 @@ def _text_of(file: IO[bytes]) -> str:
     return re.sub("\r\n?", "\n", file.read().decode(errors="replace"))
 
 
-def run_in_foreground(command: Sequence[str]) -> int:
-    """Run a program that uses the terminal of imagebuild for input and output.
+def run_in_foreground(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program that uses the terminal of imagebuild for input and output, with more environment variables.
     Return its exit status as a shell would."""
     try:
-        status = subprocess.run(command, env=program_environment(), check=False).returncode
+        status = subprocess.run(command, env={**program_environment(), **environ}, check=False).returncode
     except OSError as error:
         raise CommandError(f"`{command[0]}` cannot be run: {error.strerror}") from error
     return status if status >= 0 else 128 - status  # a shell reports 128 + the signal that ended the program

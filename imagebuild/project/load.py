@@ -110,7 +110,7 @@ def layered(own: Project, base: Project) -> Project:
     over, under = own.matrix.model, base.matrix.model
     names = {rule.name for rule in over.rules}
     rules = tuple(rule for rule in under.rules if rule.name not in names)
-    whole = {name for name in ("publish", "gpu_architectures", "github_runners") if name not in over.model_fields_set}
+    whole = {name for name in ("publish", "gpu_architectures") if name not in over.model_fields_set}
     model = over.model_copy(
         update={
             "bases": {**under.bases, **over.bases},

@@ -16,7 +16,6 @@ from imagebuild.core.fields import (
     Line,
     Model,
     Name,
-    OneOrMore,
     Platform,
     Release,
     Variable,
@@ -245,5 +244,3 @@ class Matrix(Model):
     same name."""
     publish: Publish = Publish()
     """Conditions for giving an image a tag."""
-    github_runners: dict[Platform, OneOrMore] = Field(default_factory=dict)
-    """Maps each platform to the label or labels of the GitHub Actions runners with that CPU architecture."""

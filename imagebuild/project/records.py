@@ -59,6 +59,13 @@ class BuildResult(Model):
     """Day of `build --rebuild`, which installs newer packages than the first build of the commit."""
 
 
+class RenderedHashes(Model):
+    """Hashes of rendered targets: the file of `ci-matrix --rendered`. A job that reads this file renders nothing."""
+
+    targets: dict[str, tuple[str, str]]
+    """Maps each target to the sha256 of its Dockerfile and to the hash of everything that its image depends on."""
+
+
 Severity = Literal["unknown", "negligible", "low", "medium", "high", "critical"]
 
 

@@ -15,7 +15,7 @@ from imagebuild.project.load import hash_of_check, script_of
 from imagebuild.project.matrix import Publish
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Target, axes_of, components_of
 from imagebuild.project.project import Project
-from imagebuild.project.records import BuildResult, ScanResult
+from imagebuild.project.records import BuildResult, RenderedHashes, ScanResult
 from imagebuild.publish.evidence import Evidence, EvidenceFile
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.checks import IMAGE, SAME_FILES
@@ -103,6 +103,14 @@ def key_of_target(renderer: Renderer, target: Target) -> str:
     If the hash changed after an image was published, the image is not up to date. The code that checks the image's
     files is part of the hash. Raises ConfigError if a script or a template cannot be read."""
     return hashlib.sha256(f"{renderer.key(target)} {hash_of_rules()}".encode()).hexdigest()
+
+
+def hashes_of(renderer: Renderer, targets: Collection[Target]) -> RenderedHashes:
+    """Render targets, and return their hashes. Raises ConfigError if a script or a template cannot be read."""
+    texts = ((target, renderer.dockerfile(target).text.encode()) for target in targets)
+    return RenderedHashes(
+        targets={t.id: (hashlib.sha256(text).hexdigest(), key_of_target(renderer, t)) for t, text in texts}
+    )
 
 
 def objections(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -136,11 +135,11 @@ def provenance_of(
 ) -> dict[str, Any]:
     """Return the SLSA provenance of the image of one platform, as a JSON document.
 
-    `dockerfile` is the text that this checkout renders for the target. `workflow` is the address of the CI workflow
-    that built the image and signs the provenance. Raises ResultError if the image was built from another Dockerfile,
-    because the provenance would then name the wrong sources. Raises ConfigError if the lock contains no pin (hash,
-    digest or commit) for a source."""
-    if result.dockerfile != hashlib.sha256(dockerfile.encode()).hexdigest():
+    `dockerfile` is the sha256 of the Dockerfile that this checkout renders for the target. `workflow` is the address of
+    the CI workflow that built the image and signs the provenance. Raises ResultError if the image was built from
+    another Dockerfile, because the provenance would then name the wrong sources. Raises ConfigError if the lock
+    contains no pin (hash, digest or commit) for a source."""
+    if result.dockerfile != dockerfile:
         raise ResultError(
             f"{result.target}: was built from another Dockerfile than this checkout renders; check out the commit of "
             f"the build ({result.revision or 'unknown'}), and use the same options as the build"

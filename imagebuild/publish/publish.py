@@ -21,10 +21,19 @@ from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
 from imagebuild.project.plan import REVISION, Plan, Target
 from imagebuild.project.project import Project
-from imagebuild.project.records import BuildResult, Published, PublishResult
+from imagebuild.project.records import BuildResult, Published, PublishResult, RenderedHashes
 from imagebuild.project.select import restricted_components, select_targets
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
-from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, key_of_target, objections, rules_of
+from imagebuild.publish.decide import (
+    Choice,
+    PublishRule,
+    choose_image,
+    fill_tags,
+    hashes_of,
+    key_of_target,
+    objections,
+    rules_of,
+)
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.signatures import Signer
@@ -46,6 +55,8 @@ class PublishRequest:
     dry_run: bool = False
     signer: Signer | None = None
     """The signer for images and attachments. None: nothing is signed."""
+    rendered: RenderedHashes | None = None
+    """Hashes of targets that another job rendered. None: the targets are rendered here."""
     origin: Mapping[str, str] | None = None
     """Maps `run`, `workflow`, `source` and `revision` to the values of this CI job, if the job signs without a key.
     Each build result must contain the same values, because anybody could have written the result. None: the values are
@@ -53,12 +64,13 @@ class PublishRequest:
 
 
 class Planned(NamedTuple):
-    """The definition of a target in this checkout: the Dockerfile, the checks of the image, and the sources."""
+    """The definition of a target in this checkout: sources, checks, and the hash of the Dockerfile."""
 
     project: Project
     recipe: Recipe
-    dockerfile: str
     rules: tuple[PublishRule, ...]
+    dockerfile: str
+    """sha256 of the Dockerfile."""
     key: str
     """Hash of everything that the image depends on. The hash is published with the image, and shows later whether the
     image is up to date."""
@@ -107,13 +119,13 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         raise NothingSelected(
             f"--results {folders}: contains no result.json of a target in the plan; run `imagebuild build` first"
         )
+    hashes = (request.rendered or hashes_of(renderer, targets)).targets
+    if unknown := [target.id for target in targets if target.id not in hashes]:
+        raise ConfigError(f"--rendered: contains no hashes of {unknown[0]}, which was not planned; remove its results")
     planned = [
-        Planned(
-            renderer.project, renderer.recipe(target), renderer.dockerfile(target).text,
-            rules_of(renderer.project, target), key_of_target(renderer, target),
-        )
+        Planned(renderer.project, renderer.recipe(target), rules_of(renderer.project, target), *hashes[target.id])
         for target in targets
-    ]  # fmt: skip
+    ]
     names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
     names += [build.value.repository for build in evidence.of_type(BuildResult) if build.value.repository]
     registries = [connect(host) for host in sorted({parse_reference(name).host for name in names})]

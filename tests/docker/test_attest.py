@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def provenance(imagebuild: Imagebuild, quickstart: Built) -> Mapping[str, Any]:
     project = load_project(folder)
     renderer = Renderer(project)
     target = select_one(make_plan(project), TARGET)
-    text = renderer.dockerfile(target).text
+    text = hashlib.sha256(renderer.dockerfile(target).text.encode()).hexdigest()
     platform = quickstart.result.platforms[0]
     return provenance_of(quickstart.result, platform, renderer.recipe(target), project.lock, text)
 

@@ -136,7 +136,6 @@ def origin(tmp_path: Path, environ: dict[str, str]) -> Tiny:
     project.replace(
         "matrix.yaml", '{variant}"]', '{variant}-{revision}"]\n    aliases: ["{repository}/{image}:{variant}"]'
     )
-    project.append("matrix.yaml", "github-runners: {linux/amd64: here}\n")
     project.write(".gitignore", "build/\n.venv/\nsite/\nresults/\n.GITHUB_*\n")
     shutil.copytree(ROOT / ".github", project.root / ".github")
     git(project.root, "init", "--quiet", "--initial-branch", "main")

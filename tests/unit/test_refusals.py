@@ -80,7 +80,7 @@ def test_there_are_two_hundred_of_them() -> None:
 CHECK = "checks:\n  - {name: a, description: x, run: x, expect: x, needs: [gpu], timeout-s: 3, attempts: 2}\n"
 TEXTS = {"matrix.yaml": MATRIX, COMPONENT: TOOL + CHECK}
 Place = tuple[str | int, ...]
-FREE = {"versions", "bases", "images", "when", "axes", "github-runners"}
+FREE = {"versions", "bases", "images", "when", "axes"}
 """Mappings in which users may choose the keys."""
 
 

@@ -50,7 +50,6 @@ def test_what_differs(call: Call, tiny: Files, file: str, old: str, new: str, fo
 
 def test_a_platform_more_makes_a_target_differ_on_all(call: Call, tiny: Files) -> None:
     tiny.replace("matrix.yaml", "platforms: [linux/amd64]", "platforms: [linux/amd64, linux/arm64]")
-    tiny.replace("matrix.yaml", "linux/amd64: here", "linux/amd64: here, linux/arm64: [self-hosted, arm]")
     found, complaint = jobs(call)
     # Publishing makes an index of all platforms, so all are built.
     assert found == [*ALL, *ALL]
@@ -67,23 +66,18 @@ def test_a_state_that_this_version_cannot_read_counts_as_nothing(call: Call, tin
     assert "repositry: unknown key" in complaint
 
 
-RUNNERS: dict[Platform, tuple[str, ...]] = {"linux/amd64": ("here",), "linux/arm64": ("self-hosted", "arm")}
-
-
-def test_jobs_have_a_runner_that_the_matrix_names() -> None:
-    assert job_matrix([("a", "linux/arm64")], 1, RUNNERS)["include"] == [{
-        "name": "a arm64", "id": "a-arm64", "targets": "a", "platform": "linux/arm64", "runner": ["self-hosted", "arm"],
-    }]  # fmt: skip
-    with pytest.raises(ConfigError, match="no runner for linux/arm64; add the label of a runner"):
-        job_matrix([("a", "linux/arm64")], 1, {"linux/amd64": ("here",)})
+def test_a_job_states_what_it_builds_and_leaves_the_runner_to_the_workflow() -> None:
+    assert job_matrix([("a", "linux/arm64")], 1)["include"] == [
+        {"name": "a arm64", "id": "a-arm64", "targets": "a", "platform": "linux/arm64"}
+    ]
 
 
 @pytest.mark.parametrize("most", [2, 7, 256, 999, 1000])
 def test_jobs_hold_every_build_once(most: int) -> None:
     builds = [(f"t{i:03}", platform) for i in range(500) for platform in get_args(Platform)]
-    jobs = job_matrix(builds, most, RUNNERS)["include"]
+    jobs = job_matrix(builds, most)["include"]
     assert len(jobs) <= most
     assert sorted((target, job["platform"]) for job in jobs for target in job["targets"].split()) == builds
     assert len({job["id"] for job in jobs}) == len(jobs)
     with pytest.raises(ConfigError, match="use at least 2"):
-        job_matrix(builds, 1, RUNNERS)
+        job_matrix(builds, 1)

@@ -17,8 +17,6 @@ def unpublished(command: Call) -> list[str]:
 
 def test_what_is_built_is_what_is_not_published_as_it_is_now(site: Site, command: Call) -> None:
     """`OLD` is never published, and keeps nothing else from being up to date."""
-    site.files.write("matrix.yaml", (site.files.root / "matrix.yaml").read_text() + "github-runners: "
-                     "{linux/amd64: here, linux/arm64: there}\n")  # fmt: skip
     assert unpublished(command) == [OLD, NEW, OLD, NEW]
     site.ready(NEW)
     assert command("publish", "--results", str(site.evidence))[0] == 0

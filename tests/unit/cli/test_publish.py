@@ -12,6 +12,7 @@ import pytest
 
 from imagebuild.project import revision
 from imagebuild.publish import signatures
+from imagebuild.render.templates import Templates
 from tests.conftest import data
 from tests.publish_fakes import COMMIT, HOST, NEW, Site
 from tests.registry_fake import index, put_image
@@ -63,6 +64,25 @@ def test_a_job_signs_what_its_own_run_built(
     site.ready(NEW, **stated)
     status, out, _ = command(*arguments)
     assert status == 0, out
+
+
+def test_a_job_that_signs_renders_nothing(
+    site: Site, command: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hashes, arguments = tmp_path / "rendered.json", ("publish", "--results", str(site.evidence), "--dry-run")
+    assert command("ci-matrix", NEW, "--rendered", hashes)[0] == 0
+    site.ready(NEW)
+    monkeypatch.setattr(Templates, "render", lambda *_, **__: pytest.fail("a template was rendered"))
+    status, out, _ = command(*arguments, "--rendered", hashes)
+    assert (status, f"possible {NEW}" in out) == (0, True), out
+    for text, expected, said in (
+        (hashes.read_text().replace('":["', '":["0'), 1, "another Dockerfile"),
+        ('{"targets": {}}', 2, "which was not planned"),
+        ("{}", 5, "Field required"),
+    ):
+        hashes.write_text(text)
+        status, out, err = command(*arguments, "--rendered", hashes)
+        assert (status, said in out + err) == (expected, True), out + err
 
 
 OPTIONS = data("publish/refused")["options"]
@@ -118,3 +138,31 @@ def test_the_worst_exit_status_counts(folder: Path, command: Call) -> None:
     (folder / "0/a/result.json").write_text("{}")
     status, _, err = command("each", folder, "--", "x")
     assert (status, "use the version of imagebuild that wrote it" in err) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("repository", "--runner=exec:touch pwned"), ("repository", "-x"), ("repository", "r.test/$(touch pwned)"),
+        ("repository", "r.test/x\n--json"), ("repository", "r.test/`x`"), ("repository", "r.test/a b"),
+        ("target", "../../etc"), ("target", "a/../../b"), ("target", "--help"), ("target", "a;b"), ("target", "ä\u202e"),
+        ("target", ""), ("digest", "--json=/etc/x"),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_result_becomes_no_option(folder: Path, command: Call, key: str, value: str) -> None:
+    result = folder / "0/a/result.json"
+    content = json.loads(result.read_text())
+    content |= {"manifests": {"linux/amd64": value}} if key == "digest" else {key: value}
+    result.write_text(json.dumps(content))
+    words = ("{target}", "{image}", "{index}", "{folder}")
+    status, _, err = command("each", folder, "--", sys.executable, "-c", f"open('{folder}/log', 'w')", *words)
+    assert (status, (folder / "log").exists()) == (5, False), err
+
+
+@pytest.mark.programs
+def test_values_are_environment_variables_too(folder: Path, command: Call) -> None:
+    script = (
+        f"import os; open('{folder}/log', 'a').write(os.environ['IMAGEBUILD_IMAGE'] + os.environ['IMAGEBUILD_ARCH'])"
+    )
+    assert command("each", folder, "--platform", "linux/arm64", "--", sys.executable, "-c", script, "--", "x")[0] == 0
+    assert (folder / "log").read_text() == f"r.test/x@sha256:{'c' * 64}arm64"

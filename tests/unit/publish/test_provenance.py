@@ -24,6 +24,7 @@ from imagebuild.render.renderer import Renderer
 from tests.conftest import Files
 
 AMD64: Platform = "linux/amd64"
+EMPTY = hashlib.sha256(b"").hexdigest()
 DIGEST = f"sha256:{'1' * 64}"
 OPEN = "open-cuda13.0-debian13-runtime"
 
@@ -38,7 +39,7 @@ def result_of(target: Target, dockerfile: str = "", **more: Any) -> BuildResult:
 
 def stated(renderer: Renderer, plan: Plan, name: str, **more: Any) -> dict[str, Any]:
     target = select_one(plan, name)
-    return provenance_of(result_of(target, **more), AMD64, renderer.recipe(target), renderer.project.lock, "")
+    return provenance_of(result_of(target, **more), AMD64, renderer.recipe(target), renderer.project.lock, EMPTY)
 
 
 def test_a_statement(tiny: Files, golden: Callable[[str, str], None]) -> None:
