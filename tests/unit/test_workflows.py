@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
+import shutil
 import sys
 import tomllib
 from fnmatch import fnmatchcase
@@ -15,7 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import ROOT, ran
+from tests.conftest import ROOT, data, ran
 from tests.unit.conftest import Call
 
 
@@ -85,7 +88,7 @@ def test_a_pull_request_can_write_nothing_and_has_no_secret() -> None:
             assert "uses" not in job
             # Code of pull requests runs only on GitHub's machines.
             builders = [step.get("with", {}).get("builder") for step in job["steps"]]
-            assert "vars." not in f"{job.get('runs-on')} {builders}"
+            assert not re.search(r"vars\.|fromJSON|matrix\.runner", f"{job.get('runs-on')} {builders}")
     assert ran == {"lint", "unit", "browser", "docker", "plan", "check"}
 
 
@@ -93,7 +96,7 @@ def test_a_pull_request_can_write_nothing_and_has_no_secret() -> None:
 def test_shell_is_clean() -> None:
     checker = Path(sys.executable).with_name("shellcheck")
     files = [ROOT / ".github" / name for name in ("plan", "propose", "scan")]
-    for pattern in ("bundle/*", "slurm/enter", "standins/*", "workflows/*"):
+    for pattern in ("bundle/*", "hostile/standin", "slurm/enter", "standins/*", "workflows/*"):
         files += ROOT.glob(f"tests/data/{pattern}")
     programs = [path.read_text() for path in files]
     assert not [script for script in SHELL if "${{" in script], "values come from the step's `env`"
@@ -106,7 +109,12 @@ def test_shell_is_clean() -> None:
 @pytest.mark.programs
 def test_zizmor_finds_nothing() -> None:
     program = Path(sys.executable).with_name("zizmor")
-    done = ran(program, "--offline", "--quiet", "--no-progress", ROOT / ".github")
+    strict = (
+        "--strict-collection",
+        "--persona",
+        "auditor",
+    )  # without the first, it leaves out files that it cannot read
+    done = ran(program, "--offline", "--quiet", "--no-progress", *strict, ROOT / ".github")
     assert not done.returncode, done.stdout + done.stderr
 
 
@@ -120,7 +128,7 @@ def test_images_are_built_when_what_they_are_made_from_changes() -> None:
     paths = found["push"]["paths"]
     assert paths == found["pull_request"]["paths"]
     assert all((ROOT / pattern.partition("*")[0]).exists() for pattern in paths), "a path that is not there"
-    needed = ("requirements.txt", "plan", "scan", "workflows/build.yml")
+    needed = ("requirements.txt", "plan", "results", "scan", "workflows/build.yml")
     assert {f".github/{name}" for name in needed} <= set(paths)
     inputs = [p for p in (ROOT / "dockerfiles").rglob("*") if p.is_file()]
     inputs += [*(ROOT / "imagebuild").rglob("*.py"), *(ROOT / ".github/actions").rglob("*.yml")]
@@ -141,7 +149,7 @@ def test_expressions_name_what_is_there(command: Call) -> None:
             assert output in jobs[needed]["outputs"], f"{file}: {name}"
         assert set(re.findall(r"needs\.(\w+)", text)) <= set(needs(job)), f"{file}: {name}"
         assert set(re.findall(r"steps\.(\w+)", text)) <= {step.get("id") for step in job.get("steps", [])}, name
-        assert set(re.findall(r"matrix\.(\w+)", text)) <= set(entry), f"{file}: {name}"
+        assert set(re.findall(r"matrix\.(?!yaml)(\w+)", text)) <= {*entry, "row"}, f"{file}: {name}"
         given = inputs(WORKFLOWS[file])
         assert set(re.findall(r"inputs\.(\w+)", text)) <= set(given), f"{file}: {name}"
         if "uses" in job:
@@ -162,22 +170,299 @@ def inputs(workflow: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return dict(given.get("inputs", {}))
 
 
-def test_what_signs_and_pushes_runs_what_is_pinned_by_hash() -> None:
+REQUIREMENTS = {"requirements.txt": ("report", "sbom"), "requirements-dev.txt": ("dev", "docs", "report", "sbom")}
+
+
+@pytest.mark.parametrize("file", REQUIREMENTS)
+def test_every_dependency_is_pinned_by_hash(file: str) -> None:
     """Each dependency is pinned to a version that pyproject.toml permits. The file names no package index."""
-    text = (ROOT / ".github/requirements.txt").read_text()
+    text = (ROOT / ".github" / file).read_text()
     assert "://" not in text
     assert "--index" not in text
     pinned = {}
     for entry in text.replace("\\\n", " ").splitlines():
-        requirement, *hashes = entry.split()
-        name, _, version = requirement.partition("==")
-        assert version
-        assert hashes
-        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", item) for item in hashes), name
-        pinned[canonicalize_name(name)] = version
+        line, *hashes = re.split(r"\s+(?=--)", entry.strip())
+        requirement = Requirement(line)
+        ((operator, version),) = ((spec.operator, spec.version) for spec in requirement.specifier)
+        assert (operator, bool(hashes)) == ("==", True), line
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", item) for item in hashes), line
+        pinned[canonicalize_name(requirement.name)] = version
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = document["project"]["optional-dependencies"]
-    for text in (*document["project"]["dependencies"], *extras["report"], *extras["sbom"], "hatchling"):
+    own = [text for extra in REQUIREMENTS[file] for text in extras[extra] if not text.startswith("imagebuild[")]
+    for text in (*document["project"]["dependencies"], *own, "hatchling"):
         wanted = Requirement(text)
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), text
-    assert "--require-hashes" in (ROOT / "Makefile").read_text()
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "/bin/pip install" in line]
+    assert any(file in line and "--require-hashes" in line for line in installs)
+
+
+# Who may do what
+
+SIGNERS = {(file, name): job for file, name, job in JOBS if "id-token" in job["permissions"] and "steps" in job}
+
+
+def test_a_job_that_signs_takes_digests_from_outputs_and_renders_nothing() -> None:
+    assert {(file, name) for file, name in SIGNERS if "packages" in SIGNERS[file, name]["permissions"]} == {
+        ("build.yml", "attach"), ("build.yml", "publish"), ("project.yml", "publish"),
+    }  # fmt: skip
+    for (file, _), job in SIGNERS.items():
+        if "packages" not in job["permissions"]:
+            continue
+        script = "\n".join(step["run"] for step in job["steps"] if "run" in step)
+        assert not re.search(r"imagebuild (build|verify|render|ci-matrix|plan|sbom|scan|lock)\b", script), file
+        assert "imagebuild publish" not in script or "--rendered=" in script
+        assert ".github/results receive arrived" in script
+        for step in job["steps"]:
+            assert not {"name", "pattern"} & set(step.get("with", {})) or "download" not in step["uses"], "by id"
+            if "checkout" in step.get("uses", "") and file == "project.yml":
+                # The caller's files lie in a folder from which nothing runs.
+                assert step["with"]["path"] == ("imagebuild" if "ref" in step["with"] else "project")
+        assert all(
+            "./imagebuild/" in step["uses"]
+            for step in job["steps"]
+            if file == "project.yml" and step.get("uses", "")[0:1] == "."
+        )
+
+
+def test_every_job_of_a_matrix_has_an_output_of_its_own() -> None:
+    for file, name, job in JOBS:
+        if any("hand-over" in step.get("run", "") for step in job.get("steps", [])) and "strategy" in job:
+            wanted = {f"r{row}": f"${{{{ steps.results.outputs.r{row} }}}}" for row in range(32)}
+            assert job["outputs"] == wanted, f"{file}: {name}"
+
+
+def test_every_permission_of_a_pull_request_is_to_read_and_runners_are_no_choice_of_files() -> None:
+    for file, name, job in JOBS:
+        chosen = str(job.get("runs-on"))
+        assert not re.search(r"matrix\.(?!platform)|needs\.|inputs\.|steps\.|github\.", chosen), f"{file}: {name}"
+
+
+# Results on their way to the job that signs
+
+
+def results(folder: Path, *arguments: object, **environ: str) -> tuple[int, str, str]:
+    """Run .github/results in a folder; return its exit status, its messages and the outputs of the step."""
+    outputs = folder / "outputs"
+    outputs.write_text("")
+    own = {**os.environ, "GITHUB_OUTPUT": str(outputs), **environ}
+    done = ran(sys.executable, ROOT / ".github/results", *arguments, cwd=folder, env=own)
+    return done.returncode, done.stdout + done.stderr, outputs.read_text()
+
+
+@pytest.fixture
+def handed(tmp_path: Path) -> tuple[Path, dict[str, dict[str, str]]]:
+    """Return the folder of a job that downloaded the artifacts of two jobs, and the outputs of the jobs."""
+    outputs = {}
+    for row, target in enumerate(("open-cuda13.5", "slim+x")):
+        folder = tmp_path / f"builder{row}"
+        (folder / "build" / target).mkdir(parents=True)
+        for name in ("result.json", "verify.json", "other.json"):
+            (folder / "build" / target / name).write_text(f'{{"{name}": {row}}}')
+        assert results(folder, "pack", "build")[0] == 0
+        status, said, output = results(folder, "hand-over", row, 70 + row)
+        assert status == 0, said
+        outputs |= dict(line.split("=", 1) for line in output.splitlines())
+        shutil.copytree(folder / "results", tmp_path / f"signer/arrived/results-{row}")
+    return tmp_path / "signer", {"build": {**outputs, "r2": ""}, "gpu": {}}
+
+
+@pytest.mark.programs
+def test_results_reach_the_signer_by_the_outputs_of_jobs(handed: tuple[Path, dict[str, dict[str, str]]]) -> None:
+    signer, outputs = handed
+    sibling = signer / "arrived/results-9"  # another job of the run uploaded it
+    shutil.copytree(signer / "arrived/results-0", sibling)
+    (sibling / "open-cuda13.5/verify.json").write_text("{}")
+    (sibling / "SHA256SUMS").write_text(f"{hashlib.sha256(b'{}').hexdigest()}  open-cuda13.5/verify.json\n")
+    (signer / "arrived/results-1/slim+x/extra.json").write_text("{}")
+    environ = {"HANDED": json.dumps(outputs)}
+    assert results(signer, "ids", **environ) == (0, "", "ids=70,71\n")
+    assert results(signer, "ids", **environ, ROW="1") == (0, "", "ids=71\n")
+    assert results(signer, "receive", "arrived", **environ) == (0, "", "")
+    assert sorted(str(path.relative_to(signer / "results")) for path in signer.rglob("results/**/*.json")) == [
+        "build-r0/open-cuda13.5/result.json", "build-r0/open-cuda13.5/verify.json",
+        "build-r1/slim+x/result.json", "build-r1/slim+x/verify.json",
+    ]  # fmt: skip
+    # A single artifact is unpacked into the folder itself.
+    shutil.rmtree(signer / "results")
+    assert results(signer, "receive", "arrived/results-1", **environ, ROW="1") == (0, "", "")
+    assert (signer / "results/build-r1/slim+x/verify.json").exists()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "fault", ["edited", "added to the list", "removed", "a link", "a path", "another artifact", "not listed"]
+)
+def test_results_that_no_job_handed_over_are_refused(
+    handed: tuple[Path, dict[str, dict[str, str]]], tmp_path: Path, fault: str
+) -> None:
+    signer, outputs = handed
+    file, sums = signer / "arrived/results-1/slim+x/verify.json", signer / "arrived/results-1/SHA256SUMS"
+    secret = hashlib.sha256((tmp_path / "secret").write_text("x") and b"x").hexdigest()
+    match fault:
+        case "edited":
+            file.write_text("{}")
+        case "removed":
+            file.unlink()
+        case "a link":
+            (tmp_path / "same").write_bytes(file.read_bytes())
+            file.unlink()
+            file.symlink_to(tmp_path / "same")
+        case "another artifact":
+            shutil.rmtree(signer / "arrived/results-1")
+        case "a path" | "not listed":  # the job that builds was attacked, so its output has the right hash
+            name = "../../../secret" if fault == "a path" else "slim+x/secret.json"
+            sums.write_text(f"{secret}  {name}\n")
+            outputs["build"]["r1"] = f"71 {hashlib.sha256(sums.read_bytes()).hexdigest()}"
+        case _:
+            sums.write_text(sums.read_text() + f"{secret}  slim+x/scan.json\n")
+    status, said, _ = results(signer, "receive", "arrived", HANDED=json.dumps(outputs))
+    assert (status, bool(re.search("handed over|regular file", said))) == (1, True), said
+    assert not (signer / "results/build-r1").exists() or fault in ("edited", "removed", "a link")
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{}",
+        '{"build": {}}',
+        '{"build": {"r0": "1"}}',
+        '{"b/../x": {"r0": "1 %s"}}',
+        '{"build": {"r0": "1 %s\\n2"}}',
+        "x",
+    ],
+)
+def test_outputs_that_name_no_artifact_are_refused(tmp_path: Path, value: str) -> None:
+    for arguments in (("ids",), ("receive", ".")):
+        status, _, outputs = results(tmp_path, *arguments, HANDED=value.replace("%s", "0" * 64))
+        assert (status, outputs) == (1, "")
+
+
+# Hostile values
+
+HOSTILE = data("hostile/steps")
+OPTIONS = "Create a builder"
+"""The step whose variable contains options: the repository's settings name the options of a builder."""
+PROGRAMS = (
+    "imagebuild",
+    "cosign",
+    "docker",
+    "gh",
+    "git",
+    "sudo",
+    "make",
+    "debsecan",
+    ".venv/bin/hatchling",
+    ".venv/bin/pytest",
+    ".venv/bin/pip",
+)
+Case = tuple[dict[str, Any], dict[str, Any]]
+
+
+def cases() -> dict[str, Case]:
+    """Map the name of each shell step to the step and to the variables of its job and workflow."""
+    found: dict[str, Case] = {}
+    seen = set()  # several jobs have the same steps
+    for file, job, steps, environ in [
+        *(
+            (file, name, job.get("steps", []), {**WORKFLOWS[file].get("env", {}), **job.get("env", {})})
+            for file, name, job in JOBS
+        ),
+        ("setup", "", ACTION["runs"]["steps"], {}),
+        *(
+            ("script", name, [{"run": f'.github/{name} "$A" "$B" "$C"', "env": dict.fromkeys("ABC")}], {})
+            for name in ("scan", "propose")
+        ),
+    ]:
+        for number, step in enumerate(steps):
+            if "run" in step:
+                case = (step["run"], *sorted({**environ, **step.get("env", {})}))
+                if case not in seen:
+                    found[f"{file} {job} {number} {step.get('name', '')}"] = (step, environ)
+                seen.add(case)
+    return found
+
+
+def faults(
+    step: dict[str, Any], environ: dict[str, Any], value: str, folder: Path
+) -> tuple[list[str], list[list[str]]]:
+    """Run a shell step with a value for each of its variables. Return what went wrong, and the recorded calls."""
+    (folder / "recorded").mkdir(parents=True)
+    for program in PROGRAMS:
+        place = folder / program if "/" in program else folder / "bin" / program
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(ROOT / "tests/data/hostile/standin")
+    (folder / "bin/python3").symlink_to(sys.executable)
+    (folder / ".github").symlink_to(ROOT / ".github")
+    work = folder / "work"
+    for name in ("results", "dist", "arrived", "build/x"):
+        (work / name).mkdir(parents=True)
+    for name in (".github", ".venv"):
+        (work / name).symlink_to(folder / name)
+    (folder / "imagebuild").symlink_to(folder)
+    for name in ("README.md", "results/SHA256SUMS", "dist/x"):
+        (work / name).touch()
+    files = {name: folder / name for name in ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_PATH")}
+    for file in files.values():
+        file.touch()
+    own = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "RECORDED": str(folder / "recorded"), "ANSWER": value,
+        "RUNNER_TEMP": str(work), "GITHUB_REF": "refs/heads/main", "GITHUB_REF_NAME": value, "GITHUB_REPOSITORY": "acme/x",
+        "GITHUB_SERVER_URL": "https://git.test", "REGISTRY": "r.test/acme", "LANG": "C.UTF-8", "TMPDIR": str(folder),
+        **dict.fromkeys({**environ, **step.get("env", {})}, value), **{name: str(path) for name, path in files.items()},
+    }  # fmt: skip
+    done = ran(
+        "bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"], cwd=work, env=own, errors="replace"
+    )
+    calls = [call.read_text().split("\0")[:-1] for call in (folder / "recorded").iterdir()]
+    found = [f"ran {path}" for path in folder.rglob("pwned")]
+    text = step["run"] + "".join((ROOT / ".github" / name).read_text() for name in ("plan", "propose", "scan"))
+    literal = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)) | {"-c"}
+    for call in calls:
+        options = call[: call.index("--")] if "--" in call else call
+        found += [
+            f"option {word!r} of {call}"
+            for word in options[1:]
+            if word.startswith("-") and word.partition("=")[0] not in literal
+        ]
+        # A word that begins with `-` may come from a value only if it is part of `--name=value`.
+        found += [
+            f"value as option in {call}" for word in options[1:] if word.startswith("-") and word in value.split()
+        ]
+        found += [
+            f"no -- before {word!r} in {call}"
+            for word in options[1:]
+            if value in word and not word.startswith("-") and "=" not in word
+        ]
+    for name, file in files.items():
+        found += [
+            f"{name}: {line}" for line in file.read_text().splitlines() if re.match(r"INJECTED|::|/injected", line)
+        ]
+    found += [
+        f"command {line!r}" for line in re.split("[\r\n]", done.stdout + done.stderr) if re.match(r"::|##\[", line)
+    ]
+    return found, calls
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", cases())
+def test_a_step_treats_hostile_values_as_data(name: str, tmp_path: Path) -> None:
+    step, environ = cases()[name]
+    if "$" in step["run"] and not name.endswith(OPTIONS):
+        for number, value in enumerate([*HOSTILE["values"], "x" * 100_000]):
+            found, _ = faults(step, environ, value, tmp_path / str(number))
+            assert not found, f"{value!r}: {found}"
+    _, calls = faults(step, environ, "1", tmp_path / "usual")
+    outputs = [(tmp_path / "usual" / file).read_text() for file in ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_PATH")]
+    assert calls or any(outputs) or re.search("results|OWN|SHA256", step["run"]), "the step did not reach its commands"
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("step", HOSTILE["unsafe"], ids=lambda step: step["run"])
+def test_an_unsafe_step_is_found(step: dict[str, Any], tmp_path: Path) -> None:
+    found = [
+        faults({**step, "env": {"TARGETS": ""}}, {}, value, tmp_path / str(number))[0]
+        for number, value in enumerate(HOSTILE["values"])
+    ]
+    assert any(found)
