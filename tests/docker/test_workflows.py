@@ -50,6 +50,10 @@ class Machine:
     registry: str
     outputs: dict[str, str] = field(default_factory=dict)
     """The step outputs of the last job."""
+    handed: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Maps each job that handed results over to its output."""
+    rendered: str = ""
+    """The last output `rendered`."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
@@ -82,6 +86,8 @@ class Machine:
         job = workflow["jobs"][name]
         values = {"WHERE": f"{self.registry}/{REPOSITORY}", "LOGIN": "somebody", "PASSWORD": "x", "GH_TOKEN": "x",
                   "OPTIONS": "--driver docker-container", "BASES": "bootstrap", **values}  # fmt: skip
+        values = {"ROW": "0", "ARTIFACT": "1", "HANDED": json.dumps(self.handed), "RENDERED": self.rendered,
+                  "OWN": "acme/images", **values}  # fmt: skip
         work = self.folder / f"{name}-{len(list(self.folder.iterdir()))}"
         git(self.folder, "clone", "--quiet", f"file://{self.origin.root}", str(work))
         environ, failed = dict(self.environ), ""
@@ -113,18 +119,25 @@ class Machine:
             environ["PATH"] = os.pathsep.join([*lines["GITHUB_PATH"], environ["PATH"]])
             self.outputs |= dict(line.split("=", 1) for line in lines["GITHUB_OUTPUT"])
         assert failed == fails
+        self.rendered = self.outputs.get("rendered", self.rendered)
+        if "r0" in self.outputs:
+            self.handed = {name: {"r0": self.outputs["r0"]}}
         return work
 
     def _action(self, action: str, options: dict[str, str], work: Path) -> None:
         artifacts = self.folder / "artifacts"
         if "/upload-artifact@" in action:
+            shutil.rmtree(artifacts, ignore_errors=True)  # one artifact at a time, so no test needs ids
             for pattern in options["path"].split():
-                for found in work.glob(pattern):  # without the first folder, as upload-artifact does
-                    target = artifacts / re.sub(r"\W+", "-", options["name"]) / Path(*found.relative_to(work).parts[1:])
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(found, target)
+                for found in (file for place in work.glob(pattern) for file in (place, *place.rglob("*"))):
+                    if found.is_file():  # without the first folder, as upload-artifact does
+                        name, path = re.sub(r"\W+", "-", options["name"]), Path(*found.relative_to(work).parts[1:])
+                        (artifacts / name / path).parent.mkdir(parents=True, exist_ok=True)
+                        shutil.copyfile(found, artifacts / name / path)
         elif "/download-artifact@" in action:
-            shutil.copytree(artifacts / options.get("name", ""), work / options["path"])
+            (artifact,) = artifacts.iterdir()
+            place = work / options["path"].replace("${{ runner.temp }}", str(self.folder))
+            shutil.copytree(artifact, place, dirs_exist_ok=True)
 
 
 @pytest.fixture
@@ -155,9 +168,9 @@ def machine(origin: Tiny, registry: str, tmp_path: Path) -> Machine:
 
 
 def planned(machine: Machine, **values: str) -> list[dict[str, str]]:
-    """Run the job `plan` of the workflow `images`; return its matrix."""
+    """Run the job `plan` of a pull request or of main; return its matrix."""
     usual = {"BASE": "", "GIVEN": "", "TARGETS": "tiny", "JOBS": "256", "GPU": "linux/arm64"}
-    machine.job("images.yml", "plan", **usual | values)
+    machine.job("images.yml" if "BASE" in values else "build.yml", "plan", **usual | values)
     entries: list[dict[str, str]] = json.loads(machine.outputs["matrix"])["include"]
     return entries
 
@@ -170,7 +183,6 @@ def tags(registry: str) -> dict[str, str]:
 
 def build(machine: Machine, row: dict[str, str], day: str = "", fails: tuple[str, str] = ("", "")) -> None:
     """Build, verify and publish one row of the matrix. `fails` are the steps that must fail in the two jobs."""
-    shutil.rmtree(machine.folder / "artifacts", ignore_errors=True)
     targets = {name.upper(): row[name] for name in ("targets", "platform")}
     machine.job("build.yml", "build", fails=fails[0], DAY=day, **targets)
     machine.job("build.yml", "publish", fails=fails[1])
@@ -186,7 +198,8 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert {"runtime", "devel", f"13.0-runtime-{first[:7]}", f"13.0-devel-{first[:7]}"} <= set(published)
     assert len(set(published.values())) == 2 + sum(tag.startswith("sha256-") for tag in published)
     docs = machine.folder / "artifacts/docs/index.html"  # stands for the output of `make docs`, which `make lint` tests
-    docs.parent.mkdir()
+    shutil.rmtree(docs.parents[1])
+    docs.parent.mkdir(parents=True)
     docs.touch()
     site = machine.job("catalog.yml", "make", ARCHIVE="", SUITE="", KEYRING="") / "site"
     assert (site / "index.html").exists()
@@ -197,8 +210,8 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     assert {image["verified_by"] for image in images} == {
         "https://github.test/acme/images/.github/workflows/build.yml@refs/heads/main"
     }
-    assert "buildx create --name imagebuild --bootstrap --driver docker-container" in machine.calls
-    assert f"login {registry} --username somebody --password-stdin" in machine.calls
+    assert "buildx create --name=imagebuild --bootstrap --driver docker-container" in machine.calls
+    assert f"login --username=somebody --password-stdin -- {registry}" in machine.calls
     assert "cosign sign --yes" in machine.calls
 
     # All images are published, so a push builds nothing. Targets that are named by hand are built.
@@ -212,7 +225,7 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     commit(origin, "a check that fails")
     (entry,) = planned(machine)
     assert entry["name"] == f"{DEVEL} amd64"
-    publishing = 'imagebuild publish --results results --registry "$REGISTRY" --sign'
+    publishing = "Publish the images that passed, without rendering anything"
     build(machine, entry, fails=("Verify the pushed digests", publishing))
     assert tags(registry) == published
     assert [entry["name"] for entry in planned(machine)] == [f"{DEVEL} amd64"], "what failed is built again, alone"
@@ -221,8 +234,8 @@ def test_images_from_a_push_to_a_security_update(machine: Machine, origin: Tiny,
     origin.replace("matrix.yaml", "variant: [runtime, devel]", "variant: [runtime]")
     commit(origin, "runtime alone")
     asked = look_for_updates(machine, tmp_path)
-    machine.job("fresh.yml", "attach")
-    (entry,) = json.loads(asked["matrix"])["include"]
+    machine.job("build.yml", "attach")
+    (entry,) = planned(machine, GIVEN=asked["stale"], TARGETS=asked["stale"])
     build(machine, entry, asked["day"])
     revision, day = git(origin.root, "rev-parse", "HEAD")[:7], f"{datetime.now(UTC):%Y%m%d}"
     before, published = published, tags(registry)
@@ -250,11 +263,11 @@ def look_for_updates(machine: Machine, folder: Path) -> dict[str, str]:
             machine.environ["STANDIN_FOUND"] = str(machine.folder / "found")
             values = {"ARCHIVE": f"http://127.0.0.1:{server.port}", "SUITE": "trixie-security", "TARGETS": "tiny"}
             keyring = str(keys.public / f"{CUDA}.gpg")
-            machine.job("fresh.yml", "look", **values, KEYRING=keyring, JOBS="256", GPU="linux/arm64")
+            machine.job("build.yml", "look", **values, KEYRING=keyring)
             return machine.outputs
 
-        assert look("1") == {}, "nothing is newer"
-        assert "matrix" in look("1", FOUND), "the scan fails, and the distribution has fixed its finding"
+        assert not look("1")["stale"], "nothing is newer"
+        assert look("1", FOUND)["stale"], "the scan fails, and the distribution has fixed its finding"
         return look("999")
 
 
@@ -298,16 +311,18 @@ def test_newer_versions_become_one_pull_request(machine: Machine, origin: Tiny, 
 
     machine.job("update.yml", "bump")
     assert machine.outputs == {"changed": "true"}
+    machine.job("update.yml", "propose")
     assert 'tool: "1.1"' in git(origin.root, "show", "update:matrix.yaml")
     assert commits["1.1"] in git(origin.root, "show", "update:imagebuild.lock")
     assert git(origin.root, "rev-list", "--count", "main..update") == "1"
-    assert "gh pr create --head update --base main --title Newer\\ versions --body-file" in machine.calls
-    assert "tool" in (machine.folder / "cost.md").read_text()
+    assert "gh pr create --head=update --base=main --title=Newer\\ versions --body-file=" in machine.calls
+    assert "tool" in (machine.folder / "changes/cost.md").read_text()
 
     # If the pull request is still open a week later, it is updated.
     machine.environ["STANDIN_OPEN"] = "1"
     machine.job("update.yml", "bump")
-    assert "gh pr edit update" in machine.calls
+    machine.job("update.yml", "propose")
+    assert "gh pr edit --title=Newer\\ versions" in machine.calls
 
     # After the merge, nothing is newer, so there is no new pull request.
     git(origin.root, "merge", "--quiet", "update")
@@ -315,6 +330,6 @@ def test_newer_versions_become_one_pull_request(machine: Machine, origin: Tiny, 
     assert machine.outputs == {}
 
 
-@pytest.mark.parametrize("sure", ["", "--yes"])
-def test_prune_lists_and_deletes_only_when_told(machine: Machine, sure: str) -> None:
-    machine.job("prune.yml", "staging", SURE=sure)
+@pytest.mark.parametrize("delete", ["", "false", "true"])
+def test_prune_lists_and_deletes_only_when_told(machine: Machine, delete: str) -> None:
+    machine.job("prune.yml", "staging", DELETE=delete)
