@@ -5,7 +5,7 @@ IMAGEBUILD := $(VENV)/bin/imagebuild
 PYTHON ?= python3
 TARGET := quickstart-cuda13.5-debian13-runtime
 
-.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas clean
+.PHONY: image test lint docs workflows unit browser docker reproducible-proof hpcx-proof bundle-proof bench bare-proof golden schemas requirements clean
 
 image: $(VENV)/installed ## build the quickstart image for this machine's platform, and check it
 	$(IMAGEBUILD) engine up
@@ -60,6 +60,13 @@ bench: $(VENV)/installed-dev ## measure the figures of docs/evidence.md
 
 golden schemas: $(VENV)/installed-dev ## rewrite the expected files; review the diff
 	$(VENV)/bin/pytest -q -m "not docker and not browser" tests --update-golden
+
+UV = $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
+
+requirements: $(VENV)/bin/pip ## write the hashes of the Python packages that CI installs
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check uv
+	printf 'editables\nhatchling\n' | $(UV) --extra report --extra sbom --output-file .github/requirements.txt pyproject.toml -
+	printf 'editables\nhatchling\n' | $(UV) --extra dev --constraint .github/requirements.txt --output-file .github/requirements-dev.txt pyproject.toml -
 
 clean:
 	rm -rf $(VENV) build
