@@ -1,6 +1,7 @@
 """Tables, messages about slow work, and texts without secrets."""
 
 import io
+import json
 import re
 import time
 
@@ -83,3 +84,33 @@ def test_arguments_lose_the_values_of_secret_options() -> None:
         "kubectl", "--token", "(redacted)", "--password=(redacted)", "-n", "team", "exec", "pod", "--", "bash", "-c",
         "echo $TOKEN",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "shown"), data("untrusted-texts").items())
+def test_untrusted_text_is_harmless_in_terminals_logs_and_tables(
+    monkeypatch: pytest.MonkeyPatch, text: str, shown: str
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(console, "out", console.Output(file=file, width=200, soft_wrap=True))
+    console.out.print(text)
+    console.out.print(console.styled((text, "bold"), ""))
+    assert file.getvalue() == f"{shown}\n" * 2
+    console.print_table(("title",), [(text,)])
+    assert "\x1b" not in file.getvalue()
+    assert not re.search(r"^\s*::|##\[", file.getvalue(), re.MULTILINE)
+
+
+def test_json_keeps_its_value_without_invisible_characters() -> None:
+    text = json.dumps({"a": "x\u202e\x9b\U000e0041"}, ensure_ascii=False)
+    assert console.escaped_json(text).isascii()
+    assert json.loads(console.escaped_json(text)) == json.loads(text)
+
+
+def test_values_of_secret_variables_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_TOKEN", "correct-horse")
+    monkeypatch.setenv("COSIGN_KEY", "cosign.key")
+    console._secret_variables.cache_clear()
+    try:
+        assert console.printable("--set nccl=correct-horse: cosign.key") == "--set nccl=(redacted): cosign.key"
+    finally:
+        console._secret_variables.cache_clear()

@@ -1,6 +1,7 @@
 """Writing to files, symlinks, FIFOs, devices and open file descriptors, and reading."""
 
 import os
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.files import read_text, write_text
+from imagebuild.core.files import read_bytes, read_text, write_text
 from tests.conftest import ran
 
 WRITE = "import sys; from pathlib import Path; from imagebuild.core.files import write_text; write_text(Path(sys.argv[1]), 'text\\n')"
@@ -102,3 +103,27 @@ def test_what_cannot_be_written_or_read_is_said_in_one_line(tmp_path: Path) -> N
         with pytest.raises(ConfigError) as caught:
             read_text(tmp_path / name)
         assert str(caught.value) == f"{tmp_path / name}:{reason}"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "/dev/zero", "/dev/tty", "socket"])
+def test_a_file_that_could_block_or_never_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = Path(kind) if kind[0] == "/" else tmp_path / kind
+    if kind == "fifo":
+        os.mkfifo(path)
+    if kind == "link":
+        path.symlink_to("/dev/urandom")
+    if kind == "socket":
+        os.mknod(path, stat.S_IFSOCK)
+    with pytest.raises(ConfigError, match=f"^{path}: cannot be read: (not a regular file|No such device)"):
+        read_bytes(path)
+
+
+@pytest.mark.programs
+def test_an_open_stream_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from imagebuild.core.files import *; print(len(read_bytes(Path(sys.argv[1]), 9)))"
+    for name in ("-", "/dev/stdin", "/dev/fd/0"):
+        assert ran(sys.executable, "-c", code, name, input="123456789").stdout == "9\n"
+        assert "is larger than 9 bytes" in ran(sys.executable, "-c", code, name, input="1234567890").stderr
+    (tmp_path / "large").write_bytes(bytes(10))
+    with pytest.raises(ConfigError, match="is larger than 9 bytes"):
+        read_bytes(tmp_path / "large", 9)

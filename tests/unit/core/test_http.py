@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import itertools
 import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagebuild.core import http
 from imagebuild.core.errors import Absent, CommandError, Unreachable
-from imagebuild.core.http import Downloads, Patience
+from imagebuild.core.http import Client, Downloads, Patience
 from tests.faulty import Answer
 from tests.unit.conftest import LOGIN, Serve
 
@@ -72,3 +80,94 @@ def test_a_password_of_a_netrc_file_goes_to_its_host_and_no_further(serve: Serve
     with pytest.raises(Unreachable, match="the server answered 401") as caught:
         Downloads(netrc_file=tmp_path / "netrc").read(refusing.address)
     assert "secret" not in str(caught.value)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+BOMB = gzip.compress(bytes(64 << 20))
+HOSTILE: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
+    "body drips": (lambda: itertools.chain([OK + b"Content-Length: 999\r\n\r\n"], itertools.repeat(b"x")), "bytes per second"),
+    "chunks drip": (
+        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n"], itertools.repeat(b"1\r\nx\r\n")), "per second",
+    ),
+    "headers drip": (lambda: itertools.chain([OK], itertools.repeat(b"x")), "bytes per second"),
+    "trailers drip": (
+        lambda: itertools.chain([OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"], itertools.repeat(b"x")), "per second",
+    ),
+    "endless 100": (lambda: itertools.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 4000), "headers of more than"),
+    "endless body": (lambda: itertools.chain([OK + b"\r\n"], itertools.repeat(bytes(1 << 16))), "larger than the maximum"),
+    "endless error": (
+        lambda: itertools.chain([b"HTTP/1.1 500 No\r\n\r\n"], itertools.repeat(bytes(1 << 16))), "larger than the maximum",
+    ),
+    "redirect loop": (
+        lambda: iter([b"HTTP/1.1 302 Found\r\nLocation: /x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"]), "redirects more",
+    ),
+    "redirect to a file": (
+        lambda: iter([b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n"]), "No connection adapters",
+    ),
+}  # fmt: skip
+
+
+def streaming(pieces: Callable[[], Iterator[bytes]], pause_s: float) -> str:
+    """Start a server that sends these pieces to each client, and return its URL."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def answer(client: socket.socket) -> None:
+        try:
+            with client:
+                client.recv(1 << 16)
+                for piece in pieces():
+                    client.sendall(piece)
+                    time.sleep(pause_s)
+        except OSError:
+            pass
+
+    def accept() -> None:
+        while True:
+            threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return f"http://127.0.0.1:{server.getsockname()[1]}/a"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_hostile_answer_ends_soon_and_stays_small(monkeypatch: pytest.MonkeyPatch, name: str, stream: bool) -> None:
+    monkeypatch.setattr(http, "GRACE_S", 1.0)
+    monkeypatch.setattr(http, "MOST_ANSWER", 1 << 20)
+    pieces, problem = HOSTILE[name]
+    url, client = streaming(pieces, 0.05 if "drip" in name else 0), Client(patience=Patience(0))
+    began = time.monotonic()
+
+    def read() -> bytes:
+        answer = client.send("GET", url, "request", timeout_s=1, stream=stream)
+        return b"".join(client.chunks(answer, "request", 1 << 20))
+
+    with pytest.raises(CommandError, match=problem):
+        read()
+    assert time.monotonic() - began < 60
+
+
+def test_an_answer_is_not_decompressed(serve: Serve) -> None:
+    answer = Client().send("GET", serve(Answer(200, BOMB, {"Content-Encoding": "gzip"})).address, "request")
+    assert answer.content == BOMB
+    assert http.json_of(answer) == {}
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_login_goes_to_its_host_and_no_further(serve: Serve, status: int) -> None:
+    elsewhere = serve(GOOD)
+    there = elsewhere.address.replace("127.0.0.1", "localhost")
+    calls: dict[str, dict[str, Any]] = {"GET": {}, "PUT": {"data": b"x"}, "POST": {"data": {"refresh_token": "secret"}}}
+    for method, options in calls.items():
+        site = serve(Answer(status, headers={"Location": there}))
+        refused = method == "POST" and status in (307, 308)
+        logins: tuple[dict[str, Any], ...] = ({}, {"headers": {"Authorization": "Bearer secret"}})
+        for given in logins:
+            client = Client(Authorization="bearer session")  # the server does not read the content on its connection
+            with pytest.raises(CommandError, match="redirects the login to localhost") if refused else nullcontext():
+                client.send(method, site.address, "request", **options, **given)
+        assert None not in site.asked
+    assert set(elsewhere.asked) == {None}
+    near = serve(Answer(status, headers={"Location": "/other"}), GOOD)
+    Client().send("GET", near.address, "request", headers={"Authorization": "Bearer secret"})
+    assert near.asked == ["Bearer secret"] * 2

@@ -84,3 +84,19 @@ def test_a_log_that_cannot_be_written_is_no_result() -> None:
         execute(bash("echo x"), log=Path("/dev/full"))
     with pytest.raises(CommandError, match="/proc/no"):
         execute(bash("echo x"), log=Path("/proc/no/log"))
+
+
+def test_a_program_that_hangs_or_prints_without_end_is_announced_and_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], forever: str
+) -> None:
+    monkeypatch.setattr("imagebuild.core.run.QUIET_S", 0.3)
+    monkeypatch.setattr("imagebuild.core.run.TIMEOUTS_S", {"bash": 4.0})
+    monkeypatch.setattr("imagebuild.core.run.MOST_OUTPUT", 1 << 20)
+    monkeypatch.setattr("imagebuild.core.console.FIRST_S", 0.3)
+    with pytest.raises(CommandError, match="`bash -c sleep .*did not answer within 4 s"):
+        run_program(*bash(f"sleep {forever}"))
+    assert "still waiting for bash for" in capsys.readouterr().err
+    with pytest.raises(CommandError, match="printed more than 1 MiB"):
+        run_program(*bash("yes"), timeout=60)
+    with pytest.raises(CommandError, match=r"`false --token \(redacted\) https://\(redacted\)@host/` failed"):
+        run_program("false", "--token", "abc", "https://me:secret@host/")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import tarfile
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from shutil import copytree, rmtree
 
 import pytest
 
-from imagebuild.core.errors import ConfigError, ImagebuildError
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, ResultError
 from imagebuild.core.fields import Platform
 from imagebuild.core.run import run_program
 from imagebuild.lock.facts import image_facts, tree_facts, unpack
@@ -199,3 +201,48 @@ def test_the_dockerfile_of_hpcx_for_what_was_shown_of_it(
     text = with_env(made).dockerfile(target).text
     assert "unresolved" not in text
     golden(f"tests/golden/{target.id}.Dockerfile", text)
+
+
+MEMBERS: dict[str, list[dict[str, object]]] = {
+    "above": [{"name": "../above"}], "absolute": [{"name": "/../../etc/x"}], "device": [{"type": tarfile.CHRTYPE}],
+    "fifo": [{"type": tarfile.FIFOTYPE}], "block device": [{"type": tarfile.BLKTYPE}],
+    "link above": [{"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}],
+    "link to nothing": [{"type": tarfile.LNKTYPE, "linkname": "stack/none"}],
+    "link to a link": [{"type": tarfile.SYMTYPE, "linkname": "b"}, {"name": "stack/c", "type": tarfile.LNKTYPE, "linkname": "stack/a"}],
+    "unknown type": [{"type": b"V"}], "huge": [{"size": 1 << 40}], "contiguous": [{"type": tarfile.CONTTYPE}],
+    "NUL in a name": [{"pax_headers": {"path": "stack/a\0b"}}], "long header": [{"pax_headers": {"comment": "x" * (2 << 20)}}],
+    "long name": [{"name": "stack/" + "x" * 300}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_an_archive_with_a_trick_is_refused(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("stack/first"), io.BytesIO())
+        for fields in MEMBERS[name]:
+            member = tarfile.TarInfo("stack/a")
+            for key, value in fields.items():
+                setattr(member, key, value)
+            archive.addfile(member)
+    with pytest.raises(ResultError, match="cannot be unpacked"):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "out"]
+
+
+def test_a_script_reads_no_file_and_reaches_no_network(top: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    seen = f"$(cat {tmp_path}/secret /etc/passwd 2> /dev/null; ls /root /home /proc; exec 3<> /dev/tcp/127.0.0.1/22 && echo net)"
+    (top / "init.sh").write_text(f'stack_load() {{ export PATH=$PWD/bin SEEN="{seen}"; }}')
+    assert tree_facts(run_program, top, WANTED).environment["SEEN"] == ""
+
+
+def test_a_script_that_cannot_be_isolated_runs_only_if_told(top: Path) -> None:
+    """`unshare` is refused as a kernel without namespaces refuses it: the limit of namespaces is 0 in a nested one."""
+    shell = 'echo 0 > /proc/sys/user/max_net_namespaces; exec "$@"'
+
+    def nested(*argv: str, **options: object) -> str:
+        return run_program("unshare", "--user", "--map-root-user", "bash", "-c", shell, "bash", *argv, **options)  # type: ignore[arg-type]
+
+    with pytest.raises(CommandError, match=r"does not allow imagebuild to isolate it .*No space.*--no-isolation"):
+        tree_facts(nested, top, WANTED)
+    assert os.geteuid() or tree_facts(run_program, top, WANTED, isolated=False).environment["STACK_DIR"] == "/opt/stack"
