@@ -222,7 +222,9 @@ class UnpackedLayer:
             while real := real.rpartition("/")[0]:
                 if (found := layer.entries.get(real)) and found.kind != "folder":
                     raise _refused(entry, f"/{real} is not a folder in layer {found.layer + 1}")
-        return FileEntry(path, "folder", 0o755)
+        parent = self.entries.get(path.rpartition("/")[0])
+        # Linux gives a new folder the group of its parent if the parent is setgid.
+        return FileEntry(path, "folder", 0o755, gid=parent.gid if parent and parent.mode & 0o2000 else 0)
 
     def _put(self, path: str, entry: FileEntry) -> None:
         self.entries[path] = entry if entry.path == path else replace(entry, path=path)

@@ -140,16 +140,16 @@ def test_containerd_refuses_what_imagebuild_refuses(containerd: Containerd, case
 
 def test_random_layers(containerd: Containerd, tmp_path: Path) -> None:
     chance = random.Random(30)
-    images: list[tuple[list[bytes], list[str]]] = []
-    refused = []
-    while sum(len(layers) for layers, _ in images) < 500:
-        layers = layers_of({"layers": [random_members(chance) for _ in range(chance.randint(1, 3))]})
+    images, refused = list[tuple[Any, list[bytes], list[str]]](), []
+    while sum(len(layers) for _, layers, _ in images) < 500:
+        members = [random_members(chance) for _ in range(chance.randint(1, 3))]
+        layers = layers_of({"layers": members})
         try:
-            images.append((layers, tree_of(layers, tmp_path)))
+            images.append((members, layers, tree_of(layers, tmp_path)))
         except ResultError:
             refused.append(layers)
-    error, unpacked = containerd.unpack([layers for layers, _ in images])
+    error, unpacked = containerd.unpack([layers for _, layers, _ in images])
     assert not error
-    for (_, tree), folders in zip(images, unpacked, strict=True):
-        assert containerd.tree(folders) == tree
+    for (members, _, tree), folders in zip(images, unpacked, strict=True):
+        assert containerd.tree(folders) == tree, members
     assert all(containerd.unpack([layers])[0] for layers in refused[:20])
