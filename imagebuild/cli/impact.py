@@ -82,12 +82,7 @@ def impact(
     help="Maximum number of jobs. If there are more builds, a job builds several targets.",
 )
 @options.platforms
-@click.option(
-    "--rendered",
-    metavar="FILE",
-    type=options.PATH,
-    help="Write the hashes of the rendered targets to FILE, for `imagebuild publish --rendered`.",
-)
+@click.option("--rendered", metavar="FILE", type=options.PATH, help="Write hashes for `publish --rendered` to FILE.")
 @options.project
 @options.plan_edits
 def ci_matrix(

@@ -38,12 +38,7 @@ if TYPE_CHECKING:
     default=[options.BUILDS],
     help="Folder with the results of build, verify, scan and benchmarks. Can be repeated.",
 )
-@click.option(
-    "--rendered",
-    metavar="FILE",
-    type=options.PATH,
-    help="Render nothing, and take the hashes of targets from this file of `imagebuild ci-matrix --rendered`.",
-)
+@click.option("--rendered", metavar="FILE", type=options.PATH, help="Render nothing; use this file of `ci-matrix`.")
 @click.option("--dry-run", is_flag=True, help="Print what would be published, and publish nothing.")
 @options.json_file
 @options.project
@@ -155,10 +150,6 @@ def _pushed_images(folder: Path) -> Iterator[dict[str, str]]:
                 yield _values(result.target, platform, result.repository, digest, result.digest, path.parent)
 
 
-VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]*")
-"""A value that `each` puts into a command."""
-
-
 def _values(
     target: str, platform: str, repository: str, digest: str, index: str | None, folder: Path
 ) -> dict[str, str]:
@@ -168,7 +159,7 @@ def _values(
     }  # fmt: skip
     for name, value in values.items():
         # A result may come from another machine, and a value must not become an option or a path outside the folder.
-        if name != "folder" and (not VALUE.fullmatch(value) or ".." in value.split("/")):
+        if name != "folder" and not re.fullmatch(r"(?!.*/\.\.(/|$))[A-Za-z0-9][A-Za-z0-9._:/@+\[\]-]*", value):
             raise ResultError(f"{folder}: {name} {value!r} is not a name; build the image again")
     return values
 

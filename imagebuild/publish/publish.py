@@ -24,16 +24,7 @@ from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult, RenderedHashes
 from imagebuild.project.select import restricted_components, select_targets
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
-from imagebuild.publish.decide import (
-    Choice,
-    PublishRule,
-    choose_image,
-    fill_tags,
-    hashes_of,
-    key_of_target,
-    objections,
-    rules_of,
-)
+from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, hashes_of, objections, rules_of
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.signatures import Signer
@@ -283,16 +274,16 @@ def unpublished_targets(renderer: Renderer, targets: Sequence[Target], connect: 
     """Return the targets whose published image is missing or not up to date.
 
     The image of a target is up to date if every alias of the target names an index with all platforms of the target and
-    with the hash that `key_of_target` returns now. A target without an alias is never up to date. Raises CommandError
+    with the hash that `hashes_of` returns now. A target without an alias is never up to date. Raises CommandError
     if a registry fails, ConfigError if a template or a script cannot be read."""
-    keys = {target.id: key_of_target(renderer, target) for target in targets}
+    hashes = hashes_of(renderer, targets).targets
 
     def is_published(target: Target) -> bool:
         for name in map(parse_reference, target.aliases):
             manifest = repository_of(name, connect).find(name.wanted)
             document = manifest.document if manifest else {}
             key, platforms = (document.get("annotations") or {}).get(KEY), {i.platform for i in manifests_of(document)}
-            if key != keys[target.id] or not platforms >= set(target.platforms):
+            if key != hashes[target.id][1] or not platforms >= set(target.platforms):
                 return False
         return bool(target.aliases)
 
