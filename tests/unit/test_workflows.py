@@ -287,7 +287,8 @@ def test_results_reach_the_signer_by_the_outputs_of_jobs(handed: tuple[Path, dic
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    "fault", ["edited", "added to the list", "removed", "a link", "a path", "another artifact", "not listed"]
+    "fault",
+    ["edited", "added to the list", "removed", "a link", "a path", "another artifact", "not listed", "already there"],
 )
 def test_results_that_no_job_handed_over_are_refused(
     handed: tuple[Path, dict[str, dict[str, str]]], tmp_path: Path, fault: str
@@ -305,6 +306,8 @@ def test_results_that_no_job_handed_over_are_refused(
             (tmp_path / "same").write_bytes(file.read_bytes())
             file.unlink()
             file.symlink_to(tmp_path / "same")
+        case "already there":
+            (signer / "results").mkdir()
         case "another artifact":
             shutil.rmtree(signer / "arrived/results-1")
         case "a path" | "not listed":  # the job that builds was attacked, so its output has the right hash
@@ -314,7 +317,7 @@ def test_results_that_no_job_handed_over_are_refused(
         case _:
             sums.write_text(sums.read_text() + f"{secret}  slim+x/scan.json\n")
     status, said, _ = results(signer, "receive", "arrived", HANDED=json.dumps(outputs))
-    assert (status, bool(re.search("handed over|regular file", said))) == (1, True), said
+    assert (status, bool(re.search("handed over|regular file|exists already", said))) == (1, True), said
     assert not (signer / "results/build-r1").exists() or fault in ("edited", "removed", "a link")
 
 
