@@ -133,11 +133,11 @@ def files(known: Release, which: Distribution) -> Tree:
     mpi = known["mpi"]["default"]
     for variant in VARIANTS:
         # These scripts spell the folder of Open MPI in another way.
-        script = init_script(known).replace(f"${{HPCX_DIR}}/{mpi}", "${HPCX_DIR}/ompi${mpi_version}")
-        script = script.replace(
+        spelled = init_script(known).replace(f"${{HPCX_DIR}}/{mpi}", "${HPCX_DIR}/ompi${mpi_version}")
+        spelled = spelled.replace(
             "export HPCX_DIR=$here", f"export HPCX_DIR=$here\nmpi_version={mpi.removeprefix('ompi')}"
         )
-        texts[f"hpcx-{variant}-init.sh"] = texts[f"hpcx-{variant}-init-ompi.sh"] = script
+        texts[f"hpcx-{variant}-init.sh"] = texts[f"hpcx-{variant}-init-ompi.sh"] = spelled
         texts[f"modulefiles/hpcx-{variant}"] = (
             f"#%Module\n# {STANDIN}set hpcx_dir {prefix}\nsetenv HPCX_MPI_DIR $hpcx_dir/{mpi}\n"
             f"prepend-path LD_LIBRARY_PATH $hpcx_dir/ucx/{variant}/lib\n"
