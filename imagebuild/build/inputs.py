@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from imagebuild.core.fields import Platform
 from imagebuild.core.files import cache_folder, file_sha256, read_text, temporary_file
 from imagebuild.core.git import check_out
 from imagebuild.core.http import Downloads, login_for
+from imagebuild.core.leftovers import temporary_folder
 from imagebuild.core.run import run_program
 from imagebuild.core.settings import Mirrors, Settings, ca_bundle, git_environment, load_settings, pip_conf_text
 from imagebuild.render.stages import needed_stages, stages_of
@@ -211,8 +211,8 @@ def fetch_all(
         if folder.is_dir():
             return folder
         note(f"fetching {url} {download.commit}".rstrip())
-        with tempfile.TemporaryDirectory(prefix="imagebuild-", dir=kept) as scratch:
-            made = Path(scratch) / "made"
+        with temporary_folder(kept) as scratch:
+            made = scratch / "made"
             (files := made / FILES).mkdir(parents=True)
             (made / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
             (made / "Dockerfile.dockerignore").touch()  # overrides a .dockerignore in the downloaded files
@@ -252,8 +252,8 @@ def from_mirrors(run: BuildRun, note: Callable[[str], None]) -> Iterator[Provide
     configured, ca = load_settings(os.environ), ca_bundle(run.request.ca, os.environ)
     mirrors, netrc = configured.mirrors, configured.netrc_file
     with (
-        tempfile.TemporaryDirectory(prefix="imagebuild-", dir=sources_folder()) as scratch,
-        DownloadStore.fetching(Path(scratch), configured, ca) as store,
+        temporary_folder(sources_folder()) as scratch,
+        DownloadStore.fetching(scratch, configured, ca) as store,
     ):
         stages = fetch_all(needs, store, note, lambda url: mirrors.download(url) != url)
     secrets = {}

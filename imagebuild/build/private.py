@@ -29,6 +29,8 @@ from imagebuild.core.run import (
 from imagebuild.oci.engine import Endpoint, EnginePaths, buildx_version, engine_flaw
 
 POLICY = Path("/usr/sbin/policy-rc.d")
+NO_SERVICES = "#!/bin/sh\n# Written by imagebuild while it installs packages.\nexit 101\n"
+"""Text of the policy. Exit status 101: start no service."""
 NET = Path("/sys/class/net")
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 BINFMT_D = Path("/usr/lib/binfmt.d")
@@ -90,10 +92,10 @@ def install(packages: Sequence[str], run: RunProgram) -> None:
     with alone(POLICY.parent):
         # The policy prevents the start of the packages' docker service, which would be a second engine. An existing
         # policy, as in container images, is kept.
-        ours = not POLICY.exists()
+        ours = not POLICY.exists() or POLICY.read_text(errors="replace") == NO_SERVICES
         try:
             if ours:
-                POLICY.write_text("#!/bin/sh\nexit 101\n")  # exit status 101: start no service
+                POLICY.write_text(NO_SERVICES)
                 POLICY.chmod(0o755)
             if later:
                 _add_next_release(later, here["VERSION_CODENAME"])
@@ -293,7 +295,7 @@ def _launch(paths: EnginePaths, run: RunProgram) -> None:
         add_network(paths.bridge, pool, run)
         command = (*NAMESPACES, "--propagation", "slave", "sh", "-c", DAEMON, str(paths.config))
         with paths.log.open("wb") as log:
-            process = start_program(command, output=log.fileno())
+            process = start_program(command, output=log.fileno(), survives=True)
         # Reap the engine's process when it ends. This program may run much longer.
         threading.Thread(target=process.wait, daemon=True).start()
         deadline = time.monotonic() + START_S

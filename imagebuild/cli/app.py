@@ -80,6 +80,12 @@ class LazyCommands(click.Group):
             cmd_name, possibilities=MODULES, ctx=ctx
         )  # the message of NoSuchCommand proposes the nearest command
 
+    def invoke(self, ctx: click.Context) -> object:
+        from imagebuild.core.leftovers import own_temporary_files
+
+        with own_temporary_files():
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, entries in COMMANDS.items():
             with formatter.section(title):
@@ -135,6 +141,13 @@ def show_bug(*error: Any) -> None:
     err.print("".join(traceback.format_exception(*error)), end="")
 
 
+def end(number: int, _: object) -> NoReturn:
+    """Exit because of a signal. Another signal does not interrupt the cleaning."""
+    for other in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run a command. Errors for users become one message and an exit code; other errors keep their traceback."""
     # Output to a file is UTF-8. On a terminal, characters that the terminal cannot show are replaced.
@@ -144,8 +157,10 @@ def main() -> None:
     # Most objects live until the command ends. Frequent garbage collection would only cost time.
     gc.set_threshold(50_000)
     sys.excepthook = show_bug
-    # On SIGTERM, clean up and exit, as on Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # On SIGTERM, and if the terminal is closed, clean up and exit, as on Ctrl-C. `nohup` ignores the second.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
     try:
         try:
             status = app.main(prog_name="imagebuild", standalone_mode=False)

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import imagebuild
 from imagebuild.core.errors import ConfigError
+from imagebuild.core.leftovers import owner, remove_leftovers
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _STREAM = re.compile(r"-|/dev/stdin|/(?:dev|proc/self)/fd/\d+")
@@ -67,7 +68,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 def temporary_file(folder: Path) -> Iterator[Path]:
     """Yield a path for a temporary file in a folder. Create the folder, and delete the file unless it was renamed."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".partial-{uuid4().hex}"
+    remove_leftovers(folder)
+    path = folder / f".partial-{owner()}-{uuid4().hex}"
     try:
         yield path
     finally:

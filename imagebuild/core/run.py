@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, TimeoutExpired
 from tempfile import TemporaryFile
@@ -23,6 +24,7 @@ from typing import IO, Protocol, TypeVar
 
 from imagebuild.core.errors import CommandError, ConfigError
 from imagebuild.core.fields import CPUS
+from imagebuild.core.leftovers import VARIABLE, owner
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
@@ -43,6 +45,7 @@ TIMEOUTS_S = {"apt-get": 7200.0, "git": 3600.0, "pip": 3600.0, "syft": 3600.0}
 """Maps programs that may take longer than TIMEOUT_S to their maximum time in seconds."""
 MOST_OUTPUT = 256 << 20
 """Maximum size of the output of `run_program`, in bytes."""
+PR_SET_PDEATHSIG = 1
 KEPT = 64 * 1024
 """Number of bytes at the end of a program's output that are kept in memory."""
 DRAIN_S = 2
@@ -123,16 +126,29 @@ class OutputReader(threading.Thread):
 
 def start_program(
     argv: Sequence[str], env: Mapping[str, str | None] | None = None, *, source: int = DEVNULL, output: int = PIPE,
-    errors: int = STDOUT,
+    errors: int = STDOUT, survives: bool = False,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start a program in its own session, with `env` added to its environment.
-    Raises CommandError if the program cannot be started."""
+
+    Unless `survives`, the program gets SIGTERM when the thread that started it ends, even by SIGKILL. The next
+    imagebuild kills children of the program that are left. Raises CommandError if the program cannot be started."""
+    marked = {**(env or {}), VARIABLE: None if survives else owner()}
     try:
         return subprocess.Popen(
-            argv, stdin=source, stdout=output, stderr=errors, start_new_session=True, env=program_environment(env)
-        )
+            argv, stdin=source, stdout=output, stderr=errors, start_new_session=True, env=program_environment(marked),
+            preexec_fn=None if survives else _end_with_parent(),  # noqa: PLW1509 - calls only one function of C
+        )  # fmt: skip
     except OSError as error:
         raise CommandError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
+
+
+@cache
+def _end_with_parent() -> Callable[[], object] | None:
+    """Return a function that makes the calling process get SIGTERM when its parent ends. None if that is impossible."""
+    import ctypes  # noqa: PLC0415 - few commands start programs
+
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # only Linux has this function
+    return partial(prctl, PR_SET_PDEATHSIG, int(signal.SIGTERM)) if prctl else None
 
 
 def execute(
@@ -234,7 +250,8 @@ def run_program(*argv: str, env: Mapping[str, str] | None = None, timeout: float
         doing(f"still waiting for {name}", QUIET_S),
     ):  # fmt: skip
         deadline = time.monotonic() + timeout
-        process = start_program(argv, env, output=output.fileno(), errors=errors.fileno())
+        survives = name == "apt-get"  # otherwise packages would stay half installed
+        process = start_program(argv, env, output=output.fileno(), errors=errors.fileno(), survives=survives)
         try:
             while (status := _waited(process, min(1.0, deadline - time.monotonic()))) is None:
                 if time.monotonic() > deadline:

@@ -8,11 +8,13 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from imagebuild.core.errors import CommandError, ConfigError
+from imagebuild.core.leftovers import is_gone, owner
 from imagebuild.core.run import RunProgram, run_program, version_numbers
 from imagebuild.oci.layout import platform_of
 
@@ -29,8 +31,10 @@ STATE = Path("/var/lib/imagebuild/engine")
 NO_ENGINE = "run `imagebuild engine up` as root, or install Docker Engine 26+ with its buildx plug-in"
 TIMEOUT_S = 600
 """Seconds to wait for the answer of an engine."""
-LABEL = "imagebuild.process"
-"""Label of the containers that imagebuild starts, so that leftover containers can be found."""
+LABEL, OWNER = "imagebuild.process", "imagebuild.owner"
+"""Labels of the containers that imagebuild starts, so that leftover containers can be found."""
+LOADED = "imagebuild-verify"
+"""Beginning of the names of images that are loaded for a verification."""
 HEAD_SIZE = 8
 """Size in bytes of the header before each piece of a program's output: 1 byte for the stream (stdout or stderr), 3
 unused bytes, 4 bytes for the length."""
@@ -221,6 +225,28 @@ def remove_patiently(remove: Callable[[], object], within_s: float = 60) -> None
             return
 
 
+def labels() -> dict[str, str]:
+    """Return the labels of a container or network that this process makes."""
+    return {LABEL: "verify", OWNER: owner()}
+
+
+def remove_leftovers(client: DockerClient) -> None:
+    """Remove containers, networks and loaded images of processes of this machine that were killed."""
+    from docker.errors import DockerException
+
+    with suppress(DockerException, OSError):
+        filters: dict[str, Any] = {"label": OWNER}
+        for container in client.containers.list(all=True, filters=filters, ignore_removed=True):
+            if is_gone(container.labels[OWNER]):
+                remove_patiently(partial(container.remove, force=True))
+        for network in client.networks.list(filters=filters):
+            if is_gone(network.attrs["Labels"][OWNER]):
+                remove_patiently(network.remove)
+        for name in (tag for image in client.images.list(f"{LOADED}/*") for tag in image.tags):
+            if is_gone(name):
+                client.images.remove(name, force=True)
+
+
 @contextmanager
 def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iterator[Container]:
     """Start a container of an image that only runs `sleep`, and yield it. At the end, always remove the container."""
@@ -228,8 +254,7 @@ def sleeping_container(client: DockerClient, image: str, **options: Any) -> Iter
     try:
         with sdk_errors_explained(image):
             container = client.containers.run(
-                image, ["infinity"], entrypoint="sleep", name=name, detach=True, init=True, labels={LABEL: "verify"},
-                **options,
+                image, ["infinity"], entrypoint="sleep", name=name, detach=True, init=True, labels=labels(), **options,
             )  # fmt: skip
         yield container
     finally:

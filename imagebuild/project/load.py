@@ -7,11 +7,11 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from imagebuild.core.errors import ConfigError, Mistakes
 from imagebuild.core.fields import YamlFile
 from imagebuild.core.files import cache_folder, read_inside, shipped_folder
+from imagebuild.core.leftovers import temporary_folder
 from imagebuild.core.run import RunProgram, run_program
 from imagebuild.core.yaml import load_yaml
 from imagebuild.project.component import Check, Component
@@ -140,8 +140,8 @@ def fetched_project(source: GitProject, run: RunProgram = run_program) -> Path:
         url = configured.mirrors.download(source.git)
         folder.parent.mkdir(parents=True, exist_ok=True)
         access = settings.git_environment(ca, configured.netrc_file)
-        with access as environ, TemporaryDirectory(dir=folder.parent) as name:
-            work = Path(name) / "work"
+        with access as environ, temporary_folder(folder.parent) as scratch:
+            work = scratch / "work"
             run("git", "init", "--quiet", str(work))
             run("git", "-C", str(work), "fetch", "--quiet", "--depth=1", "--", url, source.commit, env=environ)
             run("git", "-C", str(work), "checkout", "--quiet", source.commit)

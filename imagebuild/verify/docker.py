@@ -21,6 +21,7 @@ from docker.types import DeviceRequest, Ulimit
 
 from imagebuild.core.console import doing
 from imagebuild.core.errors import CommandError
+from imagebuild.core.leftovers import owner
 from imagebuild.core.run import Finished, OutputReader
 from imagebuild.oci import engine
 from imagebuild.oci.image import FoundImage
@@ -94,7 +95,7 @@ def cluster(
         stack.callback(engine.remove_patiently, lambda: client.networks.get(network).remove())
         with engine.sdk_errors_explained(network):
             # Internal, as the nodes need no other network.
-            client.networks.create(network, driver="bridge", internal=True, labels={engine.LABEL: "verify"})
+            client.networks.create(network, driver="bridge", internal=True, labels=engine.labels())
         containers = []
         for number, name in enumerate(names):
             endpoint = {network: client.api.create_endpoint_config(aliases=[name])}
@@ -150,7 +151,7 @@ def loaded(client: DockerClient, found: FoundImage) -> Iterator[str]:
     The image is removed at the end of the context. Only the engine's platform is loaded. If the image lacks this
     platform, its first platform is loaded. Raises ResultError if the image cannot be read, CommandError if the engine
     fails."""
-    name = f"docker.io/imagebuild-verify/{uuid.uuid4().hex[:12]}:1"
+    name = f"docker.io/{engine.LOADED}/{uuid.uuid4().hex[:12]}:{owner()}"
     with engine.sdk_errors_explained("docker version"):
         native = f"linux/{client.version()['Arch']}"
     with tempfile.TemporaryDirectory(prefix="imagebuild-") as folder, tempfile.TemporaryFile() as file:
@@ -279,6 +280,7 @@ def docker_session(
         client = client or engine.connect_engine(engine.find_engine())
     except CommandError as error:
         raise CannotRun(str(error)) from None
+    engine.remove_leftovers(client)
     with ExitStack() as stack:
         if reference is None:
             assert found, "an image that is not in the engine's store is in files"

@@ -106,7 +106,8 @@ def test_up_starts_and_a_second_up_does_nothing(paths: EnginePaths, started: lis
 def test_what_fails_on_the_way_leaves_nothing(
     machine: Path, paths: EnginePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(_: object, output: int) -> SimpleNamespace:
+    def die(_: object, output: int, survives: bool) -> SimpleNamespace:
+        assert survives
         os.write(output, b"starting\nfailed to start daemon: no cgroups\n")
         return SimpleNamespace(poll=lambda: 1, wait=lambda: 1)
 

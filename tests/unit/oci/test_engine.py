@@ -8,12 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
 from imagebuild.core.errors import CommandError
+from imagebuild.core.leftovers import owner
+from imagebuild.oci import engine as engines
 from imagebuild.oci.engine import (
     Endpoint,
     EnginePaths,
@@ -156,3 +159,17 @@ def test_what_was_started_is_removed(errors: list[Exception], left: int) -> None
             match="could not remove a container or network that imagebuild made: network imagebuild-1 has active",
         ):
             remove_patiently(remove, within_s=-1)
+
+
+def test_what_killed_processes_left_in_the_engine_is_removed() -> None:
+    machine, pid, _ = owner().split("-")
+    left, used = f"{machine}-{pid}-1", owner()
+    containers = [Mock(labels={engines.OWNER: name}) for name in (left, used, f"00000000-{pid}-1")]
+    networks = [Mock(attrs={"Labels": {engines.OWNER: name}}) for name in (left, used)]
+    images = [Mock(tags=[f"imagebuild-verify/x:{name}"]) for name in (left, used)]
+    client = Mock()
+    for kind, found in ((client.containers, containers), (client.networks, networks), (client.images, images)):
+        kind.list.return_value = found
+    engines.remove_leftovers(client)
+    assert [bool(each.remove.called) for each in (*containers, *networks)] == [True, False, False, True, False]
+    client.images.remove.assert_called_once_with(f"imagebuild-verify/x:{left}", force=True)
