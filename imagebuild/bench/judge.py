@@ -298,7 +298,10 @@ def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound
             except NotComparable as reason:
                 problem = str(reason)
         claim = claim or _not_judged(profile, unsound, problem, **facts)
-    return _evened(claim, uneven if not unsound else "")
+    claim = _evened(claim, uneven if not unsound else "")
+    if claim.state == "too slow" and run.notes:
+        claim = claim.model_copy(update={"reason": "; ".join((claim.reason, *run.notes))})
+    return claim
 
 
 def _speed_on_profile(run: Run, profile: Profile, expected: Expected) -> SpeedClaim:

@@ -118,7 +118,7 @@ class _NvbandwidthReader:
                 self.end_test()
                 self.add(missing[1], "waived", excerpt(text))
             elif not self.has_failed:  # the first error is the cause; it belongs to the running test, if any
-                self.add(self.running, "failed", excerpt(text))
+                self.add(self.running, _verdict_of(text), excerpt(text))
                 self.running, self.has_failed = None, True
 
     def read_row(self, test: _OpenTest, text: str) -> bool:
@@ -227,13 +227,17 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
         if verdict:
             reason = json_text(case.get("error")) or (error if verdict == "failed" else "")
             reason = reason or ("the document was written while the test ran" if verdict == "truncated" else problem)
-            verdict = "truncated" if problem else verdict
+            verdict = "truncated" if problem else _verdict_of(reason) if verdict == "failed" else verdict
             about |= {"name": name, "unit": unit, "verdict": verdict, "reason": excerpt(reason)}
             parsed.append(BandwidthTest(matrix=matrix, sum=total, **about))
     if error and not failed:
-        about |= {"name": None, "unit": None, "verdict": "failed", "reason": excerpt(error)}
+        about |= {"name": None, "unit": None, "verdict": _verdict_of(error), "reason": excerpt(error)}
         parsed.append(BandwidthTest(matrix=None, sum=None, **about))
     return parsed
+
+
+def _verdict_of(error: str) -> Verdict:
+    return "wrong-data" if "checking the pattern" in error else "failed"
 
 
 def _json_matrix(rows: object) -> tuple[tuple[tuple[float | None, ...], ...] | None, str]:

@@ -8,10 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from imagebuild.bench import logs
+from imagebuild.bench.causes import Cause, find_causes
 from imagebuild.bench.dcgm import parse_dcgm_json
 from imagebuild.bench.logs import JsonDocument, Log, LogLine, Parsed, ParsedLines
 from imagebuild.bench.models import BandwidthTest, Diagnostic, PerftestTable, Result, Results, Run, Source
@@ -110,14 +112,19 @@ def _parse_log(log: Log) -> Results:
     entries.sort(key=lambda entry: entry.line)
     results = [entry for entry in entries if isinstance(entry.item, Result)]
     _place_failures(results, failures)
+    lines = [*outside, *log.warnings]
+    _name_causes([entry for entry in results if entry.item.verdict not in ("ok", "warned", "waived")], results, lines)
     unread = [entry.item for entry in entries if isinstance(entry.item, str)]
     tools = dict.fromkeys(entry.tool for entry in entries if entry.tool)
+    unknown = [] if tools else lines
+    first = (f"line {line.number}: {logs.excerpt(line.text)}" for line in unknown if _ERROR.search(line.text))
     source = Source(
         path=log.path,
         tools=tuple(tools),
         lines=log.line_count,
         unread=len(unread),
         examples=tuple(text[:160] for text in unread[:5]),
+        note=next(chain(map(str, find_causes(unknown)), first), ""),
         is_lost=not tools and all(_ERROR.search(line.text) for line in log.lines if line.text.strip()),
     )
     kinds = {"runs": Run, "tests": BandwidthTest, "tables": PerftestTable, "diagnostics": Diagnostic}
@@ -173,6 +180,20 @@ def _place_failures(entries: Sequence[_Entry], failures: Iterable[logs.Failure])
             causes.setdefault(max(at, 0), failure)
     for at, cause in causes.items():
         entries[at].item = entries[at].item.spoiled(cause.verdict, f"line {cause.number}: {cause.text}")
+
+
+def _name_causes(failed: Sequence[_Entry], results: Sequence[_Entry], lines: Iterable[LogLine]) -> None:
+    """Add to the reason of each failed result the line in its part of the log that is nearest to the root cause."""
+    begins = [entry.line for entry in results]
+    causes: dict[int, Cause] = {}
+    for cause in find_causes(lines) if failed else ():
+        causes.setdefault(max(bisect_right(begins, cause.number) - 1, 0), cause)
+    for at, entry in enumerate(results):
+        if (found := causes.get(at)) and any(entry is other for other in failed):
+            reason = entry.item.reason
+            is_quoted = found.text[:60] in " ".join(reason.split())
+            added = f" ({found.means})" if is_quoted else f"; cause: {found}"
+            entry.item = entry.item.model_copy(update={"reason": reason + added})
 
 
 def _printed_in(value: object) -> Iterator[str]:

@@ -159,6 +159,16 @@ class Report(Results):
         return tuple(assertion for assertion in self.assertions if assertion.state == "skipped")
 
     @property
+    def notes(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The facts in logs about results that did not fail, such as a warning of NCCL, each with its results."""
+        noted: defaultdict[str, list[str]] = defaultdict(list)
+        for entry in self.entries:
+            if entry.result.verdict == "ok" and entry.judgement.speed.state != "too slow":
+                for note in entry.result.notes:
+                    noted[note].append(entry.name)
+        return [(note, tuple(names)) for note, names in noted.items()]
+
+    @property
     def overall(self) -> Overall:
         if not (self.measured or self.diagnostics or self.verifications):
             return "nothing-read"
@@ -242,6 +252,7 @@ def _assert_all(report: Report) -> Iterator[Assertion]:
                 yield Assertion("check", verification.image, subject, state, state, *facts)
     for file in report.nothing_in:
         reason = "the file has no output of a known benchmark, no result of verify and no report"
+        reason = next((f"{reason}; {s.note}" for s in report.sources if s.path == file and s.note), reason)
         yield Assertion("reading", file, file, "failed", "no-result", reason)
     for source in report.sources:
         if not source.tools and source.path not in report.nothing_in:
@@ -302,7 +313,8 @@ def group_alike(assertions: Iterable[Assertion]) -> list[tuple[Assertion, tuple[
     A subject that occurs several times becomes `name (3 times)`."""
     groups: defaultdict[tuple[str, str], list[Assertion]] = defaultdict(list)
     for assertion in assertions:
-        groups[assertion.word, assertion.reason].append(assertion)
+        # The same cause may be in different lines of several logs.
+        groups[assertion.word, re.sub(r"\bline \d+: ", "", assertion.reason)].append(assertion)
     result = []
     for group in groups.values():
         times = Counter(assertion.subject for assertion in group)

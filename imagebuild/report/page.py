@@ -22,6 +22,7 @@ from markupsafe import Markup
 from imagebuild.bench.judge import best_row as judged_row
 from imagebuild.bench.logs import open_log
 from imagebuild.bench.models import BandwidthTest, Run, State
+from imagebuild.bench.verification import CheckResult
 from imagebuild.core.console import format_size
 from imagebuild.core.errors import ConfigError, ResultError, plural
 from imagebuild.core.fields import natural_order
@@ -63,6 +64,8 @@ def report_html(report: Report, logs: Sequence[LogText] = (), log_count: int = 0
         created=datetime.fromisoformat(report.about.created).strftime("%-d %B %Y, %H:%M UTC"),
         counts=[(state, numbers[state]) for state in SHOWN_STATES],
         most_problems=MOST_PROBLEMS,
+        problems=group_alike(report.problems),
+        alike=_alike_checks,
         page=page,
         rows=rows_of(report),
         diagnoses=DIAGNOSES,
@@ -241,6 +244,15 @@ def _bandwidth_charts(runs: Sequence[tuple[Entry, Run]]) -> Iterator[Drawing]:
             name += "" if run.verdict == "ok" else f", {run.verdict}"
             lines.append((name, run, entry.judgement.speed))
         yield line_chart(f"bandwidth-{number}", title, lines)
+
+
+def _alike_checks(checks: Iterable[CheckResult]) -> list[list[CheckResult]]:
+    """Group the judgements that failed for one reason. Each other check is a group of its own."""
+    groups: defaultdict[tuple[str, str], list[CheckResult]] = defaultdict(list)
+    for check in sorted(checks, key=lambda check: check.outcome):
+        is_judged = check.outcome == "failed" and check.judgements
+        groups[check.outcome, check.reason if is_judged else check.name].append(check)
+    return list(groups.values())
 
 
 def versions_of(report: Report) -> list[tuple[str, str, str]]:

@@ -42,6 +42,7 @@ def print_report(report: Report) -> None:
     for assertions, most in ((report.problems, MOST_PROBLEMS), (report.skips, MOST_SKIPS)):
         lines = [_note(first, subjects) for first, subjects in group_alike(assertions)]
         notes += lines if len(lines) <= most else [*lines[:most], f"… and {len(lines) - most} more like these"]
+    notes += [f"note: {', '.join(subjects)}: {one_line(note)}" for note, subjects in report.notes][:MOST_SKIPS]
     unread = [source for source in report.sources if source.unread]
     for source in unread[:MOST_SOURCES]:
         looks = "1 line looks" if source.unread == 1 else f"{source.unread} lines look"
@@ -61,7 +62,7 @@ def print_report(report: Report) -> None:
 def _note(first: Assertion, subjects: tuple[str, ...]) -> Text:
     """Return a line about assertions with the same reason. The line names the file if there is only one assertion."""
     word = styled((one_line(first.word), STATE_COLOURS[first.state]))
-    parts: list[Part] = [word, one_line(", ".join(subjects)), one_line(first.reason)]
+    parts: list[Part] = [word, one_line(", ".join(subjects)), one_line(first.reason, 600)]
     if first.state != "skipped" and len(subjects) == 1:
         shows_source = first.kind in CLAIMS and first.source != first.subject
         parts[:2] = [one_line(subjects[0] + (f" ({first.source})" if shows_source else "")), word]
@@ -111,7 +112,7 @@ def report_markdown(report: Report) -> str:
     template = template_of("report.md.j2", claims=CLAIMS, most=MOST_LINES)
     markdown = template.render(
         report=report, about=report.about, sign=SIGNS[report.state], rows=rows_of(report),
-        skipped=group_alike(report.skips),
+        skipped=group_alike(report.skips), problems=group_alike(report.problems),
     )  # fmt: skip
     if len(markdown) <= MOST_CHARACTERS:
         return markdown

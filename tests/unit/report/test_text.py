@@ -67,10 +67,13 @@ def test_markdown_cells() -> None:
 
 
 def test_markdown_fits_a_comment() -> None:
-    many = report_markdown(report(runs=[run(verdict="failed", reason="r" * 200, rows=()) for _ in range(300)]))
+    many = report_markdown(report(runs=[run(verdict="failed", reason=f"{n}{'r' * 200}", rows=()) for n in range(300)]))
     assert many.count("and 250 more") == 2
+    alike = report_markdown(report(runs=[run(verdict="failed", reason="the same", rows=()) for _ in range(34)]))
+    assert alike.count("failed: the same") == 1
+    assert "(34 times)" in alike
     stars = "*" * 300
     long = run(verdict="failed", reason=stars, source=f"/{stars}", collective=stars, rows=())
-    text = report_markdown(report(runs=[long.model_copy() for _ in range(99)]))
+    text = report_markdown(report(runs=[long.model_copy(update={"reason": f"{n}{stars}"}) for n in range(99)]))
     assert len(many) < len(text) < 65_536
     assert text.endswith("The rest does not fit here.\n")

@@ -1,0 +1,47 @@
+"""Find the line of a log that says why a benchmark failed, with the help of `causes.yaml`. Pure but for that file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+import yaml
+
+from imagebuild.bench.logs import LogLine, excerpt
+
+LONGEST = 2000
+"""Number of characters of a line that are searched."""
+
+
+class Cause(NamedTuple):
+    """A line that says why something failed. Causes sort by their place in `causes.yaml`, then by line."""
+
+    place: int
+    number: int
+    text: str
+    means: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.text} ({self.means})"
+
+
+@cache
+def _known() -> tuple[Sequence[tuple[re.Pattern[str], str]], re.Pattern[str]]:
+    rows = yaml.safe_load(resources.files(__package__).joinpath("causes.yaml").read_text(encoding="utf-8"))
+    anything = re.compile("|".join(f"(?:{row['match']})" for row in rows))
+    return [(re.compile(row["match"]), row["means"]) for row in rows], anything
+
+
+def find_causes(lines: Iterable[LogLine]) -> list[Cause]:
+    """Return the lines that say why something failed, the nearest to the root first."""
+    known, anything = _known()
+    causes = []
+    for line in lines:
+        text = line.text[:LONGEST]
+        if anything.search(text):
+            place, means = next((n, means) for n, (pattern, means) in enumerate(known) if pattern.search(text))
+            causes.append(Cause(place, line.number, excerpt(text.rpartition(" NCCL WARN ")[2]), means))
+    return sorted(causes)
