@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from imagebuild.core.errors import CommandError
 from imagebuild.publish.signatures import Cosign
 
+CLAIMS = ("identity", "oidc-issuer", "github-workflow-repository", "github-workflow-ref")
 REFUSED = "`cosign verify` failed (1): Error: x\nerror during command execution: "
 
 
@@ -38,8 +40,9 @@ class FakeCosign:
             return "--new-bundle-format" if self.version == 2 else "--signing-config"
         if self.down and command != "public-key":
             raise CommandError(f"`cosign` failed (1): {self.down}")
-        given = self.option("--key", args) or "keyless"
+        given = self.option("--key", args) or env.get("IDENTITY") or "keyless"
         key = Path(env[given.removeprefix("env://")] if given.startswith("env://") else given).stem
+        key = given if "|" in given else key
         if command == "public-key":
             return f"{key}.pub"
         if command == "sign":
@@ -47,12 +50,19 @@ class FakeCosign:
         elif command == "attest-blob":
             Path(self.option("--bundle", args)).write_text(json.dumps(self._bundle(key, args)))
         elif command == "verify":
-            if (args[-1].partition("@")[2], key) not in self.signed:
+            if not any(
+                self._trusts(by, key, args) for digest, by in self.signed if digest == args[-1].partition("@")[2]
+            ):
                 raise CommandError(f"{REFUSED}no signatures found")
         else:
             envelope = json.loads(Path(self.option("--bundle", args)).read_text())["dsseEnvelope"]
-            if envelope["signatures"] != [{"sig": key}]:
+            by, _, payload = str((envelope.get("signatures") or [{}])[0].get("sig")).rpartition(" ")
+            if payload != envelope["payload"] or not self._trusts(by, key, args):
                 raise CommandError(f"{REFUSED}could not verify envelope")
+            statement = json.loads(base64.b64decode(payload))
+            manifest = hashlib.sha256(Path(args[-1]).read_bytes()).hexdigest()
+            if manifest not in (subject["digest"]["sha256"] for subject in statement["subject"]):
+                raise CommandError(f"{REFUSED}provided artifact digest does not match any digest in statement")
         return ""
 
     def _bundle(self, key: str, args: tuple[str, ...]) -> dict[str, object]:
@@ -64,8 +74,23 @@ class FakeCosign:
             "predicate": json.loads(Path(self.option("--predicate", args)).read_text()),
         }
         payload = base64.b64encode(json.dumps(statement).encode()).decode()
-        envelope = {"payloadType": "application/vnd.in-toto+json", "payload": payload, "signatures": [{"sig": key}]}
+        envelope = {
+            "payloadType": "application/vnd.in-toto+json",
+            "payload": payload,
+            "signatures": [{"sig": f"{key} {payload}"}],
+        }
         return {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope}
+
+    def _trusts(self, signed: str, key: str, args: tuple[str, ...]) -> bool:
+        """Return whether a signature is by the key, or by the identity `ID|ISSUER|REPOSITORY|REF` in the options.
+        As in cosign, an option that is not used is not compared."""
+        if "|" not in signed:
+            return signed == key
+        wanted = [self.option(f"--certificate-{name}", args) for name in CLAIMS]
+        pattern = self.option("--certificate-identity-regexp", args)
+        claims = signed.split("|")
+        named = re.search(pattern, claims[0]) is not None if pattern else wanted[0] == claims[0]
+        return named and all(want in ("", claim) for want, claim in zip(wanted[1:], claims[1:], strict=True))
 
     @staticmethod
     def option(name: str, args: tuple[str, ...]) -> str:

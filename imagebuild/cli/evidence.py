@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import click
 
 from imagebuild.cli import options
-from imagebuild.core.console import err, out, print_table, styled
+from imagebuild.core.console import UNSIGNED, err, out, print_table, styled
 from imagebuild.core.errors import ConfigError, plural
+from imagebuild.oci.attestation import DEFAULT_KINDS, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,32 +50,21 @@ def sbom(project: options.ProjectFiles, image: str, output: str | None, platform
 @options.command("imagebuild scan ghcr.io/acme/open@sha256:… --report grype.sarif --json scan.json")
 @options.image
 @click.option(
-    "--report",
-    metavar="FILE",
-    type=options.PATH,
-    required=True,
+    "--report", metavar="FILE", type=options.PATH, required=True,
     help="SARIF file of grype, Trivy or another scanner, or the output of debsecan.",
-)
+)  # fmt: skip
 @click.option(
-    "--policy",
-    metavar="FILE",
-    type=options.PATH,
-    default=POLICY,
+    "--policy", metavar="FILE", type=options.PATH, default=POLICY,
     help="Rules that say which findings fail the image, and which findings are ignored.",
-)
+)  # fmt: skip
 @options.platform
 @options.json_file
 @options.folder
 @options.project
 def scan(
-    project: options.ProjectFiles,
-    image: str,
-    report: Path,
-    policy: Path,
-    platform: str | None,
-    json_file: str | None,
-    folder: Path,
-) -> None:
+    project: options.ProjectFiles, image: str, report: Path, policy: Path, platform: str | None,
+    json_file: str | None, folder: Path,
+) -> None:  # fmt: skip
     """Apply a policy to the findings of a vulnerability scanner.
 
     Reports are `grype -o sarif`, `trivy image --format sarif`, `debsecan --format detail`, and SARIF 2.1.0 of Docker
@@ -102,33 +92,22 @@ def scan(
 )
 @click.option("--suite", metavar="NAME", required=True, help="Suite of the archive, such as trixie-security.")
 @click.option(
-    "--keyring",
-    metavar="FILE",
-    type=options.PATH,
-    required=True,
+    "--keyring", metavar="FILE", type=options.PATH, required=True,
     help="File with the keys that sign the archive, as gpg exports them.",
-)
+)  # fmt: skip
 @options.registry
 @click.option(
-    "--scans",
-    metavar="DIR",
-    type=options.PATH,
+    "--scans", metavar="DIR", type=options.PATH,
     help="Folder with newer scan results. An image with a failed scan counts as outdated, if a rebuild would fix it.",
-)
+)  # fmt: skip
 @options.ca
 @options.json_file
 @options.project
+@options.signers
 def freshness(
-    project: options.ProjectFiles,
-    archive: str,
-    suite: str,
-    keyring: Path,
-    select: tuple[str, ...],
-    registry: str | None,
-    scans: Path | None,
-    ca: Path | None,
-    json_file: str | None,
-) -> None:
+    project: options.ProjectFiles, signers: options.TrustOptions, archive: str, suite: str, keyring: Path,
+    select: tuple[str, ...], registry: str | None, scans: Path | None, ca: Path | None, json_file: str | None,
+) -> None:  # fmt: skip
     """List the packages in published images that have a security update.
 
     Only images to which an alias (a moving tag such as `latest`) points are checked. The packages of an image are read
@@ -146,7 +125,7 @@ def freshness(
     from imagebuild.publish.evidence import read_evidence
     from imagebuild.publish.freshness import print_freshness, security_updates
 
-    workspace = project.open(options.PlanChanges().parse(registry))
+    workspace, trust = project.open(options.PlanChanges().parse(registry)), signers.trusted()
     newer = [scan.value for scan in read_evidence([scans]).of_type(ScanResult)] if scans else []
     if not keyring.is_file():
         raise ConfigError(f"--keyring {keyring}: no such file; name the file with the keys")
@@ -162,7 +141,7 @@ def freshness(
     def newest(arch: str, packages: Iterable[str]) -> Mapping[str, list[str]]:
         return read_suite(run_program, web, signed, arch, packages).versions
 
-    result = security_updates(targets, cache(connect_registry), newest, newer)
+    result = security_updates(targets, cache(connect_registry), newest, newer, trust)
     options.print_result(json_file, result, lambda: print_freshness(result))
     if result.rebuild or any(image.problem for image in result.images):
         sys.exit(1)
@@ -180,8 +159,6 @@ MARKS = {
     "missing": ("missing", "red"),
 }
 
-Kind = Literal["sbom", "provenance", "verification", "benchmark", "scan"]
-
 
 def _in_registry(image: str) -> tuple[ImageReference, Registry]:
     from imagebuild.oci.reference import parse_reference
@@ -194,11 +171,9 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
 @attest.command("verify", epilog=options.examples("imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub"))
 @click.argument("image", metavar="IMAGE", help="Image in a registry, by tag or digest.")
 @click.option(
-    "--require",
-    metavar="KIND,…",
-    default="sbom,provenance,verification",
+    "--require", metavar="KIND,…", default=",".join(DEFAULT_KINDS),
     help="Kinds of attachments that must exist, separated by commas; also benchmark, scan and signature.",
-)
+)  # fmt: skip
 @options.json_file
 @options.signers
 def verify_attachments_of(signers: options.TrustOptions, image: str, require: str, json_file: str | None) -> None:
@@ -207,10 +182,9 @@ def verify_attachments_of(signers: options.TrustOptions, image: str, require: st
     Exit status 1 if a required attachment is missing or wrong."""
     from imagebuild.publish.attest import verify_attachments
 
-    trust = signers.trusted()
     required = [kind.strip() for kind in require.split(",") if kind.strip()]
-    result = verify_attachments(*_in_registry(image), required, trust)
-    options.print_result(json_file, result, lambda: _show(result, signed=bool(trust)))
+    result = verify_attachments(*_in_registry(image), required, signers.trusted())
+    options.print_result(json_file, result, lambda: _show(result))
     if result.verdict == "failed":
         sys.exit(1)
 
@@ -221,15 +195,10 @@ def verify_attachments_of(signers: options.TrustOptions, image: str, require: st
 )
 @click.argument("image", metavar="IMAGE@DIGEST", help="Image in a registry, by digest.")
 @click.argument("file", metavar="FILE", type=options.PATH, help="File to attach.")
-@click.option(
-    "--kind",
-    type=click.Choice(get_args(Kind)),
-    required=True,
-    help="Kind of the attachment.",
-)
+@click.option("--kind", type=click.Choice(list(KINDS)), required=True, help="Kind of the attachment.")
 @options.platform
 @options.signing
-def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind: Kind, platform: str | None) -> None:
+def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind: str, platform: str | None) -> None:
     """Attach a file to a published image, such as later benchmark results.
 
     If the digest names a multi-platform index, the file is attached to the index and to the image of each platform
@@ -246,7 +215,7 @@ def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind
         out.print("the file is already attached")
 
 
-def _show(result: AttestResult, *, signed: bool) -> None:
+def _show(result: AttestResult) -> None:
     from imagebuild.report.document import one_line
 
     rows = []
@@ -260,9 +229,8 @@ def _show(result: AttestResult, *, signed: bool) -> None:
     wrong = sum(finding.is_wrong for finding in result.findings)
     good = ("all required attachments exist and are right", "green")
     out.print(styled((f"{wrong} wrong or missing", "red") if wrong else good))
-    if not signed:
-        unchecked = ("no signature was checked", "yellow")
-        out.print(styled(unchecked, ": anyone who can push can have written this; see --key"))
+    if result.verified_by is None:
+        out.print(styled(*UNSIGNED))
 
 
 @options.command("imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new")
@@ -274,21 +242,17 @@ def _show(result: AttestResult, *, signed: bool) -> None:
 @options.offline
 @options.folder
 @options.project
+@options.signers
 def diff(
-    project: options.ProjectFiles,
-    image: str,
-    other: str,
-    platform: str | None,
-    json_file: str | None,
-    exit_code: bool,
-    offline: bool,
-    folder: Path,
-) -> None:
+    project: options.ProjectFiles, signers: options.TrustOptions, image: str, other: str, platform: str | None,
+    json_file: str | None, exit_code: bool, offline: bool, folder: Path,
+) -> None:  # fmt: skip
     """Compare two images: components, packages, environment and layers."""
     from imagebuild.publish.diff import compare_images, print_comparison
     from imagebuild.verify.subject import ImageFinder
 
-    comparison = compare_images((image, other), ImageFinder(project.open().plan, folder, offline), platform)
+    finder = ImageFinder(project.open().plan, folder, offline)
+    comparison = compare_images((image, other), finder, platform, signers.trusted())
     options.print_result(json_file, comparison, lambda: print_comparison(comparison))
     if exit_code and comparison.differs:
         sys.exit(1)
@@ -298,24 +262,18 @@ def diff(
 @options.registry
 @click.option("-o", "--output", metavar="DIR", type=options.PATH, help="Write the page and images.json into a folder.")
 @click.option(
-    "--readme",
-    metavar="FILE",
-    type=options.PATH,
+    "--readme", metavar="FILE", type=options.PATH,
     help="Update the table of images in this file, between the comments images:begin and images:end.",
-)
+)  # fmt: skip
 @click.option(
     "--freshness", metavar="FILE", type=options.PATH, help="Result of `freshness --json` to show on the page."
 )
 @options.project
 @options.signers
 def catalog(
-    project: options.ProjectFiles,
-    signers: options.TrustOptions,
-    registry: str | None,
-    output: Path | None,
-    readme: Path | None,
-    freshness: Path | None,
-) -> None:
+    project: options.ProjectFiles, signers: options.TrustOptions, registry: str | None, output: Path | None,
+    readme: Path | None, freshness: Path | None,
+) -> None:  # fmt: skip
     """Write a web page of all published images, and the table of images in a README."""
     from datetime import UTC, datetime
 
@@ -330,7 +288,10 @@ def catalog(
     workspace = project.open(options.PlanChanges().parse(registry))
     if output:
         fresh = read_written(Freshness, read_text(freshness), str(freshness)) if freshness else None
-        made = CatalogReader(workspace.project, workspace.plan, signers.trusted(), fresh).read(datetime.now(UTC))
+        trust = signers.trusted()
+        made = CatalogReader(workspace.project, workspace.plan, trust, fresh).read(datetime.now(UTC))
+        if not trust:
+            err.print(styled(*UNSIGNED))
         for problem in made.problems:
             err.print(styled(("warning: ", "yellow"), problem))
         out.print(f"{plural(len(made.images), 'image')} in {write_site(made, output)}")

@@ -396,18 +396,21 @@ class TrustOptions:
     """The options that say whose signatures are trusted."""
 
     key: str | None = None
-    identity: str | None = None
+    identities: tuple[str, ...] = ()
     issuer: str | None = None
+    source: str | None = None
+    ref: str | None = None
     no_tlog: bool = False
 
     def trusted(self) -> Signer | None:
-        """Return the trusted signer. None if no option names a signer. Raises the errors of `Signer.check`."""
-        return self._signer(signs=False) if self.key or self.identity or self.issuer else None
+        """Return the trusted signer. None if no option is used. Raises the errors of `Signer.check`."""
+        return self._signer(signs=False) if self != TrustOptions() else None
 
     def _signer(self, *, signs: bool) -> Signer:
         from imagebuild.publish.signatures import Signer
 
-        signer = Signer(self.key, self.identity, self.issuer, not self.no_tlog, signs=signs)
+        who = (self.key, self.identities, self.issuer, self.source, self.ref)
+        signer = Signer(*who, log=not self.no_tlog, signs=signs)
         signer.check()
         return signer
 
@@ -429,34 +432,34 @@ class SignOptions(TrustOptions):
                 raise ConfigError("--key, --certificate-identity and --no-tlog: need --sign; add --sign")
             return None
         named = self
-        if not (self.key or self.identity) and (workflow := job_workflow(os.environ)):
-            named = replace(self, identity=f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", issuer=GITHUB_ISSUER)
+        if not (self.key or self.identities) and (workflow := job_workflow(os.environ)):
+            identity, source = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", os.environ["GITHUB_REPOSITORY"]
+            named = replace(self, identities=(identity,), issuer=GITHUB_ISSUER, source=source)
         return named._signer(signs=True)
 
 
 TRUST = (
     click.option("--key", metavar="FILE", help="Key file of cosign: the private key with --sign, else the public key."),
     click.option(
-        "--certificate-identity",
-        "identity",
-        metavar="ID",
-        help="Identity that signs, or that must have signed, if there is no key.",
+        "--certificate-identity", "identities", metavar="ID", multiple=True,
+        help="Identity that signs, or that must have signed, if there is no key. To verify, it can be repeated.",
     ),
     click.option(
-        "--certificate-oidc-issuer",
-        "issuer",
-        metavar="URL",
+        "--certificate-oidc-issuer", "issuer", metavar="URL",
         help="OIDC issuer of the identity that --certificate-identity names.",
     ),
+    click.option(
+        "--certificate-github-workflow-repository", "source", metavar="OWNER/NAME",
+        help="GitHub repository in which the workflow that signs must have run.",
+    ),
+    click.option(
+        "--certificate-github-workflow-ref", "ref", metavar="REF", help="Git ref on which this workflow must have run.",
+    ),
     click.option("--no-tlog", is_flag=True, help="Do not use the public transparency log of signatures."),
-)
+)  # fmt: skip
 signers = grouped("signers", TrustOptions, *TRUST)
-signing = grouped(
-    "signing",
-    SignOptions,
-    *TRUST,
-    click.option("--sign", is_flag=True, help="Sign with cosign. In a GitHub job, no key is needed."),
-)
+SIGN = click.option("--sign", is_flag=True, help="Sign with cosign. In a GitHub job, no key is needed.")
+signing = grouped("signing", SignOptions, *TRUST, SIGN)
 
 
 # Values of options

@@ -80,6 +80,8 @@ LONGEST_LINE = 1 << 16
 """Width in characters of a table in a file or a pipe: so large that no line is wrapped."""
 LONGEST_WORD = 24
 """Length in characters up to which a table keeps a word on one line. Longer words, such as digests, may be broken."""
+UNSIGNED = (("no signature was checked", "yellow"), ": anyone who can push can have written this; see --key")
+"""The message of a command that reads attachments without a trusted signer."""
 MARKS = {"passed": ("✓ passed", "green"), "failed": ("✗ failed", "red"), "skipped": ("- skipped", "yellow")}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
@@ -48,6 +49,17 @@ class Form:
         return {**handler(schema), "pattern": f"^({self.pattern})$"}
 
 
+def in_utc(text: str) -> str:
+    """Return a time in the form of ISO 8601 in UTC, so that the texts of two times can be compared.
+    Raises ValueError if the text does not have this form. A time without a zone counts as UTC."""
+    try:
+        time = datetime.fromisoformat(text)
+        return time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is not a time in the form of ISO 8601, such as 2026-11-27T08:00:00Z") from None
+
+
+Time = Annotated[str, AfterValidator(in_utc)]
 Name = Annotated[str, Form(r"[a-z0-9][a-z0-9-]*", "lower-case letters, digits and hyphens")]
 Release = Annotated[str, Form(r"[a-z0-9][a-z0-9.-]*", "lower-case letters, digits, dots and hyphens")]
 """A name that may contain dots, so that it can end in a version."""

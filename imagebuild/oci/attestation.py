@@ -25,6 +25,8 @@ KINDS = {
     "scan": "urn:imagebuild:scan:v1",
 }
 """Maps each kind of attestation to the URL of its predicate type (the format of the content)."""
+DEFAULT_KINDS = ("sbom", "provenance", "verification")
+"""The kinds of attestations that `attest verify` requires if `--require` is not used."""
 SIGNATURE = "signature"
 """The kind of an attachment that only signs the manifest."""
 SIGNATURE_PREDICATE = "https://sigstore.dev/cosign/sign/v1"

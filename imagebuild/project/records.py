@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from imagebuild.core.fields import Digest, Model, Name, Platform, Tag
+from imagebuild.core.fields import Digest, Model, Name, Platform, Tag, Time
 
 
 class Step(Model):
@@ -94,7 +94,7 @@ class ScanResult(Model):
     """Name and version of the scanner."""
     database: str
     """Vulnerability database of the scanner, with its date."""
-    started: str
+    started: Time
     findings: tuple[Vulnerability, ...]
     verdict: Literal["passed", "failed"]
     reason: str = ""
@@ -154,6 +154,9 @@ class AttachedFile(Model):
     digest: str
     """Digest of the attachment's manifest. For a signature stored under a tag, the digest that the tag names."""
     size_bytes: int = 0
+    distrust: str = ""
+    """Why the attachment does not count, such as a missing signature. Empty if it counts, or if no signature was
+    requested."""
 
 
 class Scan(Model):

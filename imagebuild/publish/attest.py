@@ -36,8 +36,6 @@ from imagebuild.publish.signatures import SIGNER_OPTIONS, Signer
 from imagebuild.report.document import Report
 
 INDEX = "index"
-DEFAULT_KINDS = ("sbom", "provenance", "verification")
-"""The kinds of attachments that `attest verify` requires if `--require` is not used."""
 
 
 # Verify
@@ -49,7 +47,7 @@ Outcome = Literal["passed", "failed", "broken", "missing", "skipped"]
 `passed`: the attachment is intact and reports success. `failed`: the attachment is intact, but reports a failure, or
 the signature of the image is not trusted. `broken`: the attachment is damaged or about another image. `missing`: the
 image has no attachment of a required kind. `skipped`: the attachment does not count, because it has no trusted
-signature, a newer scan exists, or the kind is neither attached nor required."""
+signature, its time is in the future, a newer scan exists, or the kind is neither attached nor required."""
 
 
 class AttestFinding(Model):
@@ -83,6 +81,8 @@ class AttestResult(Model):
     digest: str
     """Digest of the index. If the image has no index: digest of the manifest."""
     findings: tuple[AttestFinding, ...]
+    verified_by: str | None = None
+    """The key or identity whose signatures count. None: signatures were not checked."""
 
     @property
     def verdict(self) -> Literal["passed", "failed"]:
@@ -126,7 +126,8 @@ def verify_attachments(
             )
             for kind, outcome, detail, attachment in judged
         ]  # fmt: skip
-    return AttestResult(image=str(reference), digest=index, findings=tuple(findings))
+    signer = trust.name if trust else None
+    return AttestResult(image=str(reference), digest=index, findings=tuple(findings), verified_by=signer)
 
 
 def _judge_attached(
@@ -136,18 +137,16 @@ def _judge_attached(
 
     `digest` is the digest of the manifest. `members` maps platforms to the digests of the images that an attachment may
     be about: all images if the manifest is an index, otherwise only the image itself."""
-    manifest = place.manifest(digest).content
     believed: list[tuple[Attestation, BaseModel]] = []
-    for attestation, value, problem in read_attached(place, digest):
-        # Everybody who may push images can attach files, so attachments without a trusted signature do not count.
-        unsigned = trust.attestation_problem(attestation, manifest) if trust and attestation.content else ""
-        if unsigned:
-            yield attestation.kind, "skipped", f"not trusted: {unsigned}", attestation.digest
-            continue
-        if problem:
-            yield attestation.kind, "broken", problem, attestation.digest
-        elif value:
-            believed.append((attestation, value))
+    for attached in read_attached(place, digest, trust):
+        item = attached.item
+        if attached.value:
+            believed.append((item, attached.value))
+        elif attached.distrust and item.kind in PREDICATES:
+            detail = f"{attached.distrust}; {attached.problem}" if attached.problem else attached.distrust
+            yield item.kind, "skipped", f"not trusted: {detail}", item.digest
+        elif attached.problem:
+            yield item.kind, "broken", attached.problem, item.digest
 
     newest: dict[tuple[str, str], str] = {}
     for scan in (value for _, value in believed if isinstance(value, ScanResult)):
@@ -178,6 +177,7 @@ def judge_predicate(value: BaseModel, digest: str, platform: str, index: str) ->
     match value:
         case SpdxDocument():
             summary = f"{len(value.contents)} packages and components"
+            failure = "" if value.contents else "no package is listed"
         case Provenance():
             summary = f"{value.sources}, {len(value.replaced)} of these sources are not the sources in the lock"
             if value.folders:

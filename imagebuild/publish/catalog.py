@@ -62,7 +62,8 @@ class CatalogReader:
     project: Project
     plan: Plan
     trust: Signer | None = None
-    """The trusted signer. The catalogue shows which images this signer signed. None: signatures are not checked."""
+    """The trusted signer. The catalogue shows which images this signer signed, and only attachments of this signer
+    count. None: signatures are not checked."""
     freshness: Freshness | None = None
     """The result of `imagebuild freshness`: available security updates for packages in the published images. None: the
     catalogue shows no updates."""
@@ -141,9 +142,10 @@ class CatalogReader:
     def _platform(self, place: Repository, image: PlatformImage, index: str, problems: list[str]) -> PublishedPlatform:
         labels = {str(name): str(value) for name, value in image.labels.items()}
         packages, scans, checks = None, list[Scan](), list[Checks]()
-        attached = tuple(read_attached(place, image.digest))
-        for item, value, damage in attached:
-            if problem := damage or (value and mismatch(value, image.digest, image.platform, (index,))):
+        attached = tuple(read_attached(place, image.digest, self.trust))
+        for one in attached:
+            value, item = one.value, one.item
+            if problem := one.problem or (value and mismatch(value, image.digest, image.platform, (index,))):
                 problems.append(f"the {item.kind} {item.digest} {problem}")
                 continue
             match value:
@@ -159,7 +161,10 @@ class CatalogReader:
             labels=labels, packages=packages, updates=self._pending.get(image.digest),
             scan=max(scans, key=lambda scan: scan.started, default=None),
             checks=tuple(sorted(checks, key=lambda run: run.started, reverse=True)),
-            evidence=tuple(AttachedFile(kind=i.kind, digest=i.digest, size_bytes=i.size) for i, _, _ in attached),
+            evidence=tuple(
+                AttachedFile(kind=a.item.kind, digest=a.item.digest, size_bytes=a.item.size, distrust=a.distrust)
+                for a in attached
+            ),
         )  # fmt: skip
 
 

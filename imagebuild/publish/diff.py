@@ -13,6 +13,7 @@ from imagebuild.core.run import ARCHITECTURES
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.plan import components_of
 from imagebuild.publish.evidence import attached_packages
+from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import NONE
 from imagebuild.verify.files import Tree
 from imagebuild.verify.layers import scan_all
@@ -52,12 +53,14 @@ class Comparison(Model):
         return any(self.differences.values())
 
 
-def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | None = None) -> Comparison:
+def compare_images(
+    names: tuple[str, str], finder: ImageFinder, platform: str | None = None, trust: Signer | None = None
+) -> Comparison:
     """Find and read two images, and return their differences.
 
     If a name refers to images for several platforms, `platform` chooses one platform. Default: the platform of this
-    machine. Raises ConfigError if an image does not exist, CommandError if the engine or a registry fails, and
-    ResultError if an image cannot be read."""
+    machine. If `trust` is set, only SBOMs that it signed are read. Raises ConfigError if an image does not exist,
+    CommandError if the engine or a registry fails, and ResultError if an image cannot be read."""
     own = f"linux/{ARCHITECTURES.get(machine.machine())}"
     notes, sides, facts = list[str](), list[ComparedImage](), list[dict[str, dict[str, str]]]()
     with ExitStack() as stack:
@@ -71,7 +74,7 @@ def compare_images(names: tuple[str, str], finder: ImageFinder, platform: str | 
             )
             facts.append({
                 "components": components_of(image.labels),
-                "packages": _packages(image, notes),
+                "packages": _packages(image, notes, trust),
                 "environment": image.env,
                 "layers": {str(layer.digest): format_size(layer.size) for layer in image.layers},
             })  # fmt: skip
@@ -89,12 +92,15 @@ DPKG = "var/lib/dpkg/status"
 """Path of dpkg's list of installed packages."""
 
 
-def _packages(image: PlatformImage, notes: list[str]) -> dict[str, str]:
+def _packages(image: PlatformImage, notes: list[str], trust: Signer | None) -> dict[str, str]:
     """Return the distribution's packages in an image, with their versions. Append remarks for the user to `notes`.
     If the image is in a registry and has an SBOM, the packages are read from the SBOM, and no layer is fetched."""
-    packages = attached_packages(image.repository, image.digest) if image.repository else ()
+    packages = attached_packages(image.repository, image.digest, trust) if image.repository else ()
     if packages:
-        notes.append(f"the packages of {image.name} were read from the SBOM of the image; no layer was fetched")
+        signed = (
+            f"signed by {trust.name}" if trust else "not verified, so anyone who can push can change it (see --key)"
+        )
+        notes.append(f"the packages of {image.name} were read from its SBOM, {signed}; no layer was fetched")
     elif entry := Tree(scan_all([image.fetch(layer) for layer in image.layers])).get(DPKG):
         packages = installed_packages((entry.text or b"").decode("utf-8", "replace"))
     if not packages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -14,13 +15,14 @@ from imagebuild.bench.verification import VerifyResult
 from imagebuild.core import files
 from imagebuild.core.debian import Package
 from imagebuild.core.errors import ConfigError, ResultError
-from imagebuild.core.fields import Model
+from imagebuild.core.fields import Model, in_utc
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
 from imagebuild.oci.registry import Repository
 from imagebuild.project.records import BuildResult, ScanResult
 from imagebuild.publish.provenance import Provenance
 from imagebuild.publish.sbom import SpdxDocument
+from imagebuild.publish.signatures import Signer
 from imagebuild.report.document import Report
 
 T_co = TypeVar("T_co", covariant=True)
@@ -45,29 +47,67 @@ FILES: Mapping[type[BaseModel], frozenset[str]] = {
 out, because `publish` creates the provenance itself."""
 
 
-def read_attached(
-    place: Repository, digest: str, kind: str | None = None
-) -> Iterator[tuple[Attestation, BaseModel | None, str]]:
-    """Yield each attachment of an image with its content and its problem. The newest attachment comes first.
+CLOCKS_DIFFER = timedelta(minutes=10)
+"""How far the time in a result may lie in the future, because the clocks of two machines differ."""
 
-    The problem states that the attachment is damaged, about another image, or not of the stated kind. The problem is
-    empty if the attachment is intact. The content is None if there is a problem, or if the kind is not in `PREDICATES`.
-    Signatures are not checked, although everybody who may push can attach files. Raises CommandError if the registry
-    fails."""
+
+def latest_time() -> str:
+    """Return the latest time, in UTC, that does not count as a time in the future."""
+    return in_utc((datetime.now(UTC) + CLOCKS_DIFFER).isoformat())
+
+
+@dataclass(frozen=True)
+class Attached:
+    """An attachment of an image in a registry, and whether it counts."""
+
+    item: Attestation
+    value: BaseModel | None = None
+    """The content. None if the attachment does not count, or if the kind is not in `PREDICATES`."""
+    problem: str = ""
+    """Why the attachment cannot be used: it is damaged, about another image, or not of the stated kind."""
+    distrust: str = ""
+    """Why an attachment that was read does not count: the signer did not sign it, or its time is in the future."""
+
+
+def read_attached(place: Repository, digest: str, trust: Signer | None, kind: str | None = None) -> Iterator[Attached]:
+    """Yield the attachments of an image, the newest first. Copies of an attachment that counts are left out.
+
+    Everybody who may push can attach files, so only attachments that `trust` signed count. If `trust` is None, all
+    attachments count that can be used. Raises CommandError if the registry fails."""
+    manifest = place.manifest(digest).content if trust else b""
+    known = set[tuple[str, bytes]]()
     for item in read_attestations(place, digest, kind):
-        name, model, value, problem = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind), None, item.problem
+        name, model = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind)
+        value, problem, distrust = None, item.problem, ""
+        if trust:
+            unknown = "signatures of this kind of attachment are not verified"
+            distrust = trust.attestation_problem(item, manifest) if model else unknown
         try:
-            value = read_written(model, item.content, name) if model and not problem else None
+            value = read_written(model, item.content, name) if model and not problem and not distrust else None
         except ResultError as error:
             problem = str(error).removeprefix(f"{name}: ")
-        yield item, value, problem
+        if value and (late := _time_problem(value)):
+            value, distrust = None, late
+        if not value or (item.kind, item.content) not in known:
+            yield Attached(item, value, problem, distrust)
+        known |= {(item.kind, item.content)} if value else set()
 
 
-def attached_packages(place: Repository, digest: str) -> tuple[Package, ...]:
-    """Return the distribution's packages in an image, as listed in the newest readable SBOM that lists such packages.
+def _time_problem(value: BaseModel) -> str:
+    """Return what is wrong with the time in a result. A result from the future would hide all later results."""
+    stated = value.about.created if isinstance(value, Report) else getattr(value, "started", "")
+    try:
+        return f"its time {stated} is in the future" if stated and in_utc(stated) > latest_time() else ""
+    except ValueError as error:
+        return f"its time {error}"
+
+
+def attached_packages(place: Repository, digest: str, trust: Signer | None) -> tuple[Package, ...]:
+    """Return the distribution's packages in an image, as listed in the newest SBOM that counts and lists such packages.
     Return an empty tuple if no SBOM of the image lists such packages."""
-    for _, document, _ in read_attached(place, digest, "sbom"):
-        if isinstance(document, SpdxDocument) and document.debian_packages:
+    for attached in read_attached(place, digest, trust, "sbom"):
+        document = attached.value
+        if isinstance(document, SpdxDocument) and not mismatch(document, digest, "", ()) and document.debian_packages:
             return document.debian_packages
     return ()
 

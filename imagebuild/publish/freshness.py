@@ -18,6 +18,7 @@ from imagebuild.oci.registry import Registry
 from imagebuild.project.plan import Target
 from imagebuild.project.records import ScanResult
 from imagebuild.publish.evidence import attached_packages
+from imagebuild.publish.signatures import Signer
 
 
 class NewestImage(Model):
@@ -43,6 +44,8 @@ class Freshness(Model):
     rebuild: tuple[str, ...] = ()
     """Names of the targets that must be built again, because a package in the image has an update, or because a
     vulnerability in a package fails the image and a fixed version exists."""
+    verified_by: str | None = None
+    """The key or identity whose SBOMs count. None: signatures were not checked."""
 
 
 WORKERS = 8
@@ -80,17 +83,18 @@ def security_updates(
     connect: Callable[[str], Registry],
     newest: Callable[[str, Iterable[str]], Mapping[str, list[str]]],
     scans: Iterable[ScanResult] = (),
+    trust: Signer | None = None,
 ) -> Freshness:
     """Compare the packages in the SBOMs of published images with the newest versions of a distribution.
 
     Return the updates, and the targets that must be built again. `newest` is called once for each architecture, with
     the architecture and the names of packages. `newest` returns the versions of each package in ascending order. A
-    finding in `scans` that fails an image and has a fix is also a reason to build again. Signatures of SBOMs are not
-    checked. Raises CommandError if a registry fails."""
+    finding in `scans` that fails an image and has a fix is also a reason to build again. Only SBOMs that `trust` signed
+    are read. If `trust` is None, signatures are not checked. Raises CommandError if a registry fails."""
 
     def read(image: NewestImage) -> tuple[Package, ...]:
         place = parse_reference(image.index)
-        return attached_packages(connect(place.host).at(place.repository), image.digest)
+        return attached_packages(connect(place.host).at(place.repository), image.digest, trust)
 
     images = published_images(targets, connect)
     known = [image for image in images if not image.problem]
@@ -112,10 +116,12 @@ def security_updates(
             if package.name in updates or (image.digest, package.name) in failed:
                 stale.add(image.target)
         if not (problem or packages[image.digest]):
-            problem = "the image has no readable SBOM that lists packages of the distribution"
+            by = f" of {trust.name}" if trust else ""
+            problem = f"the image has no readable SBOM{by} that lists packages of the distribution"
         judged.append(image.model_copy(update={"updates": updates, "problem": problem}))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Freshness(read=now, images=tuple(judged), rebuild=tuple(t.id for t in targets if t.id in stale))
+    rebuild, signer = tuple(t.id for t in targets if t.id in stale), trust.name if trust else None
+    return Freshness(read=now, images=tuple(judged), rebuild=rebuild, verified_by=signer)
 
 
 def print_freshness(result: Freshness) -> None:
@@ -128,5 +134,7 @@ def print_freshness(result: Freshness) -> None:
         out.print(f"updates unknown: {image.target} {image.platform}: {image.problem}")
     stale, judged = sum(bool(image.updates) for image in result.images), len(result.images) - len(unknown)
     out.print(f"{stale} of {judged} images have packages with updates; updates are unknown for {len(unknown)} images")
+    if result.verified_by is None:
+        out.print(console.styled(*console.UNSIGNED))
     if result.rebuild:
         out.print(f"rebuild: {', '.join(result.rebuild)}")

@@ -233,7 +233,7 @@ def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> Ne
                 f"{name} of the build is {named}, but {name} of this job is {own or 'unknown'}; without a key, publish "
                 "in the same run that builds"
             )
-    workflow = str(request.signer.identity) if request.signer and request.origin else ""
+    workflow = "".join(request.signer.identities) if request.signer and request.origin else ""
     lock = planned.project.lock
     document = provenance_of(build, choice.platform, planned.recipe, lock, planned.dockerfile, workflow=workflow)
     if folders := Provenance.model_validate(document).folders:

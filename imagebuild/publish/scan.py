@@ -13,10 +13,11 @@ from pydantic import Field
 from imagebuild.core import console
 from imagebuild.core.console import out
 from imagebuild.core.errors import ConfigError, plural
-from imagebuild.core.fields import Form, Model, YamlFile
+from imagebuild.core.fields import Form, Model, YamlFile, in_utc
 from imagebuild.oci.image import PlatformImage
 from imagebuild.project.plan import axes_of
 from imagebuild.project.records import ScanResult, Vulnerability
+from imagebuild.publish.evidence import latest_time
 from imagebuild.publish.scan_reports import DEBSECAN, SEVERITIES, ScanReport
 
 
@@ -38,16 +39,25 @@ def scan_result(
             f"{file}: does not name the digest of an image in every run; scan NAME@{image.digest} with "
             f"{report.scanner}, or add this name to runs[].properties.repoDigests"
         )
+    if not report.recognised:
+        raise ConfigError(
+            f"{file}: contains no finding about a package of the distribution, so nothing shows that {report.scanner} "
+            "recognised the distribution; scan again without options that leave out findings, such as --severity"
+        )
+    started = report.started or in_utc(datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat())
+    if started > latest_time():
+        raise ConfigError(
+            f"{file}: the scan started at {started}, which is in the future; set the clock, and scan again"
+        )
     findings, notes = judge_vulnerabilities(report, policy, today or datetime.now(UTC).date())
     if not policy.path.exists():
         notes.append(
             f"{policy.path}: does not exist, so {policy.model.fail.severity} findings fail and no finding is ignored"
         )
     failing = sum(finding.fails for finding in findings)
-    written = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
     return ScanResult(
         image=image.name, digest=image.digest, platform=image.platform, scanner=report.scanner,
-        database=report.database or "not named", started=report.started or written, findings=findings,
+        database=report.database or "not named", started=started, findings=findings,
         verdict="failed" if failing else "passed", notes=(*report.notes, *notes),
         reason=f"{plural(failing, 'finding')} that the policy does not allow" if failing else "",
     )  # fmt: skip

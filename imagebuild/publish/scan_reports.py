@@ -13,6 +13,7 @@ from packageurl import PackageURL
 
 from imagebuild.core import files
 from imagebuild.core.errors import ResultError, plural
+from imagebuild.core.fields import in_utc
 from imagebuild.project.records import Severity, Vulnerability
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -29,6 +30,9 @@ class ScanReport:
     findings: tuple[Vulnerability, ...]
     unstated_fixes: tuple[Vulnerability, ...] = ()
     """The findings for which the report does not say whether a fixed version exists."""
+    recognised: bool = False
+    """Whether a finding is about a package of the distribution, which shows that the scanner recognised the
+    distribution. A scanner that did not recognise the distribution finds nothing, too."""
     digests: frozenset[str] = frozenset()
     """Digests by which the report names the image."""
     database: str = ""
@@ -50,8 +54,8 @@ def load_report(file: Path) -> ScanReport:
     try:
         if text.lstrip().startswith("{"):
             return _read_sarif(json.loads(text))
-        if not text.strip() and file.suffix in (".json", ".sarif"):
-            raise ValueError("the file is empty")
+        if not text.strip():
+            raise ValueError("the file is empty, so nothing shows that a package was scanned")
         return _read_debsecan(text)
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
@@ -80,6 +84,7 @@ def _read_sarif(document: Mapping[str, Any]) -> ScanReport:
         ", ".join(dict.fromkeys(report.scanner for report in reports)),
         tuple(finding for report in reports for finding in report.findings),
         tuple(finding for report in reports for finding in report.unstated_fixes),
+        any(report.recognised for report in reports),
         frozenset.intersection(*(report.digests for report in reports)),
         started=min(report.started for report in reports),
         notes=tuple(dict.fromkeys(note for report in reports for note in report.notes)),
@@ -98,7 +103,7 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
     rules: Sequence[Mapping[str, Any]] = driver.get("rules") or []
     by_id = {rule["id"]: rule for rule in rules}
     findings, unstated, others = list[Vulnerability](), list[Vulnerability](), set[str]()
-    left_out = 0
+    left_out, recognised = 0, False
     for i, result in enumerate(results):
         rule = by_id.get(result.get("ruleId"))
         if rule is None:
@@ -110,6 +115,7 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
             continue
         finding, states_fix = _read_result(result, rule, driver["name"], f"{place}.results.{i}")
         findings.append(finding)
+        recognised |= _is_of_distribution(result, rule)
         if not states_fix:
             unstated.append(finding)
     scanner = f"{driver['name']} {driver.get('semanticVersion') or driver.get('version') or ''}".strip()
@@ -123,9 +129,22 @@ def _read_run(run: Mapping[str, Any], place: str) -> ScanReport:
             f"left out {plural(left_out, 'result')}, because only vulnerabilities are judged; kinds left out: {listed}"
         )
     return ScanReport(
-        scanner, tuple(findings), tuple(unstated), frozenset(_digests(run)),
-        started=str(next((i["startTimeUtc"] for i in invocations if "startTimeUtc" in i), "")), notes=tuple(notes),
+        scanner, tuple(findings), tuple(unstated), recognised, frozenset(_digests(run)),
+        started=next((in_utc(str(i["startTimeUtc"])) for i in invocations if "startTimeUtc" in i), ""),
+        notes=tuple(notes),
     )  # fmt: skip
+
+
+_DISTRIBUTION = re.compile(r"\bpkg:(?:apk|deb|rpm)/|\bvulnerability in (?:apk|deb|rpm) package:")
+"""How Docker Scout and grype name a package of the distribution in a message."""
+
+
+def _is_of_distribution(result: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
+    """Return whether a SARIF result is about a package of the distribution.
+    The name of the rule (Trivy), a tag of the rule (Snyk) or the message (other scanners) shows this."""
+    tags = (rule.get("properties") or {}).get("tags") or ()
+    named = rule.get("name") == "OsPackageVulnerability" or not {"apk", "deb", "rpm"}.isdisjoint(tags)
+    return named or bool(_DISTRIBUTION.search(str(result["message"].get("text"))))
 
 
 _NOT_VULNERABILITIES = frozenset({"license", "misconfiguration", "secret"})
@@ -251,7 +270,7 @@ _AVAILABLE = "  fix is available for the selected suite"
 
 
 def _read_debsecan(text: str) -> ScanReport:
-    """Read the output of debsecan: one paragraph for each finding. If debsecan finds nothing, its output is empty."""
+    """Read the output of debsecan: one paragraph for each finding."""
     findings = []
     for paragraph in filter(None, (paragraph.strip("\n") for paragraph in text.split("\n\n"))):
         first, _, rest = paragraph.partition("\n")
@@ -269,4 +288,4 @@ def _read_debsecan(text: str) -> ScanReport:
         "debsecan does not name the image, so nothing proves that the report is about this image",
         "debsecan knows only Debian packages; wheels, CUDA, HPC-X and software compiled from source were not scanned",
     )
-    return ScanReport(DEBSECAN, tuple(findings), worst="high", notes=notes)
+    return ScanReport(DEBSECAN, tuple(findings), recognised=True, worst="high", notes=notes)

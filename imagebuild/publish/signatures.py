@@ -29,7 +29,8 @@ NO_ROOTS = '{"mediaType": "application/vnd.dev.sigstore.trustedroot+json;version
 public log."""
 
 PUBLIC_KEY = "COSIGN_PUBLIC_KEY"
-SIGNER_OPTIONS = "--key FILE, or --certificate-identity with --certificate-oidc-issuer"
+SOURCE_OPTION = "--certificate-github-workflow-repository"
+SIGNER_OPTIONS = f"--key FILE, or --certificate-identity with --certificate-oidc-issuer and {SOURCE_OPTION}"
 SERVICES = re.compile("rekor|fulcio|tuf|oauth2|sigstore.dev", re.IGNORECASE)
 """Names of sigstore services. An error of cosign that contains such a name means that the public log cannot be
 reached."""
@@ -82,13 +83,19 @@ _TRIAL = Lock()
 class Signer:
     """The key or identity that signs, or whose signatures are trusted.
 
-    An identity, such as the identity of a CI job, is certified by an issuer. Without a key and an identity, cosign
+    An identity, such as the workflow file of a CI job, is certified by an issuer. Without a key and an identity, cosign
     signs as the identity of the CI job, and no signature can be verified."""
 
     key: str | None = None
     """File or address of the key, as cosign accepts it: the private key if `signs`, otherwise the public key."""
-    identity: str | None = None
+    identities: tuple[str, ...] = ()
+    """The identities of which one must have signed. If `signs`: the only identity that signs."""
     issuer: str | None = None
+    source: str | None = None
+    """The GitHub repository, as `OWNER/NAME`, in which the signing workflow ran. Each repository that calls a reusable
+    workflow signs with the identity of this workflow, so the identity does not show whose image was signed."""
+    ref: str | None = None
+    """The git ref, such as `refs/heads/main`, on which the signing workflow ran. None: any ref."""
     log: bool = True
     """Whether imagebuild writes new signatures to the public transparency log, and trusts only signatures in this
     log."""
@@ -97,17 +104,29 @@ class Signer:
 
     @property
     def name(self) -> str:
-        """The identity, or the file name of the key."""
-        return self.identity or Path(self.key or "").name
+        """The identities and the source repository, or the file name of the key."""
+        if not self.identities:
+            return Path(self.key or "").name
+        return f"{' or '.join(self.identities)}{f' for {self.source}' if self.source else ''}"
 
     def check(self) -> None:
         """Raise ConfigError if the signer is ambiguous or the key cannot be used, CommandError if cosign is missing."""
         is_file = self.key is not None and "://" not in self.key
         if is_file and not Path(str(self.key)).is_file():
             raise ConfigError(f"--key {self.key}: no such file; create a key with `cosign generate-key-pair`")
-        if (self.key and self.identity) or bool(self.identity) != bool(self.issuer):
-            raise ConfigError(f"the signer is ambiguous; use either {SIGNER_OPTIONS}")
-        if self.identity and not self.log:
+        who = bool(self.identities)
+        if not (self.key or who or self.signs):
+            raise ConfigError(f"--key: the signer is not named; add {SIGNER_OPTIONS}")
+        if (self.key and who) or who != bool(self.issuer) or (not who and (self.source or self.ref)):
+            raise ConfigError(f"--key: the signer is ambiguous; use either {SIGNER_OPTIONS}")
+        if "" in self.identities or (self.signs and len(self.identities) > 1):
+            raise ConfigError("--certificate-identity: is empty or repeated; name the one identity that signs")
+        if any("://" in identity for identity in self.identities) and not REPOSITORY.fullmatch(self.source or ""):
+            raise ConfigError(
+                f"{SOURCE_OPTION}: {self.source or 'is missing'}; every repository that calls a workflow signs with "
+                f"the identity of the workflow; name the repository of the images with {SOURCE_OPTION} OWNER/NAME"
+            )
+        if who and not self.log:
             raise ConfigError(
                 "--no-tlog: needs --key; without a key, only the log proves that a short-lived certificate was valid"
             )
@@ -123,7 +142,7 @@ class Signer:
         """The program cosign, and the options that tell cosign which signer is trusted.
         Raises ConfigError if no signer is named, CommandError if the key cannot be read."""
         cosign, key = self.cosign, self.key
-        if not (key or self.identity):
+        if not (key or self.identities):
             raise ConfigError(
                 f"no signer is named; add {SIGNER_OPTIONS}; imagebuild detects the identity only in a GitHub job"
             )
@@ -132,8 +151,13 @@ class Signer:
             cosign, key = replace(cosign, environ={**cosign.environ, PUBLIC_KEY: public}), f"env://{PUBLIC_KEY}"
         if key:
             return cosign, ("--key", key)
-        identity = ("--certificate-identity", str(self.identity), "--certificate-oidc-issuer", str(self.issuer))
-        return cosign, identity
+        # cosign accepts one identity or one regular expression.
+        pattern = f"^(?:{'|'.join(map(re.escape, self.identities))})$"
+        several = len(self.identities) > 1
+        who = ("--certificate-identity-regexp", pattern) if several else ("--certificate-identity", *self.identities)
+        source = (SOURCE_OPTION, self.source) if self.source else ()
+        ref = ("--certificate-github-workflow-ref", self.ref) if self.ref else ()
+        return cosign, (*who, "--certificate-oidc-issuer", str(self.issuer), *source, *ref)
 
     @cached_property
     def fault(self) -> str:
@@ -210,6 +234,8 @@ class Signer:
         return ""
 
 
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+"""A repository as GitHub certifies it: `OWNER/NAME`."""
 GITHUB_ISSUER = "https://token.actions.githubusercontent.com"
 """The issuer that certifies the identity of a GitHub job."""
 

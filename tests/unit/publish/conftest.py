@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from imagebuild.oci.attestation import DEFAULT_KINDS
 from imagebuild.oci.layout import INDEX, Descriptor, Manifest, encode_json
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Repository
 from imagebuild.project.project import Project
-from imagebuild.publish.attest import DEFAULT_KINDS, AttestFinding, AttestResult, verify_attachments
+from imagebuild.publish import evidence
+from imagebuild.publish.attest import AttestFinding, AttestResult, verify_attachments
 from imagebuild.publish.signatures import Signer
 from tests import attached
 from tests.conftest import Files, data
@@ -74,6 +76,12 @@ def put_index(registry: FakeRegistry, children: list[Descriptor], *tags: str) ->
     content = encode_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": listed, "annotations": notes})
     digests = [registry.at(REPOSITORY).put_manifest(Manifest(content, INDEX), tag) for tag in tags]
     return digests[0]
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests do not depend on the clock of this machine."""
+    monkeypatch.setattr(evidence, "latest_time", lambda: "2026-12-01T00:00:00+00:00")
 
 
 @pytest.fixture

@@ -13,10 +13,17 @@ import pytest
 
 from imagebuild.core.errors import ConfigError, ResultError
 from imagebuild.oci import registry as registry_module
-from imagebuild.oci.attestation import BUNDLE_MEDIA, KINDS, STATEMENT_MEDIA, list_attestations, read_attestations
+from imagebuild.oci.attestation import (
+    BUNDLE_MEDIA,
+    DEFAULT_KINDS,
+    KINDS,
+    STATEMENT_MEDIA,
+    list_attestations,
+    read_attestations,
+)
 from imagebuild.oci.layout import Attachment, Descriptor
 from imagebuild.oci.registry import Repository
-from imagebuild.publish.attest import DEFAULT_KINDS, AttestResult, add_attachment
+from imagebuild.publish.attest import AttestResult, add_attachment
 from tests.attached import provenance, scan, spdx, verification
 from tests.registry_fake import FakeRegistry
 from tests.report_samples import GOOD

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagebuild.core.errors import ResultError
+from imagebuild.project.project import Project
+from tests.conftest import data
+from tests.cosign_fake import FakeCosign
+from tests.forged import TRUST, Claims, Victim
 from tests.publish_fakes import AMD64, ARM64, NEW, Site
+from tests.registry_fake import FakeRegistry, put_image
+from tests.unit.publish.conftest import LABELS, REPOSITORY, TAG
 
 
 @pytest.fixture
@@ -42,3 +50,26 @@ def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
     for name, text in {"index.json": '{"schemaVersion": 2}', "list.json": "[1, 2]", ".hidden.json": "{"}.items():
         site.leave(name, text)
     assert len(site.publish().result.unused) == 1
+
+
+# Attachments
+
+
+FORGED = data("publish/forged")
+
+
+@pytest.mark.parametrize("row", FORGED.values(), ids=FORGED)
+def test_forged_attachments_change_nothing_that_is_read(ours: Project, row: dict[str, Any]) -> None:
+    """The same rows with the real cosign and a real registry: tests/docker/test_attest.py."""
+    fake, registry = FakeCosign(), FakeRegistry()
+
+    def sign(by: Claims, kind: str, content: bytes, manifest: bytes) -> bytes:
+        return replace(TRUST, cosign=fake.cosign(IDENTITY="|".join(by)), signs=True).attest(
+            kind, content, "x", manifest
+        )
+
+    image = put_image(registry, REPOSITORY, b"layer", Labels=LABELS)
+    registry.at(REPOSITORY).put_manifest(registry.at(REPOSITORY).manifest(image.digest), TAG)
+    victim = Victim(registry.at(REPOSITORY), image, ours, replace(TRUST, cosign=fake.cosign()), sign)
+    victim.attach_ours()
+    victim.withstands(row)

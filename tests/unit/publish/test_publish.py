@@ -130,9 +130,10 @@ def test_what_signs_without_a_key_must_be_named(signing: Signing) -> None:
     signer = Signer(cosign=signing.fake.cosign(), signs=True)
     with pytest.raises(ConfigError, match="no signer is named"):
         signing.site.publish(signer=signer)
-    named = replace(signer, identity="https://github.com/acme/images/x@main", issuer="https://issuer.test")
+    named = replace(signer, identities=("https://git.test/x@main",), issuer="https://issuer.test", source="acme/images")
     assert signing.site.publish(signer=named).states == ["published"]
-    assert any("https://issuer.test" in call for call in signing.fake.calls if call[0] == "verify")
+    verified = [call for call in signing.fake.calls if call[0] == "verify"]
+    assert all({"https://issuer.test", "acme/images"} < {*call} for call in verified)
 
 
 def test_evidence_that_comes_later_is_attached_and_moves_no_tag(site: Site) -> None:

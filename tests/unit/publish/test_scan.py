@@ -86,6 +86,13 @@ def scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Call) -> Call
     Path("nameless.sarif").write_text(json.dumps(clean))
     clean["runs"][0] |= {"properties": {"repoDigests": [f"registry.test/open@{made}"]}}
     Path("clean.sarif").write_text(json.dumps(clean))
+    report = json.loads(Path("trivy.sarif").read_text())
+    report["runs"][0]["invocations"] = [{"startTimeUtc": "2399-01-01T00:00:00Z"}]
+    Path("future.sarif").write_text(json.dumps(report))
+    for rule in report["runs"][0]["tool"]["driver"]["rules"]:
+        rule["name"] = "LanguageSpecificPackageVulnerability"
+    Path("wheels.sarif").write_text(json.dumps(report))
+    Path("nothing.txt").touch()
     Path("debsecan.txt").write_text((FILES / "debsecan.txt").read_text())
     Path("empty.sarif").write_text('{"version": "2.1.0", "runs": []}')
     Path("ours.yaml").write_text((ROOT / "scan-policy.yaml").read_text())

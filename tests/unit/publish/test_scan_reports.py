@@ -59,7 +59,7 @@ def test_nothing_found(read: Read) -> None:
     clean = read(sarif({"tool": {"driver": {"name": "grype", "semanticVersion": "1.2"}}, "results": []}))
     assert (clean.scanner, clean.findings, clean.digests) == ("grype 1.2", (), frozenset())
     assert "does not say which distribution grype recognised" in clean.notes[0]
-    assert read("").findings == (), "debsecan prints nothing if it finds nothing"
+    assert not clean.recognised, "a scanner that did not recognise the distribution finds nothing, too"
 
 
 DRIVER = {"driver": {"name": "grype"}}
@@ -93,11 +93,28 @@ def test_refused(read: Read, content: object, problem: str) -> None:
     assert "scan again with `grype -o sarif`, `trivy image --format sarif` or `debsecan" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["scan.sarif", "scan.json"])
-def test_an_empty_file_is_not_a_report_of_debsecan_by_its_name(read: Read, name: str) -> None:
-    """A scanner that fails leaves an empty file behind a redirection."""
-    with pytest.raises(ResultError, match="the file is empty; scan again"):
-        read("", name)
+@pytest.mark.parametrize("name", ["scan.sarif", "debsecan.txt"])
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_not_a_report(read: Read, name: str, text: str) -> None:
+    """A scanner that fails leaves an empty file behind a redirection; debsecan also for an empty list of packages."""
+    with pytest.raises(ResultError, match="the file is empty, so nothing shows that a package was scanned; scan again"):
+        read(text, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"), [("grype", "pip"), ("trivy", "a-token"), ("snyk", "pip"), ("scout", "crypto")]
+)
+def test_findings_in_other_software_do_not_show_that_the_distribution_was_recognised(
+    read: Read, name: str, kept: str
+) -> None:
+    runs = json.loads((FILES / f"{name}.sarif").read_text())["runs"]
+    assert read(sarif(*runs)).recognised
+    for run in runs:
+        run["results"] = [result for result in run["results"] if kept in json.dumps(result)]
+        for rule in run["tool"]["driver"]["rules"]:
+            tags = rule.get("properties", {}).get("tags", [])
+            rule["properties"]["tags"] = ["pip" if tag == "deb" else tag for tag in tags]
+    assert not read(sarif(*runs)).recognised
 
 
 @pytest.mark.parametrize(
@@ -135,4 +152,7 @@ def test_all_runs_must_name_the_image(read: Read) -> None:
 
 def test_start(read: Read) -> None:
     run = {"tool": DRIVER, "results": [], "invocations": [{"startTimeUtc": "2099-01-02T03:04:05Z"}]}
-    assert read(sarif(run)).started == "2099-01-02T03:04:05Z"
+    assert read(sarif(run)).started == "2099-01-02T03:04:05+00:00"
+    run = {"tool": DRIVER, "results": [], "invocations": [{"startTimeUtc": "zzzz"}]}
+    with pytest.raises(ResultError, match="'zzzz' is not a time in the form of ISO 8601"):
+        read(sarif(run))

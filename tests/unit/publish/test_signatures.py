@@ -36,7 +36,7 @@ def test_what_signing_needs_is_looked_at_first(signers: Signers, monkeypatch: py
         Signer(key, cosign=without_password, signs=True).check()
     monkeypatch.setattr(signatures, "which", lambda _: None)
     with pytest.raises(CommandError, match=r"`cosign` is missing.*apt-get install cosign"):
-        Signer(identity="me", issuer="https://issuer.example").check()
+        Signer(identities=("me",), issuer="https://issuer.example").check()
 
 
 def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_called_it(serve: Serve) -> None:
@@ -55,6 +55,6 @@ def test_a_job_signs_as_the_workflow_that_it_is_in_and_not_as_the_one_that_calle
 
 
 def test_nobodys_signature_is_not_verified() -> None:
-    for signer in (Signer("awskms:///k", "me", "issuer"), Signer(identity="me")):
+    for signer in (Signer("awskms:///k", ("me",), "issuer"), Signer(identities=("me",))):
         with pytest.raises(ConfigError, match="the signer is ambiguous"):
             signer.check()

@@ -1,0 +1,146 @@
+"""An image that we signed, attachments that others forge, and what people read about the image (tests/data/publish)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from imagebuild.oci.attestation import BUNDLE_MEDIA, KINDS, STATEMENT_MEDIA, attestation_of, encode_predicate
+from imagebuild.oci.layout import Attachment, Descriptor
+from imagebuild.oci.reference import ImageReference
+from imagebuild.oci.registry import Repository
+from imagebuild.project.plan import make_plan
+from imagebuild.project.project import Project
+from imagebuild.publish.attest import verify_attachments
+from imagebuild.publish.catalog import CatalogReader
+from imagebuild.publish.evidence import attached_packages, read_attached
+from imagebuild.publish.signatures import GITHUB_ISSUER, Signer
+from tests import attached
+
+NOW = datetime(2026, 11, 27, tzinfo=UTC)
+SHARED = "https://github.com/acme/ci/.github/workflows/project.yml@refs/tags/v1"
+FRESH = "https://github.com/acme/images/.github/workflows/fresh.yml@refs/heads/main"
+MAIN, SOURCE = "refs/heads/main", "acme/images"
+OURS = (SHARED, GITHUB_ISSUER, SOURCE, MAIN)
+Claims = tuple[str, str, str, str]
+SIGNERS: Mapping[str, Claims] = {
+    "ours": OURS,
+    "fresh": (FRESH, *OURS[1:]),
+    "stranger": ("https://github.com/evil/x/.github/workflows/x.yml@refs/heads/main", GITHUB_ISSUER, "evil/x", MAIN),
+    "fork": (SHARED, GITHUB_ISSUER, "evil/images", MAIN),
+    "longer": (SHARED, GITHUB_ISSUER, "acme/images2", MAIN),
+    "prefixed": (SHARED, GITHUB_ISSUER, "evil/acme/images", MAIN),
+    "branch": (SHARED, GITHUB_ISSUER, SOURCE, "refs/heads/evil"),
+    "workflow": (FRESH.replace("fresh.yml", "docs.yml"), *OURS[1:]),
+    "containing": (f"{SHARED}.evil", *OURS[1:]),
+    "dot": (SHARED.replace("github.com", "githubxcom"), *OURS[1:]),
+    "issuer": (SHARED, "https://issuer.evil.test", SOURCE, MAIN),
+}
+"""The identity, issuer, repository and ref of each signer."""
+TRUST = Signer(None, (SHARED, FRESH), GITHUB_ISSUER, SOURCE, MAIN)
+MEDIA = {"bundle": BUNDLE_MEDIA, "statement": STATEMENT_MEDIA}
+Sign = Callable[[Claims, str, bytes, bytes], bytes]
+"""Returns the bundle of a signer for a kind, a content and a manifest."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """An image of one platform with our SBOM, provenance, verification, and a scan that failed."""
+
+    place: Repository
+    image: Descriptor
+    project: Project
+    trust: Signer
+    sign: Sign
+
+    def attach_ours(self) -> None:
+        for kind in ("sbom", "provenance", "verification", "scan"):
+            self.forge({"by": "ours", "kind": kind, "set": {} if kind != "scan" else {
+                "verdict": "failed", "started": "2026-11-20T08:00:00Z",
+            }})  # fmt: skip
+
+    def forge(self, row: Mapping[str, Any]) -> str:
+        """Attach what a row describes; return its digest."""
+        kind, manifest = row.get("kind", "scan"), self.place.manifest(self.image.digest).content
+        digest = f"sha256:{'9' * 64}" if "about" in row else self.image.digest
+        documents: dict[str, dict[str, Any]] = {
+            "scan": attached.scan(digest, started="2026-11-21T08:00:00Z"),
+            "verification": attached.verification(digest, started="2026-11-20T08:00:00Z"),
+            "sbom": attached.spdx(digest, **({} if row.get("by") == "ours" else {"nothing": "1"})),
+            "provenance": attached.provenance(),
+        }
+        content = encode_predicate(documents[kind] | row.get("set", {}))
+        if day := row.get("copy"):
+            (ours,) = [a.item for a in read_attached(self.place, self.image.digest, self.trust, kind) if a.value]
+            made = attestation_of(kind, ours.content, self.image, "open", created=day, bundle=ours.bundle)
+            return self.place.attach(self.image, made)
+        bundle = b""
+        if by := row.get("by"):
+            signed = b"{}" if row.get("about") == "other" else manifest
+            bundle = self.sign(SIGNERS[by], kind, content, signed)
+        if row.get("tamper") or "json" in row:
+            bundle = self._tampered(bundle, row)
+        made = attestation_of(kind, content, self.image, "open", created="2026-11-25T00:00:00Z", bundle=bundle)
+        raw = (row["raw"] * row.get("times", 1)).encode("latin-1") if "raw" in row else made.content
+        media = MEDIA.get(row.get("media", ""), row.get("media", made.media_type))
+        return self.place.attach(self.image, Attachment("f", media, raw, {**made.annotations, **row.get("note", {})}))
+
+    @staticmethod
+    def _tampered(bundle: bytes, row: Mapping[str, Any]) -> bytes:
+        document, more = json.loads(bundle), dict(row.get("json", {}))
+        envelope = document["dsseEnvelope"]
+        if row.get("tamper"):
+            statement = json.loads(base64.b64decode(envelope["payload"]))
+            statement["predicate"]["scanner"] = "grype 9, which found nothing"
+            payload = base64.b64encode(json.dumps(statement).encode()).decode()
+            document["dsseEnvelope"] = {**envelope, "payload": payload}
+        if "dsse_envelope" in more:
+            more["dsse_envelope"] = envelope
+        if "signatures" in more:
+            document["dsseEnvelope"] = {**envelope, **more}
+            more = {}
+        return json.dumps({**more, **document}).encode()
+
+    def withstands(self, row: Mapping[str, Any]) -> None:
+        """Attach what a row describes. Only what we signed may change what people read."""
+        before, *_ = self.read("")
+        after, end, reason = self.read(self.forge(row))
+        assert (end, row.get("says", "") in reason) == (row["ends"], True), (end, reason)
+        changed = {name for name in before if before[name] != after[name]}
+        assert changed == ({"catalogue", "findings"} if row["ends"] == "trusted" else set()), (before, after)
+
+    def read(self, forged: str) -> tuple[dict[str, Any], str, str]:
+        """Return what every reader says about the image, and how the forged attachment ended: the end and the reason.
+
+        What is said leaves out the list of attachments and of problems, which must name the forged one."""
+        plan, name = make_plan(self.project), ImageReference(self.place.registry.host, self.place.name)
+        made = CatalogReader(self.project, plan, self.trust, connect=lambda _: self.place.registry).read(NOW)
+        (image,) = made.images
+        (platform,) = image.platforms
+        result = verify_attachments(name.at(self.image.digest), self.place.registry, KINDS, self.trust)
+        said = {
+            "catalogue": platform.model_dump(exclude={"evidence"}),
+            "findings": [
+                f.model_dump(exclude={"attachment"})
+                for f in result.findings
+                if f.attachment != forged or f.outcome == "failed"
+            ],
+            "packages": attached_packages(self.place, self.image.digest, self.trust),
+        }
+        (reason,) = [file.distrust for file in platform.evidence if file.digest == forged] or ["dropped"]
+        problem = next((problem for problem in made.problems if forged in problem), "")
+        (outcome,) = [f.outcome for f in result.findings if f.attachment == forged] or ["none"]
+        known = "of this kind" not in reason
+        ends = {
+            "dropped": reason == "dropped" and outcome == "none",
+            "ignored": bool(reason) and not known and outcome in ("none", "broken"),
+            "broken": bool(problem) and (outcome == "broken" or bool(reason)),
+            "distrusted": bool(reason) and known and outcome == "skipped",
+            "trusted": not reason and outcome == "passed",
+            "copied": not reason and outcome == "failed",
+        }
+        return said, next(end for end, is_so in ends.items() if is_so), f"{reason}; {problem}"
