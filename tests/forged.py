@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +15,7 @@ from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Repository
 from imagebuild.project.plan import make_plan
 from imagebuild.project.project import Project
+from imagebuild.project.records import ScanResult
 from imagebuild.publish.attest import verify_attachments
 from imagebuild.publish.catalog import CatalogReader
 from imagebuild.publish.evidence import attached_packages, read_attached
@@ -75,7 +76,8 @@ class Victim:
         }
         content = encode_predicate(documents[kind] | row.get("set", {}))
         if day := row.get("copy"):
-            (ours,) = [a.item for a in read_attached(self.place, self.image.digest, self.trust, kind) if a.value]
+            read = read_attached(self.place, self.image.digest, self.trust, kind)
+            ours = next(a.item for a in read if isinstance(a.value, ScanResult) and a.value.verdict == "failed")
             made = attestation_of(kind, ours.content, self.image, "open", created=day, bundle=ours.bundle)
             return self.place.attach(self.image, made)
         bundle = b""
@@ -105,42 +107,46 @@ class Victim:
             more = {}
         return json.dumps({**more, **document}).encode()
 
-    def withstands(self, row: Mapping[str, Any]) -> None:
-        """Attach what a row describes. Only what we signed may change what people read."""
-        before, *_ = self.read("")
-        after, end, reason = self.read(self.forge(row))
-        assert (end, row.get("says", "") in reason) == (row["ends"], True), (end, reason)
+    def withstands(self, *rows: Mapping[str, Any]) -> None:
+        """Attach what the rows describe. Only what we signed may change what people read."""
+        before, _ = self.read({})
+        forged = {self.forge(row): row for row in rows}
+        after, ends = self.read(forged)
+        for digest, row in forged.items():
+            end, reason = ends[digest]
+            assert (end, row.get("says", "") in reason) == (row["ends"], True), (row, end, reason)
         changed = {name for name in before if before[name] != after[name]}
-        assert changed == ({"catalogue", "findings"} if row["ends"] == "trusted" else set()), (before, after)
+        is_trusted = any(row["ends"] == "trusted" for row in rows)
+        assert changed == ({"catalogue", "findings"} if is_trusted else set()), (before, after)
 
-    def read(self, forged: str) -> tuple[dict[str, Any], str, str]:
-        """Return what every reader says about the image, and how the forged attachment ended: the end and the reason.
+    def read(self, forged: Collection[str]) -> tuple[dict[str, Any], dict[str, tuple[str, str]]]:
+        """Return what every reader says about the image, and how each forged attachment ended, with the reason.
 
-        What is said leaves out the list of attachments and of problems, which must name the forged one."""
+        What is said leaves out the list of attachments and of problems, which must name the forged ones."""
         plan, name = make_plan(self.project), ImageReference(self.place.registry.host, self.place.name)
         made = CatalogReader(self.project, plan, self.trust, connect=lambda _: self.place.registry).read(NOW)
-        (image,) = made.images
-        (platform,) = image.platforms
-        result = verify_attachments(name.at(self.image.digest), self.place.registry, KINDS, self.trust)
+        ((platform,),) = (image.platforms for image in made.images)
+        found = verify_attachments(name.at(self.image.digest), self.place.registry, KINDS, self.trust).findings
+        ours = [f for f in found if f.attachment not in forged or f.outcome == "failed"]
         said = {
             "catalogue": platform.model_dump(exclude={"evidence"}),
-            "findings": [
-                f.model_dump(exclude={"attachment"})
-                for f in result.findings
-                if f.attachment != forged or f.outcome == "failed"
-            ],
+            "findings": [finding.model_dump(exclude={"attachment"}) for finding in ours],
             "packages": attached_packages(self.place, self.image.digest, self.trust),
         }
-        (reason,) = [file.distrust for file in platform.evidence if file.digest == forged] or ["dropped"]
-        problem = next((problem for problem in made.problems if forged in problem), "")
-        (outcome,) = [f.outcome for f in result.findings if f.attachment == forged] or ["none"]
-        known = "of this kind" not in reason
-        ends = {
-            "dropped": reason == "dropped" and outcome == "none",
-            "ignored": bool(reason) and not known and outcome in ("none", "broken"),
-            "broken": bool(problem) and (outcome == "broken" or bool(reason)),
-            "distrusted": bool(reason) and known and outcome == "skipped",
-            "trusted": not reason and outcome == "passed",
-            "copied": not reason and outcome == "failed",
-        }
-        return said, next(end for end, is_so in ends.items() if is_so), f"{reason}; {problem}"
+        ends = {}
+        for digest in forged:
+            (reason,) = [file.distrust for file in platform.evidence if file.digest == digest] or ["dropped"]
+            problem = next((problem for problem in made.problems if digest in problem), "")
+            (outcome,) = [str(finding.outcome) for finding in found if finding.attachment == digest] or ["none"]
+            known = "of this kind" not in reason
+            possible = {
+                "dropped": reason == "dropped" and outcome == "none",
+                "ignored": bool(reason) and not known and outcome in ("none", "broken"),
+                "broken": bool(problem) and (outcome == "broken" or bool(reason)),
+                "distrusted": bool(reason) and known and outcome == "skipped",
+                "trusted": not reason and outcome == "passed",
+                "copied": not reason and outcome == "failed",
+            }
+            end = next((end for end, is_so in possible.items() if is_so), outcome)
+            ends[digest] = end, f"{reason}; {problem}"
+        return said, ends

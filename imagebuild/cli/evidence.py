@@ -153,11 +153,8 @@ def attest() -> None:
 
 
 MARKS = {
-    "passed": ("ok", "green"),
-    "failed": ("failed", "red"),
-    "broken": ("wrong", "red"),
-    "missing": ("missing", "red"),
-}
+    "passed": ("ok", "green"), "failed": ("failed", "red"), "broken": ("wrong", "red"), "missing": ("missing", "red"),
+}  # fmt: skip
 
 
 def _in_registry(image: str) -> tuple[ImageReference, Registry]:

@@ -143,8 +143,8 @@ def _judge_attached(
         if attached.value:
             believed.append((item, attached.value))
         elif attached.distrust and item.kind in PREDICATES:
-            detail = f"{attached.distrust}; {attached.problem}" if attached.problem else attached.distrust
-            yield item.kind, "skipped", f"not trusted: {detail}", item.digest
+            reasons = filter(None, (attached.distrust, attached.problem))
+            yield item.kind, "skipped", f"not trusted: {'; '.join(reasons)}", item.digest
         elif attached.problem:
             yield item.kind, "broken", attached.problem, item.digest
 
@@ -211,9 +211,8 @@ def add_attachment(
     place, found = registry.at(reference.repository), image_in_registry(str(reference), reference, registry, Path())
     index = str(found.digest)
     if not reference.digest:
-        raise ConfigError(
-            f"{reference}: is a tag, and a tag may move; name the image by its digest, which is {index} now"
-        )
+        remedy = f"name the image by its digest, which is {index} now"
+        raise ConfigError(f"{reference}: is a tag, and a tag may move; {remedy}")
     value, document = read_written(PREDICATES[kind], content, str(file)), json.loads(content)
     # A file that names neither an image nor a platform is about the platform that the user named.
     names = found.platforms if platform is None and any(about(value)) else (platform,)

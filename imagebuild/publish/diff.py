@@ -67,11 +67,8 @@ def compare_images(
         for found in [stack.enter_context(finder.find(name)) for name in names]:
             image = found.image(platform or (own if own in found.platforms else None))
             size = sum(layer.size for layer in image.layers)
-            sides.append(
-                ComparedImage(
-                    name=found.name, origin=found.origin, digest=image.digest, platform=image.platform, size_bytes=size
-                )
-            )
+            named = {"name": found.name, "origin": found.origin, "platform": image.platform}
+            sides.append(ComparedImage(digest=image.digest, size_bytes=size, **named))
             facts.append({
                 "components": components_of(image.labels),
                 "packages": _packages(image, notes, trust),
@@ -106,9 +103,8 @@ def _packages(image: PlatformImage, notes: list[str], trust: Signer | None) -> d
     if not packages:
         notes.append(f"packages are not compared: {image.name} contains no dpkg packages")
     if not image.compressed:
-        notes.append(
-            f"the layers of {image.name} are not compressed; in a registry, their sizes and digests are different"
-        )
+        different = "in a registry, their sizes and digests are different"
+        notes.append(f"the layers of {image.name} are not compressed; {different}")
     return dict(sorted(package_versions(packages, image.architecture).items()))
 
 

@@ -78,10 +78,9 @@ def read_attached(place: Repository, digest: str, trust: Signer | None, kind: st
     known = set[tuple[str, bytes]]()
     for item in read_attestations(place, digest, kind):
         name, model = f"the {item.kind} {item.digest}", PREDICATES.get(item.kind)
-        value, problem, distrust = None, item.problem, ""
-        if trust:
-            unknown = "signatures of this kind of attachment are not verified"
-            distrust = trust.attestation_problem(item, manifest) if model else unknown
+        value, problem = None, item.problem
+        unknown = "signatures of this kind of attachment are not verified"
+        distrust = (trust.attestation_problem(item, manifest) if model else unknown) if trust else ""
         try:
             value = read_written(model, item.content, name) if model and not problem and not distrust else None
         except ResultError as error:
@@ -203,9 +202,8 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
         read.append(EvidenceFile(file, document, value))
         digests, platforms = about(value)
         if len(platforms) > 1:
-            unused.append(
-                f"{file}: is about several platforms: {', '.join(sorted(platforms))}; verify each platform separately"
-            )
+            listed = ", ".join(sorted(platforms))
+            unused.append(f"{file}: is about several platforms: {listed}; verify each platform separately")
         elif UNNAMED in digests or not (digests or model is BuildResult):
             unused.append(f"{file}: does not name the digest of an image; verify the image again as NAME@DIGEST")
     return Evidence(read, unused)

@@ -61,12 +61,8 @@ def published_images(targets: Sequence[Target], connect: Callable[[str], Registr
 
     def find(target: Target) -> list[NewestImage]:
         if not target.aliases:
-            return [
-                NewestImage(
-                    target=target.id,
-                    problem="the target has no alias (a tag that moves), so its newest image is unknown",
-                )
-            ]
+            problem = "the target has no alias (a tag that moves), so its newest image is unknown"
+            return [NewestImage(target=target.id, problem=problem)]
         name = parse_reference(target.aliases[0])
         index = connect(name.host).at(name.repository).find(name.wanted)
         if index is None:

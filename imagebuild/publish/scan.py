@@ -40,10 +40,9 @@ def scan_result(
             f"{report.scanner}, or add this name to runs[].properties.repoDigests"
         )
     if not report.recognised:
-        raise ConfigError(
-            f"{file}: contains no finding about a package of the distribution, so nothing shows that {report.scanner} "
-            "recognised the distribution; scan again without options that leave out findings, such as --severity"
-        )
+        remedy = "scan again without options that leave out findings, such as --severity"
+        unproven = f"so nothing shows that {report.scanner} recognised the distribution; {remedy}"
+        raise ConfigError(f"{file}: contains no finding about a package of the distribution, {unproven}")
     started = report.started or in_utc(datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat())
     if started > latest_time():
         raise ConfigError(

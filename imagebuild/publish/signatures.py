@@ -122,14 +122,12 @@ class Signer:
         if "" in self.identities or (self.signs and len(self.identities) > 1):
             raise ConfigError("--certificate-identity: is empty or repeated; name the one identity that signs")
         if any("://" in identity for identity in self.identities) and not REPOSITORY.fullmatch(self.source or ""):
-            raise ConfigError(
-                f"{SOURCE_OPTION}: {self.source or 'is missing'}; every repository that calls a workflow signs with "
-                f"the identity of the workflow; name the repository of the images with {SOURCE_OPTION} OWNER/NAME"
-            )
+            why = "every repository that calls a workflow signs with the identity of the workflow"
+            remedy = f"name the repository of the images with {SOURCE_OPTION} OWNER/NAME"
+            raise ConfigError(f"{SOURCE_OPTION}: {self.source or 'is missing'}; {why}; {remedy}")
         if who and not self.log:
-            raise ConfigError(
-                "--no-tlog: needs --key; without a key, only the log proves that a short-lived certificate was valid"
-            )
+            why = "without a key, only the log proves that a short-lived certificate was valid"
+            raise ConfigError(f"--no-tlog: needs --key; {why}")
         # Keys in key management services have no password.
         if self.signs and (is_file or (self.key or "").startswith("env://")) and PASSWORD not in self.cosign.environ:
             raise ConfigError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from imagebuild.core.errors import CommandError
-from imagebuild.oci.attestation import KINDS, read_attestations
-from imagebuild.oci.layout import INDEX, Descriptor, Manifest, index_document
+from imagebuild.core.run import run_program
+from imagebuild.oci.attestation import BUNDLE_MEDIA, KINDS, STATEMENT, STATEMENT_MEDIA, read_attestations
+from imagebuild.oci.layout import INDEX, Descriptor, Manifest, digest_of, index_document
 from imagebuild.oci.reference import ImageReference
 from imagebuild.oci.registry import Registry, connect_registry, push_image
 from imagebuild.project.load import load_project
@@ -29,7 +31,10 @@ from imagebuild.publish.signatures import Cosign, Signer
 from imagebuild.render.renderer import Renderer
 from imagebuild.verify.subject import ImageFinder
 from tests.attached import attach
-from tests.docker.conftest import TARGET, Built, Imagebuild, Services, need
+from tests.conftest import MATRIX, Files, data
+from tests.docker.conftest import TARGET, Built, Imagebuild, Services, need, own_registry
+from tests.forged import TRUST, Claims, Victim
+from tests.registry_fake import put_image
 
 pytestmark = pytest.mark.docker
 REPOSITORY = "gpu/quickstart"
@@ -153,6 +158,81 @@ def test_published_and_verified(
     (finding,) = wrong(imagebuild, published, status=1)
     assert (finding.kind, finding.outcome) == ("provenance", "broken")
     assert "sent wrong content" in finding.detail
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority like Fulcio, with certificates of the same form, and the real cosign that trusts it.
+
+    The public Fulcio certifies only jobs of real CI systems."""
+
+    folder: Path
+    cosign: Cosign
+
+    @classmethod
+    def make(cls, folder: Path) -> Authority:
+        cls._openssl("ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", folder / "ca.key")
+        subject = ("-subj", "/O=acme/CN=ca", "-addext", "keyUsage=critical,keyCertSign")
+        cls._openssl("req", "-x509", "-new", "-key", folder / "ca.key", *subject, "-out", folder / "ca.pem")
+        der = base64.b64encode(cls._openssl("x509", "-in", folder / "ca.pem", "-outform", "DER")).decode()
+        valid = {"certChain": {"certificates": [{"rawBytes": der}]}, "validFor": {"start": "2020-01-01T00:00:00Z"}}
+        kind = "application/vnd.dev.sigstore.trustedroot+json;version=0.1"
+        (folder / "roots.json").write_text(json.dumps({"mediaType": kind, "certificateAuthorities": [valid]}))
+        offline = ("--insecure-ignore-sct=true", "--insecure-ignore-tlog=true")
+
+        def run(program: str, command: str, *arguments: str, env: Mapping[str, str]) -> str:
+            roots = {
+                "verify": ("--ca-roots", folder / "ca.pem"),
+                "verify-blob-attestation": ("--trusted-root", folder / "roots.json"),
+            }
+            more = (*map(str, roots[command]), *offline) if command in roots else ()
+            return run_program(program, command, *more, *arguments, env=env)
+
+        return cls(folder, Cosign(run=run))
+
+    def sign(self, claims: Claims, kind: str, content: bytes, manifest: bytes) -> bytes:
+        """Return the bundle that a workflow with these claims would get."""
+        identity, issuer, repository, ref = claims
+        key, request, certificate, extensions = (self.folder / name for name in ("key", "csr", "crt", "ext"))
+        self._openssl("ecparam", "-genkey", "-name", "prime256v1", "-noout", "-out", key)
+        self._openssl("req", "-new", "-key", key, "-subj", "/", "-out", request)
+        raw = {1: issuer, 5: repository, 6: ref}  # https://github.com/sigstore/fulcio/blob/main/docs/oid-info.md
+        fields = [f"1.3.6.1.4.1.57264.1.{number}=DER:{text.encode().hex(':')}" for number, text in raw.items()]
+        uses = ["keyUsage=critical,digitalSignature", "extendedKeyUsage=codeSigning", "basicConstraints=CA:FALSE"]
+        extensions.write_text("\n".join([*uses, f"subjectAltName=critical,URI:{identity}", *fields]))
+        authority = ("-CA", self.folder / "ca.pem", "-CAkey", self.folder / "ca.key", "-extfile", extensions)
+        self._openssl("x509", "-req", "-in", request, *authority, "-out", certificate)
+        subject = {"name": "x", "digest": {"sha256": digest_of(manifest).removeprefix("sha256:")}}
+        statement = {"_type": STATEMENT, "subject": [subject], "predicateType": KINDS[kind]}
+        payload = json.dumps({**statement, "predicate": json.loads(content)}).encode()
+        signed = f"DSSEv1 {len(STATEMENT_MEDIA)} {STATEMENT_MEDIA} {len(payload)} ".encode() + payload
+        parts = (payload, self._openssl("dgst", "-sha256", "-sign", key, stdin=signed),
+                 self._openssl("x509", "-in", certificate, "-outform", "DER"))  # fmt: skip
+        text, signature, der = (base64.b64encode(part).decode() for part in parts)
+        envelope = {"payloadType": STATEMENT_MEDIA, "payload": text, "signatures": [{"sig": signature}]}
+        material = {"certificate": {"rawBytes": der}, "tlogEntries": []}
+        document = {"mediaType": BUNDLE_MEDIA, "verificationMaterial": material, "dsseEnvelope": envelope}
+        return json.dumps(document).encode()
+
+    @staticmethod
+    def _openssl(*arguments: str | Path, stdin: bytes = b"") -> bytes:
+        return subprocess.run(["openssl", *map(str, arguments)], input=stdin, check=True, capture_output=True).stdout
+
+
+def test_forged_attachments_do_not_deceive_the_real_cosign(tmp_path: Path) -> None:
+    """The rows that tests/unit/publish/test_evidence.py tries with a fake cosign and a fake registry."""
+    need("cosign")
+    authority, project, rows = Authority.make(tmp_path), Files(tmp_path / "project"), data("publish/forged").values()
+    trust = replace(TRUST, cosign=authority.cosign)
+    with own_registry(tmp_path) as address:
+        project.write("matrix.yaml", MATRIX.replace("repository: example", f"repository: {address}/acme"))
+        place = connect_registry(address).at("acme/tiny")
+        image = put_image(place.registry, place.name, b"layer", Labels=data("publish/labels"))
+        place.put_manifest(place.manifest(image.digest), "latest")
+        victim = Victim(place, image, project.load(), trust, authority.sign)
+        victim.attach_ours()
+        victim.withstands(*(row for row in rows if row["ends"] != "trusted"))
+        victim.withstands(*(row for row in rows if row["ends"] == "trusted"))
 
 
 def verify_attestation(cosign: Cosign, name: str, kind: str, key: Path) -> list[dict[str, Any]]:
