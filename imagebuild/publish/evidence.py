@@ -47,13 +47,9 @@ FILES: Mapping[type[BaseModel], frozenset[str]] = {
 out, because `publish` creates the provenance itself."""
 
 
-CLOCKS_DIFFER = timedelta(minutes=10)
-"""How far the time in a result may lie in the future, because the clocks of two machines differ."""
-
-
 def latest_time() -> str:
-    """Return the latest time, in UTC, that does not count as a time in the future."""
-    return in_utc((datetime.now(UTC) + CLOCKS_DIFFER).isoformat())
+    """Return the latest time, in UTC, that does not count as the future. The clocks of two machines differ a little."""
+    return in_utc((datetime.now(UTC) + timedelta(minutes=10)).isoformat())
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from imagebuild.core.errors import ResultError
 from imagebuild.project.project import Project
+from imagebuild.publish.evidence import latest_time
 from tests.conftest import data
 from tests.cosign_fake import FakeCosign
 from tests.forged import TRUST, Claims, Victim
@@ -73,3 +75,8 @@ def test_forged_attachments_change_nothing_that_is_read(ours: Project, row: dict
     victim = Victim(registry.at(REPOSITORY), image, ours, replace(TRUST, cosign=fake.cosign()), sign)
     victim.attach_ours()
     victim.withstands(row)
+
+
+def test_clocks_may_differ_a_little() -> None:
+    now = datetime.now(UTC)
+    assert [(now + timedelta(minutes=m)).isoformat() < latest_time() for m in (0, 5, 15)] == [True, True, False]
