@@ -127,7 +127,7 @@ class Victim:
         made = CatalogReader(self.project, plan, self.trust, connect=lambda _: self.place.registry).read(NOW)
         ((platform,),) = (image.platforms for image in made.images)
         found = verify_attachments(name.at(self.image.digest), self.place.registry, KINDS, self.trust).findings
-        ours = [f for f in found if f.attachment not in forged or f.outcome == "failed"]
+        ours = sorted((f for f in found if f.attachment not in forged or f.outcome == "failed"), key=lambda f: f.kind)
         said = {
             "catalogue": platform.model_dump(exclude={"evidence"}),
             "findings": [finding.model_dump(exclude={"attachment"}) for finding in ours],
