@@ -91,6 +91,9 @@ def _ratio(half: Half) -> Span:
 # Which collectives fit
 
 
+_MOST_RANKS = 1 << 30
+
+
 class Shape(NamedTuple):
     """What the figures of all rows have in common."""
 
@@ -104,20 +107,19 @@ class Shape(NamedTuple):
         traits = next((traits for name, traits in _TRAITS.items() if name == collective), None)
         (low, high), m = self.ratio, self.multiple
         if traits is None:
-            return 1, 1 << 30  # any number
+            return 1, _MOST_RANKS  # any number
         if (m or 1) > 1 and not traits.divides:
             return None
         if collective == "all_reduce":
-            numbers = [math.inf if f >= 2 else 2 / (2 - f) for f in (low, high)]
-            least, most = math.ceil(max(1.0, numbers[0])), math.floor(min(numbers[1], 1 << 30))
-            return (least, most) if low < 2 and least <= most else None
+            least, most = (2 / (2 - f) if 0 <= f < 2 - 1e-9 else float(_MOST_RANKS) for f in (low, high))
+            return (math.ceil(least), math.floor(most)) if low < 2 and math.ceil(least) <= most else None
         # The first releases print algbw = busbw also for collectives that divide the data. One rank sends nothing.
         factors = [1.0, 0.0] if m in (None, 1) else [1.0]
         if traits.divides and collective != "hypercube":
             factors += [(m - 1) / m] if m else [low]
         if not any(low <= f <= high for f in factors) or (m is None and low > 1):
             return None
-        return (m, m) if traits.divides and m else (1, 1 << 30)
+        return (m, m) if traits.divides and m else (1, _MOST_RANKS)
 
 
 def shape_of(rows: Sequence[NcclRow]) -> Shape:

@@ -13,7 +13,7 @@ import pytest
 from imagebuild.bench.judge import Expected, judge_results
 from imagebuild.bench.models import Results, State
 from imagebuild.bench.read import read_text
-from tests.conftest import ROOT
+from tests.conftest import ROOT, data
 from tests.unit.bench.nccl_tables import Table
 from tests.unit.bench.speed_fakes import shipped
 from tests.unit.bench.strict_reader import package_rows, strict_rows
@@ -311,3 +311,135 @@ def is_same(results: Results, healthy: str) -> bool:
         for first, second in zip(before, after, strict=True)
         for entry, other in zip(first, second, strict=True)
     )
+
+
+# Kinds of damage in tests/data/bench/damages.yaml, on every shape of output
+
+HALVES = r" +(?P<time{0}>\S+) +(?P<algbw{0}>\S+) +(?P<busbw{0}>\S+) +(?P<wrong{0}>\S+)"
+OBJECTS = r'": {{"time": (?P<time{0}>\S+), "alg_bw": (?P<algbw{0}>\S+), "bus_bw": (?P<busbw{0}>\S+), "nwrong": (?P<wrong{0}>\S+)}}'
+FIGURES = re.compile(
+    r"(?m)^(?:\[1,0\]<stdout>:)? *(?P<size>\d+) +(?P<count>\d+) +(?P<type>float)(?: +(?P<redop>[a-z]+))?(?: +-?\d+)?"
+    + HALVES.format("") + HALVES.format(2) + r" *(?:\n|$)"
+    r'|(?:, )?{"size": (?P<size_>\d+), "count": (?P<count_>\d+), "type": "(?P<type_>float)", "redop": "(?P<redop_>\w+)", "root": "-1", "out_of_place'
+    + OBJECTS.format("_").replace("}}", "}") + r', "in_place' + OBJECTS.format("2_").replace("}}", "}") + "}"
+    r'|(?<= )(?P<cell>\d{3}\.\d\d)(?=\s)|"(?P<cell_>\d+\.\d\d)"'
+    r"|(?m:^) (?P<size__>\d+) +5000 +(?P<peak>\S+) +(?P<average>\S+) +(?P<rate>\S+)\n"
+)  # fmt: skip
+"""A row of a table, of a JSON document or of perftest, or a cell of a matrix. Groups with the same name but for `_` are
+the same figure."""
+TOTALS = re.compile(r'(?P<mean>Avg bus bandwidth +: |"bandwidth": )[-\w.]+|(?P<sum>SUM \S+ |"sum": )[\d.]+')
+TIMES_PLACES = {"out of place": ("",), "in place": ("2",)}
+
+
+def document(table: Table) -> str:
+    """Generate the JSON of a run."""
+    results = [
+        {"size": row.size_bytes, "count": row.count, "type": row.dtype, "redop": row.redop, "root": f"{row.root}",
+         **{name: {"time": half.time_us, "alg_bw": half.algbw_gb_s, "bus_bw": half.busbw_gb_s, "nwrong": 0}
+            for name, half in zip(("out_of_place", "in_place"), row.halves, strict=True)}}
+        for row in table.rows()
+    ]  # fmt: skip
+    config = {"nthreads": 1, "ngpus": 8, "minimum_bytes": table.sizes[0], "maximum_bytes": table.sizes[-1], "step_factor": 2, "validation": 1,
+              "devices": [{"rank": 0, "hostname": "node1", "device": 0, "device_info": H100}]}  # fmt: skip
+    return json.dumps({
+        "version": 3, "args": ["all_reduce_perf"], "nccl_version": 23007, "config": config, "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"}, "average_bus_bandwidth": {"bandwidth": table.average},
+    })  # fmt: skip
+
+
+def matrix_document() -> str:
+    cells = [line.split()[1:] for line in matrices().splitlines() if re.match(r" \d ", line)]
+    return json.dumps({"nvbandwidth": {
+        "git_version": "v0.8", "GPU Device list": [f"{n}: {H100} (00000000:{n + 16:x}:00)" for n in range(8)],
+        "testcases": [{"name": "device_to_device_memcpy_read_ce", "status": "Passed", "bandwidth_description": "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)",
+                       "bandwidth_matrix": cells, "sum": float(matrices().split()[-1])}],
+    }})  # fmt: skip
+
+
+def diagnosis() -> str:
+    gpus = [{"entity_group": "GPU", "entity_id": n, "status": "Pass"} for n in range(8)]
+    tests = [{"category": name, "tests": [{"name": test, "results": gpus}]} for name, test in (("Deployment", "software"), ("Hardware", "memory"))]
+    return json.dumps({"DCGM Diagnostic": {"test_categories": tests}})
+
+
+TAG = "[1,0]<stdout>:"
+WIDE = {"sizes": tuple(1 << power for power in range(20, 35)), "step": 2, "speed": lambda size: 482.0 * size / (size + 6e7)}
+SHAPES = {
+    "table": log(), "old table": log(release="2.10"), "without name": log("all_gather", release="2.13.10"),
+    "two nodes": "".join(f"{TAG}{line}\n" for line in log(ranks=16, hosts=2, peak=478.0).splitlines()),
+    "document": document(Table(**WIDE)), "matrix": matrices(), "matrix document": matrix_document(),  # type: ignore[arg-type]
+    "perftest": wires().replace("-" * 87, "-" * 87 + "\n Dual-port       : OFF", 1) + "\n", "diagnosis": diagnosis(),
+}  # fmt: skip
+
+
+def chosen(text: str, rows: str) -> list[re.Match[str]]:
+    """Return the rows of a text that a word such as `last` names."""
+    found = list(FIGURES.finditer(text))
+    half = len(found) // 2
+    parts = {"first": slice(1), "middle": slice(half, half + 1), "last": slice(-1, None), "second half": slice(half, None), "all": slice(None)}
+    return found[parts[rows]]
+
+
+def rewritten(text: str, rows: str, change: Callable[[str, str], str]) -> str:
+    """Change figures in some rows. `change` gets the name and the text of a figure."""
+    for row in reversed(chosen(text, rows)):
+        for name in sorted(row.groupdict(), key=row.start, reverse=True):
+            if row[name] is not None:
+                text = text[: row.start(name)] + change(name.rstrip("_"), row[name]) + text[row.end(name) :]
+    return text
+
+
+def scaled(figure: str, factor: float) -> str:
+    value = float(figure) * factor
+    return f"{value:.{len(figure.partition('.')[2])}f}" if "." in figure else f"{round(value)}"
+
+
+def harmed(text: str, kind: dict[str, Any]) -> str:
+    """Return the text with the damage. Averages and sums follow, unless they are damaged themselves."""
+    before, factor = text, kind.get("times", 1.0)
+    if names := kind.get("figures"):
+        text = rewritten(text, kind["rows"], lambda name, old: (kind.get("put") or scaled(old, factor)) if name in names else old)
+    if slow := kind.get("slow"):
+        marks = TIMES_PLACES[slow[2]] if len(slow) > 2 else ("", "2")
+        powers = {f"{name}{mark}": power for mark in marks for name, power in (("time", -1), ("algbw", 1), ("busbw", 1), ("peak", 1), ("average", 1), ("rate", 1))}
+        text = rewritten(text, slow[0], lambda name, old: scaled(old, slow[1] ** powers.get(name, 0)) if name in powers else old)
+    for row in reversed(chosen(text, kind.get("cut") or kind.get("repeat") or "all")) if {"cut", "repeat"} & kind.keys() else ():
+        text = text[: row.start()] + row[0] * 2 * ("repeat" in kind) + text[row.end() :]
+    if "drop" in kind:
+        text = re.sub(rf"(?m)^.*(?:{kind['drop']}).*\n", "", text, count=0 if kind.get("all") else 1)
+    if "replace" in kind:
+        text = re.sub(kind["replace"], kind["with"], text, count=0 if kind.get("all") else 1)
+    if kind.get("groups"):
+        text = re.sub(r"(Rank +(\d+) Group +)0", r"\g<1>\2", text)
+    text = text[int(len(text) * kind.get("lose", 0)) : int(len(text) * kind.get("keep", 1)) or None]
+    if text != before and not re.search("Avg|SUM", kind.get("replace", "") + kind.get("drop", "")):
+        numbers = {name: [float(row[key]) for row in FIGURES.finditer(text) for key in row.groupdict() if key.rstrip("_") in name and row[key] and re.fullmatch(r"[\d.]+", row[key])]
+                   for name in (("busbw", "busbw2"), ("cell",))}  # fmt: skip
+        mean = sum(numbers["busbw", "busbw2"]) / max(1, len(numbers["busbw", "busbw2"]))
+        text = TOTALS.sub(lambda match: f"{match['mean']}{mean:.6g}" if match["mean"] else f"{match['sum']}{sum(numbers['cell',]):.2f}", text)
+    if "mix" in kind and "float" in text and not text.startswith("{"):
+        bare = text.replace(TAG, "").splitlines()
+        orders = {"labels": [f"{n}: {line}" for line in bare for n in (0, 1)], "labels in order": [f"{n}: {line}" for n in (0, 1) for line in bare],
+                  "lines": [line for line in bare for _ in (0, 1)], "random": interleaved([bare, bare], random.Random(1))}  # fmt: skip
+        text = "\n".join(orders[kind["mix"]])
+    return f"{text}\n{kind['append']}\n" if "append" in kind else text
+
+
+def interleaved(texts: list[list[str]], source: random.Random) -> list[str]:
+    queues = [list(text) for text in texts]
+    out = []
+    while left := [queue for queue in queues if queue]:
+        out.append(source.choice(left).pop(0))
+    return out
+
+
+@pytest.mark.parametrize("kind", data("bench/damages"), ids=lambda kind: kind["name"])
+def test_no_kind_of_damage_passes_in_any_shape(kind: dict[str, Any]) -> None:
+    texts = {shape: harmed(text, kind) for shape, text in SHAPES.items()}
+    changed = {shape: text for shape, text in texts.items() if text != SHAPES[shape]}
+    assert changed, "the damage changes no shape"
+    assert {shape for shape, text in changed.items() if passes(text)} == set(kind.get("shapes", ()))
+
+
+def test_shapes_pass_without_damage() -> None:
+    assert {shape for shape, text in SHAPES.items() if not passes(text)} == set()
