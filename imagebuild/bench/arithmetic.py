@@ -52,6 +52,12 @@ _TRAITS: Mapping[Collective, _Traits] = {
 }
 """The traits of each collective, except alltoallv, whose counts differ between ranks."""
 
+
+def checks_in_place(collective: str | None) -> bool:
+    """Return whether the program always validates data in place. False if the collective is unknown."""
+    return any(traits.checks_in_place for name, traits in _TRAITS.items() if name == collective)
+
+
 # Intervals of rounded figures
 
 _TIMES, _RATES = ((100, 0.01), (10_000, 0.1), (1e7, 1)), ((1_000, 0.01), (10_000, 0.1), (1e6, 1))

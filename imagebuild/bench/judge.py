@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any, get_args
 
 from imagebuild.bench import ceilings
+from imagebuild.bench.arithmetic import shape_of
 from imagebuild.bench.ceilings import NotComparable, RankLayout, rank_layout
 from imagebuild.bench.models import (
     GENERIC_GPU,
@@ -41,7 +42,6 @@ from imagebuild.bench.models import (
     Results,
     Run,
     SpeedClaim,
-    bus_ratio,
     describe_run,
 )
 from imagebuild.bench.profiles import Measured, Profile
@@ -64,10 +64,6 @@ between GPUs on a switch, and 0.85 between a GPU and its host."""
 SICK, SICK_BYTES = 0.25, 2**20
 """Fraction of the floor that a run must also reach below 1 GiB, and the smallest number of bytes for each rank at which
 it must do so, because small parts show latency. The slowest healthy run in public logs reaches 0.41 at 512 MiB."""
-RATIO_ERROR = 0.002
-"""Largest accepted difference between the printed busbw / algbw and the ratio that follows from the number of ranks."""
-RATIO_LEAST = 20.0
-"""Smallest algbw, in GB/s, for which the ratio busbw / algbw is checked."""
 SOFTWARE = ("deployment", "software", "integration")
 """Categories of dcgmi diag whose tests check only software."""
 
@@ -195,7 +191,7 @@ def _participation(run: Run, runs: Sequence[Run], profile: Profile | None, expec
     if expected.collective not in (None, run.collective):
         wrong.append(f"the output is of {run.collective}, not of {expected.collective}")
     wrong += [_not_joined(run, runs, wanted), _foreign_devices(run.devices, profile)]
-    wrong.append(_wrong_ratio(run, ranks))
+    wrong.append(_wrong_scale(run, ranks))
     if ranks and run.gpus and run.gpus < ranks and nodes == run.nodes:
         shared = f"{ranks} ranks share {plural(run.gpus, 'GPU')}"
         wrong.append(f"{shared}; if several hosts have this name, pass their number with --nodes")
@@ -257,17 +253,16 @@ def _foreign_devices(names: Iterable[str], profile: Profile | None) -> str:
     return f"the benchmark ran on {ran}, but {profile.name} describes {own}"
 
 
-def _wrong_ratio(run: Run, ranks: int | None) -> str:
-    """Return a sentence if busbw / algbw does not fit the number of ranks, else an empty text."""
-    ratio = bus_ratio(run.rows, RATIO_LEAST)
-    known = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
-    if ratio is None or not ranks or run.ranks == 1 or run.collective not in known:
+def _wrong_scale(run: Run, ranks: int | None) -> str:
+    """Return a sentence if the figures are those of another number of ranks, else an empty text."""
+    possible = shape_of(run.rows).ranks(run.collective) if run.collective and run.rows else None
+    if not ranks or not possible or possible[0] <= ranks <= possible[1]:
         return ""
-    right = (2 if run.collective == "all_reduce" else 1) * (ranks - 1) / ranks
-    # The first releases printed algbw as busbw for all collectives but all_reduce.
-    if abs(ratio - right) <= RATIO_ERROR or (run.collective != "all_reduce" and ratio == 1):
-        return ""
-    return f"busbw is {ratio:.4f} * algbw, which does not fit {plural(ranks, 'rank')}"
+    least = plural(possible[0], "rank")
+    fitting = (
+        least if len({*possible}) == 1 else f"{least} or more" if possible[0] > ranks else f"at most {possible[1]}"
+    )
+    return f"the figures are those of {fitting}, not of {ranks}"
 
 
 def _speed_of_run(run: Run, profile: Profile | None, expected: Expected, unsound: str) -> SpeedClaim:

@@ -6,9 +6,8 @@ means unknown."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from math import isfinite
-from statistics import median
 from typing import Literal, Self, get_args
 
 from imagebuild.core.errors import plural
@@ -109,13 +108,6 @@ class NcclRow(Model):
         """The bus bandwidth of the faster half. None if neither half has a number."""
         speeds = (half.busbw_gb_s for half in self.halves)
         return max((speed for speed in speeds if speed is not None and isfinite(speed)), default=None)
-
-
-def bus_ratio(rows: Iterable[NcclRow], least: float) -> float | None:
-    """Return the median of busbw / algbw over halves with an algbw of at least `least` GB/s. None if there are none."""
-    halves = (half for row in rows for half in row.halves)
-    ratios = [h.busbw_gb_s / h.algbw_gb_s for h in halves if h.busbw_gb_s and h.algbw_gb_s and h.algbw_gb_s >= least]
-    return median(ratios) if ratios else None
 
 
 def describe_run(collective: str | None, ranks: int | None, nodes: int | None) -> str:

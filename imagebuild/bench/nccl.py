@@ -99,8 +99,8 @@ def _make_run(source: str, table: Table, warnings: Sequence[str] = ()) -> Run:
         rows=tuple(table.rows),
         partial_rows=len(table.partial),
         avg_busbw_gb_s=parse_number(table.facts.get("average", "")),
-        compared=table.compared_rows == len(table.rows),
     )
+    run = run.model_copy(update={"compared": table.compared_rows(run.collective) == len(table.rows)})
     verdict, reason = _judge(table, run, next(iter(warnings), ""))
     return run.model_copy(update={"verdict": verdict, "reason": reason})
 
@@ -213,7 +213,7 @@ def _judge(table: Table, run: Run, warning: str) -> Finding:
         or _missing_end(table, run, warned)
         or (None if table.is_mixed else _wrong_size(table, run.collective) or _wrong_average(table, run))
     )
-    return problem or ("ok", _remarks(table))
+    return problem or ("ok", _remarks(table, run.collective))
 
 
 def _reported_failure(table: Table) -> Finding | None:
@@ -301,9 +301,14 @@ def _wrong_average(table: Table, run: Run) -> Finding | None:
     return "damaged", f"the average of the rows is not {printed}"
 
 
-def _remarks(table: Table) -> str:
+def _remarks(table: Table, collective: str | None) -> str:
     """Return `complete` with remarks on output that is still good enough."""
-    reduced, partial, compared, rows = table.facts.get("reduced"), len(table.partial), table.compared_rows, table.rows
+    reduced, partial, compared, rows = (
+        table.facts.get("reduced"),
+        len(table.partial),
+        table.compared_rows(collective),
+        table.rows,
+    )
     remarks = (
         (True, "complete"),
         (table.is_mixed, "the lines of several processes are mixed"),

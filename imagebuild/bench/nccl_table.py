@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from imagebuild.bench import logs
+from imagebuild.bench.arithmetic import checks_in_place
 from imagebuild.bench.logs import JsonDocument, LogLine, excerpt
 from imagebuild.bench.models import NcclRow
 from imagebuild.bench.nccl_lines import ends_like_row, read_facts, read_row
@@ -90,17 +91,14 @@ class Table:
         """Whether the next line may be a row."""
         return self.stage == _ROW_STAGE or (self.stage == 1 and "header" in self.found)
 
-    @property
-    def compared_rows(self) -> int:
-        """The number of rows whose data the program validated.
-
-        A row counts if each of its halves was validated. If the program never validates a half (such as alltoall in
-        place), that half is ignored."""
+    def compared_rows(self, collective: str | None) -> int:
+        """Return the number of rows whose data the program validated out of place and, if the program of this
+        collective ever does so, in place."""
         if self.facts.get("validation") == "0":
             return 0
         rows = [[half.wrong is not None or half.error is not None for half in row.halves] for row in self.rows]
-        asked = {place for row in rows for place, is_compared in enumerate(row) if is_compared}
-        return sum(bool(asked) and all(row[place] for place in asked if place < len(row)) for row in rows)
+        is_checked = checks_in_place(collective) or any(all(row[1:]) for row in rows if len(row) > 1)
+        return sum(row[0] and (all(row) or not is_checked) for row in rows)
 
     def is_over(self, kind: str, facts: Mapping[str, str]) -> bool:
         """Return whether the next line starts another run.

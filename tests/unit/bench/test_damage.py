@@ -93,7 +93,7 @@ ROWS = log().count(" float ")
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), "h100", {}, "failed", "the ranks were not joined"),
         ("".join(log(ranks=1, first_rank=n) for n in range(8)), None, {}, "failed", "the ranks were not joined"),
         (log(validate=False), "h100", {}, "open", "data were not validated"),
-        (log().replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # like the in-place half of a collective that has none
+        (log("sendrecv").replace("  0\n", " N/A\n"), "h100", {}, "passed", "right"),  # like the in-place half of a collective that has none
         (log().replace("  0\n", " N/A\n", 1), "h100", {}, "open", f"data were validated in only {ROWS - 1} of {ROWS} rows"),
         (matrices().replace(H100, "NVIDIA GeForce RTX 5090", 1), "h100", {}, "failed", "RTX 5090"),
         (matrices().replace("393.00", "   nan", 1), "h100", {}, "failed", "rows of the matrix could not be"),
@@ -358,17 +358,24 @@ def matrix_document() -> str:
 
 def diagnosis() -> str:
     gpus = [{"entity_group": "GPU", "entity_id": n, "status": "Pass"} for n in range(8)]
-    tests = [{"category": name, "tests": [{"name": test, "results": gpus}]} for name, test in (("Deployment", "software"), ("Hardware", "memory"))]
+    tests = [
+        {"category": name, "tests": [{"name": test, "results": gpus}]}
+        for name, test in (("Deployment", "software"), ("Hardware", "memory"))
+    ]
     return json.dumps({"DCGM Diagnostic": {"test_categories": tests}})
 
 
 TAG = "[1,0]<stdout>:"
-WIDE = {"sizes": tuple(1 << power for power in range(20, 35)), "step": 2, "speed": lambda size: 482.0 * size / (size + 6e7)}
+WIDE = {
+    "sizes": tuple(1 << power for power in range(20, 35)),
+    "step": 2,
+    "speed": lambda size: 482.0 * size / (size + 6e7),
+}
 SHAPES = {
     "table": log(), "old table": log(release="2.10"), "without name": log("all_gather", release="2.13.10"),
     "two nodes": "".join(f"{TAG}{line}\n" for line in log(ranks=16, hosts=2, peak=478.0).splitlines()),
     "document": document(Table(**WIDE)), "matrix": matrices(), "matrix document": matrix_document(),  # type: ignore[arg-type]
-    "perftest": wires().replace("-" * 87, "-" * 87 + "\n Dual-port       : OFF", 1) + "\n", "diagnosis": diagnosis(),
+    "perftest": wires().replace("BW Test\n", "BW Test\n Dual-port       : OFF\n Number of qps   : 1\n") + "\n", "diagnosis": diagnosis(),
 }  # fmt: skip
 
 
@@ -376,7 +383,13 @@ def chosen(text: str, rows: str) -> list[re.Match[str]]:
     """Return the rows of a text that a word such as `last` names."""
     found = list(FIGURES.finditer(text))
     half = len(found) // 2
-    parts = {"first": slice(1), "middle": slice(half, half + 1), "last": slice(-1, None), "second half": slice(half, None), "all": slice(None)}
+    parts = {
+        "first": slice(1),
+        "middle": slice(half, half + 1),
+        "last": slice(-1, None),
+        "second half": slice(half, None),
+        "all": slice(None),
+    }
     return found[parts[rows]]
 
 
@@ -398,12 +411,24 @@ def harmed(text: str, kind: dict[str, Any]) -> str:
     """Return the text with the damage. Averages and sums follow, unless they are damaged themselves."""
     before, factor = text, kind.get("times", 1.0)
     if names := kind.get("figures"):
-        text = rewritten(text, kind["rows"], lambda name, old: (kind.get("put") or scaled(old, factor)) if name in names else old)
+        text = rewritten(
+            text, kind["rows"], lambda name, old: (kind.get("put") or scaled(old, factor)) if name in names else old
+        )
     if slow := kind.get("slow"):
         marks = TIMES_PLACES[slow[2]] if len(slow) > 2 else ("", "2")
-        powers = {f"{name}{mark}": power for mark in marks for name, power in (("time", -1), ("algbw", 1), ("busbw", 1), ("peak", 1), ("average", 1), ("rate", 1))}
-        text = rewritten(text, slow[0], lambda name, old: scaled(old, slow[1] ** powers.get(name, 0)) if name in powers else old)
-    for row in reversed(chosen(text, kind.get("cut") or kind.get("repeat") or "all")) if {"cut", "repeat"} & kind.keys() else ():
+        powers = {
+            f"{name}{mark}": power
+            for mark in marks
+            for name, power in (("time", -1), ("algbw", 1), ("busbw", 1), ("peak", 1), ("average", 1), ("rate", 1))
+        }
+        text = rewritten(
+            text, slow[0], lambda name, old: scaled(old, slow[1] ** powers.get(name, 0)) if name in powers else old
+        )
+    for row in (
+        reversed(chosen(text, kind.get("cut") or kind.get("repeat") or "all"))
+        if {"cut", "repeat"} & kind.keys()
+        else ()
+    ):
         text = text[: row.start()] + row[0] * 2 * ("repeat" in kind) + text[row.end() :]
     if "drop" in kind:
         text = re.sub(rf"(?m)^.*(?:{kind['drop']}).*\n", "", text, count=0 if kind.get("all") else 1)
@@ -416,7 +441,12 @@ def harmed(text: str, kind: dict[str, Any]) -> str:
         numbers = {name: [float(row[key]) for row in FIGURES.finditer(text) for key in row.groupdict() if key.rstrip("_") in name and row[key] and re.fullmatch(r"[\d.]+", row[key])]
                    for name in (("busbw", "busbw2"), ("cell",))}  # fmt: skip
         mean = sum(numbers["busbw", "busbw2"]) / max(1, len(numbers["busbw", "busbw2"]))
-        text = TOTALS.sub(lambda match: f"{match['mean']}{mean:.6g}" if match["mean"] else f"{match['sum']}{sum(numbers['cell',]):.2f}", text)
+        text = TOTALS.sub(
+            lambda match: (
+                f"{match['mean']}{mean:.6g}" if match["mean"] else f"{match['sum']}{sum(numbers['cell',]):.2f}"
+            ),
+            text,
+        )
     if "mix" in kind and "float" in text and not text.startswith("{"):
         bare = text.replace(TAG, "").splitlines()
         orders = {"labels": [f"{n}: {line}" for line in bare for n in (0, 1)], "labels in order": [f"{n}: {line}" for n in (0, 1) for line in bare],
