@@ -70,12 +70,17 @@ class Table:
     @property
     def heads(self) -> int:
         """Number of tables whose beginning was found."""
-        return max(self.found[kind] for kind in (*_HEADS, "header"))
+        return max(self.found[kind] for kind in _HEADS) or self.found["header"]
+
+    @property
+    def tables(self) -> int:
+        """Number of tables, according to the lines that a table has once."""
+        return max(self.heads, *(self.found[kind] for kind in ("header", "bounds", "average")))
 
     @property
     def is_mixed(self) -> bool:
         """Whether these are the lines of several processes, mixed with each other."""
-        return self.heads > 1
+        return self.tables > 1
 
     @property
     def has_footer(self) -> bool:
@@ -120,18 +125,21 @@ class Table:
         # If several commands precede a table, the last command started the run.
         self.facts = {**self.facts, **facts} if kind == "command" else {**facts, **self.facts}
 
-    def mix(self, others: Iterable[Table]) -> None:
-        """Add the lines of other tables, which belong to processes of the same launch."""
-        for other in others:
-            self.found += other.found
-            self.end, self.stage = max(self.end, other.end), max(self.stage, other.stage)
-            self.ranks, self.facts = other.ranks | self.ranks, other.facts | self.facts
-            self.entries += other.entries
-        self.printers = self.heads
-
 
 def _rank_of(facts: Mapping[str, str]) -> tuple[int, int]:
     return int(facts["rank"]), int(facts.get("group", 0))
+
+
+def _mix(tables: Sequence[Table]) -> Table:
+    """Return one table with the lines of several."""
+    mixed = tables[0]
+    for other in tables[1:]:
+        mixed.found += other.found
+        mixed.end, mixed.stage = max(mixed.end, other.end), max(mixed.stage, other.stage)
+        mixed.ranks, mixed.facts = other.ranks | mixed.ranks, other.facts | mixed.facts
+        mixed.entries += other.entries
+    mixed.printers = mixed.tables
+    return mixed
 
 
 def tables_in_lines(lines: Iterable[LogLine]) -> list[Table]:
@@ -181,23 +189,23 @@ def _mixed(tables: Iterable[Table]) -> list[Table]:
     """Return the tables of one process, or of lines without labels. Tables that are mixed become a single one.
 
     The lines of a process were split where a table seems to begin. If a part begins in the middle of a table, such as
-    with a footer, it belongs to an earlier table without a footer. Another table began in between, so several
+    with a footer, it belongs to an earlier table that lacks a footer. Another table began in between, so several
     processes printed these tables at the same time."""
     found: list[Table] = []
     for table in tables:
         found.append(table)
-        if table.first in (*_NOT_OUTPUT, *_HEADS):
-            continue
         heads = same = later = 0
-        for at in range(len(found) - 2, max(-1, len(found) - 66), -1):
-            counts = found[at].found
-            heads, same = heads + found[at].heads, same + counts[table.first]
-            later += counts[_NEXT.get(table.first, table.first)]
-            if heads > same or (heads > later and heads > 1):
-                if heads > 1:
-                    found[at].mix(found[at + 1 :])
-                    del found[at + 1 :]
+        for at in range(len(found) - 2, max(-1, len(found) - 66), -1) if table.first not in _NOT_OUTPUT else ():
+            heads, same = heads + found[at].heads, same + found[at].found[table.first]
+            later += found[at].found[_NEXT.get(table.first, table.first)]
+            if heads > 1 and heads > min(same, later):
+                found[at:] = [_mix(found[at:])]
+            if heads > same:
                 break
+    for at in range(len(found) - 1, 0, -1):
+        # The first part may be the beginning of a table whose other lines are in the mixed part.
+        if found[at].tables > found[at].heads and found[at - 1].heads and not found[at - 1].has_footer:
+            found[at - 1 :] = [_mix(found[at - 1 : at + 1]), *found[at + 1 :]]
     return found
 
 
