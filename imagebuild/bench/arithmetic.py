@@ -154,7 +154,9 @@ def fitting_collectives(rows: Sequence[NcclRow], labels: Sequence[str], ranks: i
             return False
         return (traits.divides, traits.has_root) == (is_divided, roots.isdisjoint((None, -1)))
 
-    names = [name for name in _TRAITS if has_operation or not is_old or name != "alltoall"]
+    others = {"alltoall"} if is_old and not has_operation else set()
+    others |= {"hypercube"} if operations != {None} else set()  # which leaves the column blank in all releases
+    names = [name for name in _TRAITS if name not in others]
     fitting = [name for name in names if fits(name, ranks)] or [name for name in names if fits(name, None)]
     is_reducing = operations.isdisjoint((None, "none"))
     fitting = [name for name in fitting if _TRAITS[name].reduces == is_reducing] or fitting

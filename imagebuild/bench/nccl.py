@@ -136,7 +136,9 @@ def _collective(source: str, table: Table, ranks: int | None) -> dict[str, Any]:
 def _notes(table: Table, warnings: Sequence[str]) -> tuple[str, ...]:
     """Return facts in the output that may explain the result."""
     network = table.facts.get("network")
-    notes = [f"NCCL used the network {network}{' (TCP)' if network == 'Socket' else ''}"] if network else []
+    groups = len({group for _, group in table.ranks})
+    notes = [f"the network between the {groups} groups of ranks was not used"] if groups > 1 else []
+    notes += [f"NCCL used the network {network}{' (TCP)' if network == 'Socket' else ''}"] if network else []
     return (*notes, *(f"NCCL warned: {warning}" for warning in dict.fromkeys(warnings[:3])))
 
 

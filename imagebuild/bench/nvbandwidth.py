@@ -218,8 +218,10 @@ def parse_nvbandwidth_json(source: str, document: logs.JsonDocument) -> logs.Par
         unit, total = _unit_of(json_text(case.get("bandwidth_description"))), logs.json_number(case.get("sum"))
         matrix, problem = _json_matrix(case.get("bandwidth_matrix"))
         last = matrix[-len(matrix[0]) :] if matrix and "bidirectional" in (name or "") else matrix
-        if last and (len({*map(len, last)}) > 1 or (PAIRWISE.search(name or "") and len(last) != len(last[0]))):
-            problem = problem or f"the matrix has {len(last)} rows and {len(last[0])} columns"
+        widths = sorted({*map(len, last or ())})
+        if last and (len(widths) > 1 or (PAIRWISE.search(name or "") and widths != [len(last)])):
+            columns = " or ".join(map(str, widths))
+            problem = problem or f"the matrix is not square: its {len(last)} rows have {columns} columns"
         if last and unit == "GB/s" and _is_other_sum(last, total):
             problem = problem or _OTHER_SUM
         if verdict is None or problem:

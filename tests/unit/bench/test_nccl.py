@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,13 @@ def test_a_row_that_others_cut_is_counted() -> None:
         assert first.split()[0] in results.sources[0].examples[0]
 
 
-def interleaved(texts: list[list[str]], source: random.Random) -> str:
+def interleaved(texts: list[list[str]], source: random.Random, often: float = 1.0) -> str:
+    """Mix lines. After each line, another text may go on with the probability `often`."""
     queues = [list(text) for text in texts]
-    out = []
+    out, queue = [], queues[0]
     while left := [queue for queue in queues if queue]:
-        out.append(source.choice(left).pop(0))
+        queue = source.choice(left) if not queue or source.random() < often else queue
+        out.append(queue.pop(0))
     return "\n".join(out)
 
 
@@ -117,10 +120,54 @@ def test_tables_of_several_processes(seed: int) -> None:
     runs = read_runs(interleaved(named, random.Random(seed)))
     assert sorted(map(repr, (run.rows for run in runs))) == sorted(repr(tuple(table.rows())) for table in tables)
     assert {(run.verdict, run.ranks) for run in runs} == {("ok", 1)}
-    # Nothing shows which process a row belongs to.
-    mixed = read_text("log", interleaved([table.lines() for table in tables], random.Random(seed)))
-    assert {run.verdict for run in mixed.runs} - {"ok"}
-    assert "the ranks were not joined" in str([judgement.participation for judgement in judge_results(mixed)])
+    assert {run.not_joined[:61] for run in runs} == {
+        "4 processes of one launch printed tables of 1 rank each: the r"[:61]
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("often", [0.1, 0.4, 0.9])
+def test_tables_that_are_mixed(often: float, seed: int) -> None:
+    """Nothing shows which process a row belongs to."""
+    source, ranks = random.Random(seed), (1, 2, 8)[seed % 3]
+    tables = [
+        Table(source.choice(RELEASES[:1] if seed % 2 else RELEASES[4:5]), ranks=ranks, seed=seed + n).lines()
+        for n in range(2 + seed % 3)
+    ]
+    # Each process prints the beginning of its table before any of them prints rows.
+    mixed = interleaved([table[: len(table) - 15] for table in tables], source, often) + "\n"
+    mixed += interleaved([table[len(table) - 15 :] for table in tables], source, often)
+    judgements = judge_results(results := read_text("log", mixed))
+    assert {run.verdict for run in results.runs} == {"ok"}
+    assert sum(len(run.rows) for run in results.runs) == 11 * len(tables)
+    assert f"{len(tables)} processes of one launch printed tables" in judgements[0].participation.reason
+
+
+TWO = [Table(seed=1, release="2.17.3").lines(), Table(seed=2, release="2.17.3").lines()]
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_one_launch"),
+    [
+        (("[1,0]<stdout>:", "[1,8]<stdout>:"), True), (("[1,0]<stderr>: ", "[1,1]<stdout>: "), True), (("0: ", "1: "), True),
+        ((" 0: ", "15: "), True), (("[0] ", "[8] "), True), (("[rank0]: ", "[rank1]: "), True), (("[node1:0] ", "[node2:1] "), True),
+        (("rank 0: ", "rank 1: "), True), (("[prterun-n1-7@1,0]<stdout>: ", "[prterun-n1-7@1,1]<stdout>: "), True),
+        (("2026-11-21T07:26:50Z 0: ", "2026-11-21T07:26:51Z 1: "), True), (("[pod/launcher/mpi] [1,0]<stdout>:", "[pod/launcher/mpi] [1,1]<stdout>:"), True),
+        (("[pod/a/mpi] ", "[pod/b/mpi] "), False), (("a-0  | ", "b-0  | "), False), (("node1: ", "node2: "), False), (("[1,0]<stdout>:", "[2,0]<stdout>:"), False),
+        (("[pod/a/mpi] [1,0]<stdout>:", "[pod/b/mpi] [1,0]<stdout>:"), False), (("0: ", "0: "), False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("in_order", [True, False])
+def test_labels_of_one_launch(labels: tuple[str, str], is_one_launch: bool, in_order: bool) -> None:
+    """The processes of one launch print one table together. Pods, hosts and jobs are separate launches."""
+    labelled = [[f"{label}{line}" for line in table] for label, table in zip(labels, TWO, strict=True)]
+    if in_order or labels[0] == labels[1]:
+        text = "\n".join(labelled[0] + labelled[1])
+    else:
+        text = interleaved(labelled, random.Random(1))
+    runs = read_runs(text)
+    assert [(run.verdict, len(run.rows)) for run in runs] == [("ok", 11)] * 2
+    assert {bool(run.not_joined) for run in runs} == {is_one_launch}
 
 
 FIRST, SECOND = Table(seed=1), Table(seed=2)
@@ -258,6 +305,22 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
     (RACK, {"ranks": 72, "nodes": None, "verdict": "ok"}),
     (RCCL, {"tool": "rccl-tests", "tool_version": "develop:2f7c9ab", "devices": (), "verdict": "ok"}),
     (TABLE.text().replace("version 2.19.6 ", "version 2.20.0(0a1b2c3) "), {"tool_version": "2.20.0"}),
+    (re.sub(r"(Rank +[4-7] +Group +)0", r"\g<1>1", Table(ranks=8, hosts=2).text().replace("1.75", "1.5")), {"groups": 2, "ranks": 4, "nodes": 1, "gpus": 4}),
+    (re.sub(r"\[0x1(\d)\]", lambda match: f"[0x{int(match[1]) // 2}0]", Table("2.10").text()), {"gpus": 8}),
+    (re.sub(r"\[0x..\]", "[0x01]", Table("2.10").text()), {"gpus": 8}),
+    (re.sub(r"device +\d \[0x..\]", "device  0 [0x01]", Table("2.10").text()), {"gpus": None}),
+    (re.sub(r"device +\d \[0x..\]", "device  0 [0x10]", Table("2.10").text()), {"gpus": 1}),
+    (TABLE.text().replace("NVIDIA H100 80GB HBM3", "AMD Radeon Graphics"), {"devices": ()}),
+    (TABLE.text().replace("# nccl-tests version 2.19.6 nccl", "# rccl-tests version 2.17.9-develop:4a65e8d rccl"), {"tool": "rccl-tests", "tool_version": "2.17.9-develop:4a65e8d"}),
+    (Table("2.13.10").text().replace("# Using devices", "RCCL version : 2.27.7\n# Using devices"), {"tool": "rccl-tests", "tool_version": None}),
+    (Table("2.10", wrong={1: 300}).text().replace(" FAILED", " OK"), {"verdict": "wrong-data", "reason": "the largest error is 1, in the row of 64 bytes"}),
+    (TABLE.text().replace("#  Rank  0", "node1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/Socket/0\nnode1:1:2 [0] NCCL INFO MNNVL 1 cliqueId 7 cliqueSize 16 cliqueRank 0\n#  Rank  0"),
+     {"notes": ("NCCL used the network Socket (TCP)",), "clique": 16}),
+    # Text before the table names the collective if the program does not.
+    ("## sendrecv, 8 GPUs\n" + Table("2.13.10", "alltoall", validate=False).text(), {"collective": None}),
+    ("## AllToAll, 8 GPUs\n" + Table("2.13.10", "alltoall", validate=False).text(), {"collective": "alltoall"}),
+    ("# /opt/nccl-tests/build/alltoall_perf is running\n" + Table("2.13.10", "alltoall", validate=False).text(), {"collective": "alltoall"}),
+    ("please do not gather them all here now\n" + Table("2.13.10", "alltoall", validate=False).text(), {"collective": None}),
     # The command names the collective if nothing else does.
     (Table("2.13.10", "alltoall", validate=False).text(), {"collective": None, "candidates": ("all_gather", "alltoall")}),
     ("+ mpirun -np 8 ./build/alltoall_perf -b 8\n" + Table("2.13.10", "alltoall").text(), {"collective": "alltoall"}),
@@ -266,6 +329,15 @@ WIDE = "  17179869184    4294967296     float     sum      -1  1.6e+07    1.07  
 def test_facts_of_one_run(text: str, facts: dict[str, object]) -> None:
     run = only(text)
     assert {name: getattr(run, name) for name in facts} == facts
+
+
+@pytest.mark.parametrize(("path", "collective"), [
+    ("out/alltoall-8.log", "alltoall"), ("x/AllGather_2n.txt", "all_gather"), ("a2/all_to_all/1.log", "alltoall"), ("allgather/alltoall.log", "alltoall"),
+    ("1.log", None), ("sendrecv.log", None), ("all_gather_alltoall.log", None), ("broadcaster.log", None),
+])  # fmt: skip
+def test_the_name_of_a_file_names_the_collective_that_fits(path: str, collective: str | None) -> None:
+    (run,) = read_text(path, Table("2.13.10", "alltoall", validate=False).text()).runs
+    assert (run.collective, run.candidates) == (collective, () if collective else ("all_gather", "alltoall"))
 
 
 @pytest.mark.parametrize(("text", "verdicts"), [
