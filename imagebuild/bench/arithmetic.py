@@ -132,8 +132,9 @@ def shape_of(rows: Sequence[NcclRow]) -> Shape:
     """Return what the figures have in common. The caller knows that they do not contradict each other."""
     multiples = {row.size_bytes // data for row in rows if (data := row.count * TYPE_BYTES.get(row.dtype, 0))}
     halves = [half for row in rows if row.size_bytes for half in row.halves]
-    numbers = [half for half in halves if half.algbw_gb_s is not None and half.busbw_gb_s is not None]
-    return Shape(max(multiples, default=None), _common([_ratio(half) for half in numbers]))
+    known = [half for half in halves if math.isfinite((half.algbw_gb_s or 0) + (half.busbw_gb_s or 0))]
+    ratios = [_ratio(half) for half in known if half.algbw_gb_s is not None and half.busbw_gb_s is not None]
+    return Shape(max(multiples, default=None), _common(ratios))
 
 
 def fitting_collectives(rows: Sequence[NcclRow], labels: Sequence[str], ranks: int | None) -> tuple[str, ...]:
