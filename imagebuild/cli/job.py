@@ -48,6 +48,7 @@ COUNT = options.IntRange(min=1, max=9999)
     "--nodes", metavar="NUMBER", type=COUNT, help="Number of nodes. Default: 8, or all nodes of an NVLink rack."
 )
 @click.option("--racks", metavar="NUMBER", type=COUNT, help="Number of whole NVLink racks, instead of --nodes.")
+@options.gpus
 @click.option(
     "--feature",
     "features",
@@ -117,6 +118,7 @@ def job(
     cluster: str,
     nodes: int | None,
     racks: int | None,
+    gpus: int | None,
     features: tuple[str, ...],
     components: tuple[str, ...],
     container: SlurmContainer | None,
@@ -151,6 +153,7 @@ def job(
         cluster=cluster,
         nodes=nodes,
         racks=racks,
+        gpus=gpus,
         features=tuple(name for text in features for name in text.split(",")),
         components=components,
         container=container,

@@ -80,7 +80,7 @@ def resolve_environment(
         "interface": parameters.get("interface") or cluster.interface,
         "hca": parameters.get("hca") or cluster.hca,
         "cards": str(profile.network.count if profile.network else 0),
-        "gpus": str(profile.node.gpus),
+        "gpus": str(size.gpus),
     }
     sources = _fact_sources(request, facts, size, image)
     known = layered_variables(sources, conditions, placeholders)

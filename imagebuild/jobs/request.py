@@ -23,6 +23,8 @@ class JobRequest:
     cluster: str = "generic"
     nodes: int | None = None
     racks: int | None = None
+    gpus: int | None = None
+    """Number of GPUs of each node that the job uses. Default: all."""
     features: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
     container: SlurmContainer | None = None

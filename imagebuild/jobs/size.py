@@ -50,6 +50,8 @@ class Size:
     """Settings of the cluster for nodes with the GPU of the job."""
     mnnvl: bool
     """True if NVLink connects several nodes."""
+    gpus: int
+    """Number of GPUs of each node."""
     nodes: int
     racks: int
     nodes_per_rack: int
@@ -95,6 +97,9 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
             f"--param minutes={minutes}: too few for {rounds} rounds of measurements; use {least} or more"
         )
     run_nodes = 2 if test.pairs else nodes
+    gpus = request.gpus or profile.node.gpus
+    if gpus > profile.node.gpus:
+        raise ConfigError(f"--gpus {gpus}: a node of {profile.name} has {profile.node.gpus}; use that number or fewer")
 
     implied = ["multirack"] if racks > 1 and "multirack" in facts.features else []
     names = sorted({*request.features, *implied})
@@ -110,14 +115,15 @@ def resolve_size(request: JobRequest, profile: Profile, facts: JobFacts) -> Size
         gpu=gpu,
         node=node,
         mnnvl=profile.hosts_per_domain > 1,
+        gpus=gpus,
         nodes=nodes,
         racks=racks,
         nodes_per_rack=nodes // racks,
         test=test.model_copy(update={"minutes": minutes}),
         rounds=rounds,
-        ranks=nodes * profile.node.gpus,
+        ranks=nodes * gpus,
         run_nodes=run_nodes,
-        run_ranks=run_nodes * profile.node.gpus,
+        run_ranks=run_nodes * gpus,
         features=features,
         plugin=_plugin(parameters.get("plugin"), site.plugin or fabric.plugin, features),
     )

@@ -42,7 +42,7 @@ def resolve_workers(request: JobRequest, profile: Profile, size: Size, placehold
         name=name,
         slurm_options=_slurm_options(size),
         placement=_placement(request, size, rack_names),
-        pod=_pod(request, profile, size, rack_names, placeholders),
+        pod=_pod(request, size, rack_names, placeholders),
     )
 
 
@@ -99,9 +99,7 @@ def _placement(request: JobRequest, size: Size, rack_names: tuple[str, ...]) -> 
     raise ConfigError(f"{several}: {problem} {ways}")
 
 
-def _pod(
-    request: JobRequest, profile: Profile, size: Size, rack_names: tuple[str, ...], placeholders: Mapping[str, str]
-) -> Pod:
+def _pod(request: JobRequest, size: Size, rack_names: tuple[str, ...], placeholders: Mapping[str, str]) -> Pod:
     fabric, site, kube = size.fabric.pod, size.site.pod, size.cluster.kubernetes
     if any(feature.without_fabric for feature in size.features.values()):
         fabric, site = Pod(), Pod(select=site.select)
@@ -110,7 +108,7 @@ def _pod(
         name, _, count = resource.rpartition(":")
         amounts = {key: amount for key, amount in amounts.items() if "/" not in key} | {name: count}
     own = {name: getattr(size.node, name) or amounts.get(name) for name in ("cpu", "memory")}
-    own["nvidia.com/gpu"] = str(profile.node.gpus)
+    own["nvidia.com/gpu"] = str(size.gpus)
     sidecars = (*fabric.sidecars, *site.sidecars)
     containers: dict[str, Mapping[str, str | None]] = {f"nodes.{size.gpu} in the cluster's file": own}
     containers |= {f"`resources` of the sidecar {sidecar.name}": sidecar.resources for sidecar in sidecars}

@@ -8,9 +8,18 @@ import pytest
 
 from imagebuild.core.errors import ConfigError
 from tests.conftest import ROOT
-from tests.unit.jobs.job_fakes import job
+from tests.unit.jobs.job_fakes import job, text
 
 H100 = "mpijob --profile h100 --fabric ib"
+
+
+def test_fewer_gpus_of_each_node() -> None:
+    for scheduler, parts in {
+        "mpijob": ("slotsPerWorker: 4", 'nvidia.com/gpu: "4"', "-np 8 "),
+        "slurm": ("--ntasks-per-node=4", "--gpus-per-node=4", "--ranks 8 --nodes 2"),
+    }.items():
+        made = text(f"{scheduler} --profile h100 --fabric ib --nodes 2 --gpus 4")
+        assert [part for part in parts if part not in made] == []
 
 
 def test_every_parameter_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
