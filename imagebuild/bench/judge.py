@@ -157,7 +157,8 @@ def _unsound(data: Claim) -> str:
 def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected: Expected) -> Judgement:
     """Return the judgement on one run. `runs` are all runs of the report."""
     expected = expected.of(run)
-    run = run.model_copy(update={"collective": run.collective or expected.collective})
+    collective = run.collective or expected.collective or _possible_collective(run, profile, expected)
+    run = run.model_copy(update={"collective": collective})
     ranks, nodes = run.ranks or expected.ranks, _nodes_of(run, expected)
     if run.launch and run.launch.one_host and (nodes or 1) > 1:
         reason = "the nodes are containers on one host, whose speed no profile describes"
@@ -168,6 +169,21 @@ def _judge_run(run: Run, runs: Sequence[Run], profile: Profile | None, expected:
         speed = _speed_of_run(whole, profile, expected, _unsound(data_claim(run)))
     subject = describe_run(run.collective, ranks, nodes)
     return Judgement(source=run.source, subject=subject, data=data_claim(run), participation=participation, speed=speed)
+
+
+def _possible_collective(run: Run, profile: Profile | None, expected: Expected) -> str | None:
+    """Return the only collective that fits the figures and can be as fast on the hardware. None if several can."""
+    ranks, nodes, (measured, _) = run.ranks or expected.ranks, _nodes_of(run, expected), best_row(run)
+    if not (profile and ranks and nodes and measured and run.candidates):
+        return None
+    try:
+        layout = rank_layout(profile, ranks, nodes, expected.domains)
+    except NotComparable:
+        return None
+    limits = {name: ceilings.class_ceilings(name, ranks, layout) for name in run.candidates}
+    most = {name: max((c.value for c in known), default=0.0) for name, known in limits.items()}
+    possible = [name for name, value in most.items() if measured <= value * (1 + MARGIN)]
+    return possible[0] if len(possible) == 1 else None
 
 
 def _nodes_of(run: Run, expected: Expected) -> int | None:

@@ -244,3 +244,12 @@ def test_a_copy_that_moved_nothing_is_no_pass(cell: float, profile: str | None) 
     data = judged(profile, tests=(matrix(WRITE, (None, 394.1), (cell, None)),)).data
     assert data.standing() == "failed"
     assert data.reason == "1 of 2 figures are not above 0"
+
+
+@pytest.mark.parametrize(
+    ("rate", "subject"), [(360.0, "all_gather, 16 ranks, 2 nodes"), (45.0, "unknown collective, 16 ranks, 2 nodes")]
+)
+def test_a_collective_that_cannot_be_so_fast_is_left_out(rate: float, subject: str) -> None:
+    result = run((4 * GIB, rate, rate), ranks=16, nodes=2, collective=None, candidates=("all_gather", "alltoall"))
+    assert judge(result).subject == subject
+    assert judge(result, None).subject.startswith("unknown")
