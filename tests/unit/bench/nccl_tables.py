@@ -208,3 +208,13 @@ def broken_lines(lines: list[str], source: random.Random, often: float) -> list[
         else:
             out.append(line)
     return out
+
+
+def interleaved(texts: list[list[str]], source: random.Random, often: float = 1.0) -> str:
+    """Mix lines. After each line, another text may go on with the probability `often`."""
+    queues = [list(text) for text in texts]
+    out, queue = [], queues[0]
+    while left := [queue for queue in queues if queue]:
+        queue = source.choice(left) if not queue or source.random() < often else queue
+        out.append(queue.pop(0))
+    return "\n".join(out)

@@ -14,7 +14,7 @@ from imagebuild.bench.judge import Expected, judge_results
 from imagebuild.bench.models import Results, State
 from imagebuild.bench.read import read_text
 from tests.conftest import ROOT, data
-from tests.unit.bench.nccl_tables import Table
+from tests.unit.bench.nccl_tables import Table, interleaved
 from tests.unit.bench.speed_fakes import shipped
 from tests.unit.bench.strict_reader import package_rows, strict_rows
 
@@ -328,7 +328,6 @@ FIGURES = re.compile(
 """A row of a table, of a JSON document or of perftest, or a cell of a matrix. Groups with the same name but for `_` are
 the same figure."""
 TOTALS = re.compile(r'(?P<mean>Avg bus bandwidth +: |"bandwidth": )[-\w.]+|(?P<sum>SUM \S+ |"sum": )[\d.]+')
-TIMES_PLACES = {"out of place": ("",), "in place": ("2",)}
 
 
 def document(table: Table) -> str:
@@ -415,7 +414,7 @@ def harmed(text: str, kind: dict[str, Any]) -> str:
             text, kind["rows"], lambda name, old: (kind.get("put") or scaled(old, factor)) if name in names else old
         )
     if slow := kind.get("slow"):
-        marks = TIMES_PLACES[slow[2]] if len(slow) > 2 else ("", "2")
+        marks = ("2",) if len(slow) > 2 else ("", "2")
         powers = {
             f"{name}{mark}": power
             for mark in marks
@@ -450,17 +449,9 @@ def harmed(text: str, kind: dict[str, Any]) -> str:
     if "mix" in kind and "float" in text and not text.startswith("{"):
         bare = text.replace(TAG, "").splitlines()
         orders = {"labels": [f"{n}: {line}" for line in bare for n in (0, 1)], "labels in order": [f"{n}: {line}" for n in (0, 1) for line in bare],
-                  "lines": [line for line in bare for _ in (0, 1)], "random": interleaved([bare, bare], random.Random(1))}  # fmt: skip
+                  "lines": [line for line in bare for _ in (0, 1)], "random": interleaved([bare, bare], random.Random(1)).split("\n")}  # fmt: skip
         text = "\n".join(orders[kind["mix"]])
     return f"{text}\n{kind['append']}\n" if "append" in kind else text
-
-
-def interleaved(texts: list[list[str]], source: random.Random) -> list[str]:
-    queues = [list(text) for text in texts]
-    out = []
-    while left := [queue for queue in queues if queue]:
-        out.append(source.choice(left).pop(0))
-    return out
 
 
 @pytest.mark.parametrize("kind", data("bench/damages"), ids=lambda kind: kind["name"])

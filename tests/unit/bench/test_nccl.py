@@ -15,7 +15,7 @@ from imagebuild.bench.judge import judge_results
 from imagebuild.bench.models import Half, NcclRow, Run
 from imagebuild.bench.read import read_files, read_text
 from tests.conftest import data
-from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, noise, same
+from tests.unit.bench.nccl_tables import RELEASES, Table, broken_lines, interleaved, noise, same
 from tests.unit.bench.strict_reader import package_rows, strict_rows
 
 LOGS = Path(__file__).parents[2] / "data" / "nccl-logs"
@@ -100,16 +100,6 @@ def test_a_row_that_others_cut_is_counted() -> None:
         results = read_text("log", "\n".join([*table.head(), *pieces, *table.foot()]))
         assert list(results.runs[0].rows) == table.rows()[1:]
         assert first.split()[0] in results.sources[0].examples[0]
-
-
-def interleaved(texts: list[list[str]], source: random.Random, often: float = 1.0) -> str:
-    """Mix lines. After each line, another text may go on with the probability `often`."""
-    queues = [list(text) for text in texts]
-    out, queue = [], queues[0]
-    while left := [queue for queue in queues if queue]:
-        queue = source.choice(left) if not queue or source.random() < often else queue
-        out.append(queue.pop(0))
-    return "\n".join(out)
 
 
 @pytest.mark.parametrize("seed", range(3))
