@@ -124,7 +124,8 @@ class ExclusionRule(Model):
 
 
 RuleName = Literal[
-    "plan", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens", "no-site-ca",
+    "plan", "licenses", "environment", "user", "command", "size", "no-keys", "no-tokens", "no-backdoors",
+    "no-site-ca",
     "no-leftovers", "not-world-writable", "setuid", "rootless", "architecture", "closure", "symbol-versions",
     "one-provider", "no-stubs", "gpu-code",
 ]  # fmt: skip

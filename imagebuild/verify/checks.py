@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import secrets
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -212,14 +214,18 @@ def compare_files(session: Session, tree: Tree, digest: str, log: Path) -> Check
     expected = recognisable_files(tree)
     if not expected:
         return result.model_copy(update={"outcome": "skipped", "reason": "the image has no files to compare"})
-    lines = shlex.join(f"{sha256}  {path}" for path, sha256 in expected.items())
-    script = f"printf '%s\\n' {lines} | sha256sum -c"
+    # The image gets neither the expected hashes nor the one of the nonce, so that a false program cannot repeat them.
+    nonce = secrets.token_hex(32)
+    script = f"printf %s {nonce} | sha256sum; sha256sum -- {shlex.join(expected)}"
     execution = session.run(Command(script, user=session.surroundings.user, timeout_s=COMPARE_S, log=log))
-    same = set(re.findall(r"^(/.*): OK$", log.read_text(errors="replace"), re.MULTILINE))
-    differing = [path for path in expected if path not in same]
+    printed = re.findall(r"^([0-9a-f]{64})  (.+)$", log.read_text(errors="replace"), re.MULTILINE)
+    hashes = {path: sha256 for sha256, path in printed}
+    differing = [path for path, sha256 in expected.items() if hashes.get(path) != sha256]
     outcome, reason = "passed", ""
     if execution.status not in (0, 1):
         outcome, reason = "skipped", "sha256sum cannot be run in the image"
+    elif hashes.get("-") != hashlib.sha256(nonce.encode()).hexdigest():
+        outcome, reason = "failed", f"sha256sum in the image computes wrong hashes; start {digest} instead"
     elif differing:
         differ = f"{len(differing)} of {len(expected)} files differ, such as {differing[0]}"
         outcome, reason = "failed", f"{differ}: the runner runs commands in another image; start {digest} instead"

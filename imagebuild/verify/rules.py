@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from functools import cache, cached_property
@@ -76,7 +76,8 @@ class Inspection:
     def contents(self) -> list[FileEntry]:
         """The files in all layers, without whiteouts, also if a later layer removes them."""
         entries = (entry for layer in self.layers for entry in layer.entries)
-        return [e for e in entries if e.kind in ("file", "hardlink") and "/.wh." not in f"/{e.path}"]
+        is_whiteout = re.compile(rf"(^|/){re.escape(WHITEOUT)}[^/]*$").search
+        return [entry for entry in entries if entry.kind in ("file", "hardlink") and not is_whiteout(entry.path)]
 
     @cached_property
     def base_layers(self) -> int:
@@ -84,7 +85,8 @@ class Inspection:
         0 if the history does not contain FIRST_STEP, or does not list every layer."""
         steps = [step for step in self.image.config.get("history") or () if not step.get("empty_layer")]
         ours = [number for number, step in enumerate(steps) if FIRST_STEP in str(step.get("created_by", ""))]
-        return ours[-1] if ours and len(steps) == len(self.layers) else 0
+        # The first one: the text of a later step may contain anything.
+        return ours[0] if ours and len(steps) == len(self.layers) else 0
 
     def is_of_base(self, finding: Finding) -> bool:
         """Return whether a finding is about a file of the base image."""
@@ -200,6 +202,9 @@ PRIVILEGED = re.compile("{folders}({programs})$".format(**PATTERNS["privileged"]
 CAPABILITIES_OF_DRIVER = frozenset({"all", "compute", "compat32", "display", "graphics", "utility", "video"})
 """Values that enroot's hook accepts in NVIDIA_DRIVER_CAPABILITIES."""
 
+IDS_OF_ROOTLESS = 65536
+"""Number of ids of users and groups that a rootless engine has."""
+
 
 def no_keys(inspection: Inspection) -> Iterator[Finding]:
     """No layer contains a private key outside of programs and libraries, not even one that a later layer removes."""
@@ -224,10 +229,41 @@ def no_tokens(inspection: Inspection) -> Iterator[Finding]:
     settings |= {f"label {name}": str(value) for name, value in image.labels.items()}
     # The history contains all commands with their build arguments.
     for number, step in enumerate(image.config.get("history") or (), 1):
-        settings[f"history, step {number}"] = str(step.get("created_by", ""))
+        settings[f"history, step {number}"] = "\n".join(str(step.get(key, "")) for key in TEXTS_OF_STEP)
+    document = image.manifest.document
+    settings |= {name: _texts(image.settings.get(name)) for name in COMMANDS}
+    settings |= {name: _texts(image.config.get(name)) for name in ("author", "comment")}
+    settings["annotations"] = _texts([document.get("annotations"), *(x.get("annotations") for x in document["layers"])])
     for setting, value in settings.items():
         for kind in sorted(layers.secrets_in(value.encode(), settings=True)):
             yield Finding(setting, f"seems to contain a secret: {kind}")
+
+
+COMMANDS = ("Cmd", "Entrypoint", "Healthcheck", "OnBuild", "Shell", "Volumes", "WorkingDir")
+TEXTS_OF_STEP = ("created_by", "comment", "author")
+"""Fields of the configuration, and of a step in the history, that may contain a token."""
+
+
+def _texts(value: object) -> str:
+    """Return all texts in a part of a JSON document."""
+    if isinstance(value, Mapping):
+        return _texts([*value.keys(), *value.values()])
+    return "\n".join(map(_texts, value)) if isinstance(value, list) else str(value or "")
+
+
+def no_backdoors(inspection: Inspection) -> Iterator[Finding]:
+    """No file lets somebody log in, become root, or run code in every program."""
+    for entry in inspection.tree:
+        for text, row in PATTERNS["backdoors"].items():
+            lines = (entry.text or b"").decode("utf-8", "replace").splitlines()
+            if entry.kind != "folder" and re.search(row["path"], entry.path):
+                if found := [line for line in lines if re.search(row["line"], line)]:
+                    yield Finding(f"/{entry.path}", f"{text}: {found[0].strip()[:80]!r}; remove the line")
+                elif entry.kind != "file" or (entry.sha256 and entry.text is None):
+                    yield Finding(f"/{entry.path}", f"{text}, and cannot be read as text; remove the file")
+    for account, fields in _accounts(inspection, "etc/passwd").items():
+        if account != "root" and len(fields) > 2 and fields[2].strip().lstrip("0") == "":
+            yield Finding(account, "this account in /etc/passwd has the id 0, as root; give it another id")
 
 
 def no_site_ca(inspection: Inspection) -> Iterator[Finding]:
@@ -254,8 +290,18 @@ def not_world_writable(inspection: Inspection) -> Iterator[Finding]:
 
 def setuid(inspection: Inspection) -> Iterator[Finding]:
     """Only programs of the distribution have setuid, setgid or Linux capabilities."""
+    first: dict[str, FileEntry] = {}
+    for entry in inspection.contents:
+        if PRIVILEGED.search(entry.path):
+            first.setdefault(entry.path, entry)
     for entry in inspection.tree:
-        if entry.kind not in ("file", "hardlink") or PRIVILEGED.search(entry.path):
+        if entry.kind != "file":
+            continue
+        if PRIVILEGED.search(entry.path):
+            below = first.get(entry.path, entry)
+            if (entry.mode & 0o6000 or entry.capabilities) and below.sha256 != entry.sha256 and below.kind == "file":
+                text = f"is privileged, but its content is not that of layer {below.layer + 1}; keep the original"
+                yield Finding(f"/{entry.path}", text)
             continue
         if entry.mode & 0o6000:
             yield Finding(f"/{entry.path}", f"is setuid or setgid (mode {entry.mode:o})")
@@ -272,6 +318,13 @@ def rootless(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(f"layer {number + 1}", text, note=True, layer=number)
         paths = {entry.path for entry in layer.entries}
         for entry in layer.entries:
+            if entry.kind == "device":
+                yield _in_layer(entry, "is a device, which users without root's rights cannot unpack; remove the file")
+            elif max(entry.uid, entry.gid) >= IDS_OF_ROOTLESS:
+                text = (
+                    f"belongs to {entry.uid}:{entry.gid}; rootless engines have only {IDS_OF_ROOTLESS} ids; use chown"
+                )
+                yield _in_layer(entry, text)
             folder, _, name = entry.path.rpartition("/")
             if name.startswith(f"{WHITEOUT}{WHITEOUT}") and name != OPAQUE:
                 yield _in_layer(entry, "is a special file of aufs, not an OCI whiteout")
@@ -466,7 +519,7 @@ ImageRule = Callable[[Inspection], Iterator[Finding]]
 docstring is the statement, which users see. The function yields the findings that contradict the statement. It raises
 NotApplicable if it cannot judge the image."""
 RULES: tuple[ImageRule, ...] = (
-    plan, licenses, environment, user, command, size, no_keys, no_tokens, no_site_ca, no_leftovers,
+    plan, licenses, environment, user, command, size, no_keys, no_tokens, no_backdoors, no_site_ca, no_leftovers,
     not_world_writable, setuid, rootless, architecture, closure, symbol_versions, one_provider, no_stubs, gpu_code,
 )  # fmt: skip
 INCLUDING_BASE = (no_keys, no_tokens)

@@ -143,7 +143,7 @@ def test_a_layout_is_read_without_an_engine(call: Call, tiny: Files, monkeypatch
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
     image_files.layout(tiny.root / "layout", {"a": b"x"}, Labels={"imagebuild.component.library": "1.2"})
     status, printed, err = call("oci:layout", "--only", "image/no-*", "--only", "library", "--json", "r.json")
-    assert (status, "no check was started" in err, "5 passed, 0 failed, 5 skipped" in printed) == (4, True, True)
+    assert (status, "no check was started" in err, "6 passed, 0 failed, 5 skipped" in printed) == (4, True, True)
     checks = json.loads((tiny.root / "r.json").read_text())["checks"]
     assert {check["outcome"] for check in checks if check["component"] != "image"} == {"skipped"}
 
@@ -198,3 +198,16 @@ def test_the_files_are_found_where_the_build_left_them(call: Call, tiny: Files) 
     status, _, _ = call(name, "--runner", "exec:env", "--only", "library/version", "--json", "r.json")
     result = VerifyResult.model_validate_json((tiny.root / "r.json").read_text())
     assert (status, result.checks[0].outcome, bool(result.digest)) == (0, "passed", True)
+
+
+@pytest.mark.programs
+def test_a_false_hash_program_is_noticed(call: Call, tiny: Files) -> None:
+    image_files.layout(tiny.root / "layout", HERE, Labels={"imagebuild.component.library": "1.2"})
+    false = tiny.root / "bin/sha256sum"
+    false.parent.mkdir()
+    false.write_text(f"#!/bin/sh\n/usr/bin/sha256sum /etc/hostname\necho '{'0' * 64}  -'\n")
+    false.chmod(0o755)
+    runner = f"exec:env PATH={false.parent}:/usr/bin:/bin"
+    assert call("layout", "--runner", runner, "--only", "library/version", "--json", "r.json")[0] == 1
+    proof = VerifyResult.model_validate_json((tiny.root / "r.json").read_text()).checks[0]
+    assert (proof.outcome, "computes wrong hashes" in proof.reason) == ("failed", True)

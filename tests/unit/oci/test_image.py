@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from imagebuild.render.renderer import Renderer
 from imagebuild.verify.layers import scan_all
 from imagebuild.verify.rules import judge_images, read_images
 from imagebuild.verify.subject import ImageFinder
+from tests.handmade import handmade
 from tests.registry_fake import FakeRegistry, put_image
 from tests.unit import image_files
 from tests.unit.image_files import Layout, layer, saved
@@ -78,6 +80,46 @@ def test_several_platforms(renderer: Renderer, full_plan: Plan, tmp_path: Path) 
     with ImageFinder().find(str(made.root)) as found:
         names = {result.check for result in judge_images(read_images(found, renderer.project, full_plan))}
     assert {"readable linux/amd64", "readable linux/arm64"} <= names
+
+
+def test_the_first_manifest_of_a_platform_is_chosen_as_engines_do(tmp_path: Path) -> None:
+    """Engines ignore annotations, and treat the usual variant as none. An entry without platform comes last."""
+    made = Layout(tmp_path / "x")
+    first, second = (made.image([layer({name: b""})]) for name in ("first", "second"))
+    arm, unnamed = made.image([layer({"arm": b""})], platform="linux/arm64"), dict(made.image([layer({"no": b""})]))
+    del unnamed["platform"]
+    annotated = first | {"annotations": {"vnd.docker.reference.type": "attestation-manifest"}}
+    usual = arm | {"platform": arm["platform"] | {"variant": "v8"}}
+    made.manifests = [made.json({"manifests": [unnamed, annotated, second, usual, arm]}, INDEX)]
+    made.write()
+    assert read(made.root, tmp_path) == [["first"], ["arm"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rootfs": {"diff_ids": [f"sha256:{'0' * 64}"]}}, "the digest after decompression is sha256:"),
+        ({"rootfs": {}}, "the configuration names 0 layers, but the manifest 1"),
+        ({"architecture": "arm64"}, "the index lists it for linux/amd64, but its configuration is for linux/arm64"),
+    ],
+)
+def test_images_that_engines_refuse(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    made = Layout(tmp_path / "x")
+    made.image([layer(FILES)], change)
+    with pytest.raises(ResultError, match=reason):
+        read(made.root, tmp_path)
+
+
+def test_bombs_and_files_without_end_are_refused(tmp_path: Path) -> None:
+    sparse = {"GNU.sparse.size": 1 << 50, "GNU.sparse.numblocks": 0, "GNU.sparse.major": 0, "GNU.sparse.minor": 1}
+    for number, members in enumerate([[{"n": "a", "x": sparse}], [{"n": "a", "x": {"comment": "x" * (2 << 20)}}]]):
+        made = Layout(tmp_path / str(number))
+        made.image([gzip.compress(handmade(members))])
+        with pytest.raises(ResultError, match=r"larger than (4 GiB|1 MiB)"):
+            read(made.root, tmp_path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        images_in(tmp_path / "fifo", tmp_path)
 
 
 def test_what_is_no_image_or_several(tmp_path: Path) -> None:

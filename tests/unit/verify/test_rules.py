@@ -178,6 +178,13 @@ def test_a_fault_in_the_base_image(case: Case, name: str) -> None:
     noted = results[rule].output
     assert reason in noted
     assert noted.count("(base image)") == 1
+    # The text of a later step does not make the layers below it the base's.
+    case.layers.append({"opt/later": Node(b"x", 0o4755)})
+    case.history.append({"created_by": "RUN true # cat > /etc/profile.d/imagebuild.sh"})
+    case.root = case.root.with_name("later")
+    assert failed(case.results())["setuid"].startswith("/opt/later: is setuid")
+    case.layers.pop()
+    case.history.pop()
     # If the history does not list every layer, all layers count as the image's own.
     case.history.pop()
     case.root = case.root.with_name("again")
@@ -330,3 +337,13 @@ def test_which_code_runs_where(has: str, capability: str, right: bool) -> None:
     made = read(io.BytesIO(elf(fatbin=image_files.fatbin((kind, int(number.rstrip("af")), suffix)))))
     assert describe_code(made) == f"{kind.replace('ptx', 'PTX')} for {number}"
     assert runs(made, capability) == right
+
+
+def test_a_deep_path_and_a_name_with_markup(case: Case) -> None:
+    case.layers.append({f"{'a/' * 1900}x": b"", "opt/[/bold]": Node(b"", 0o4755)})
+    assert failed(case.results()) == {"setuid": "/opt/[/bold]: is setuid or setgid (mode 4755)"}
+
+
+def test_a_privileged_program_that_replaces_the_one_of_the_distribution(case: Case) -> None:
+    case.layers.append({"usr/bin/su": Node(b"another", 0o4755)})
+    assert "is privileged, but its content is not that of layer 1" in failed(case.results())["setuid"]
