@@ -29,60 +29,7 @@ EXCLUSIVE = (
 """Sets of options of `build` that cannot be combined."""
 
 
-@options.command(
-    "imagebuild build quickstart cuda=13.5 --platform local",
-    "imagebuild build open --push --registry ghcr.io/acme",
-    "imagebuild build open-cuda13.5-debian13-devel --source ucx=/my/ucx --stage ucx -v",
-)
-@options.select
-@options.platforms
-@click.option("--load", is_flag=True, help="Load the images into the engine's image store. This is the default.")
-@click.option(
-    "--push",
-    is_flag=True,
-    help="Push the images to staging repositories, such as IMAGE-staging, by digest and without tags.",
-)
-@click.option("-o", "--output", metavar="DIR", type=options.PATH, help="Write the images as OCI layouts into a folder.")
-@options.registry
-@click.option(
-    "--compression", type=click.Choice(["gzip", "zstd"]), default="gzip", help="Compression of the image layers."
-)
-@click.option("--builder", metavar="NAME", help="The builder of docker buildx to use.")
-@click.option(
-    "--source",
-    "sources",
-    metavar="NAME=DIR",
-    multiple=True,
-    help="Take the source of a component from a folder, not from the pinned address. Can be repeated.",
-)
-@options.base
-@options.ca
-@click.option("--no-cache", is_flag=True, help="Run all build steps again, even if the cache contains their results.")
-@click.option(
-    "--rebuild",
-    metavar="YYYY-MM-DD",
-    type=options.DAY,
-    help="Install the current packages of the distribution, not those in the cache. The tags contain this day.",
-)
-@click.option(
-    "--cache", metavar="REPOSITORY", help="Read the caches of compiled stages from this repository in a registry."
-)
-@click.option("--cache-write", is_flag=True, help="With --cache: also write the caches, as CI does.")
-@click.option("--stage", metavar="NAME", help="Build only this stage of the Dockerfiles.")
-@click.option(
-    "--bundle",
-    metavar="DIR",
-    type=options.PATH,
-    help="Build without a network, from the bundle in this folder (see `imagebuild bundle`).",
-)
-@click.option(
-    "--offline", is_flag=True, help="Build without a network, from the bundle that `imagebuild bundle use` set."
-)
-@options.folder
-@options.json_file
-@options.verbose
-@options.project
-@options.image_edits
+@options.command()
 def build(
     project: options.ProjectFiles,
     edits: options.ImageChanges,
@@ -166,18 +113,7 @@ def bundle() -> None:
     """Collect all downloads of a build in a folder, to build without a network."""
 
 
-directory = click.argument("directory", metavar="DIR", type=options.PATH, help="Folder of the bundle.")
-
-
-@bundle.command("create", epilog=options.examples("imagebuild bundle create /media/usb/bundle open cuda=13.5"))
-@directory
-@options.select
-@options.platforms
-@options.base
-@options.ca
-@options.verbose
-@options.project
-@options.plan_edits
+@options.command(bundle, "create")
 def create_bundle(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
@@ -215,9 +151,7 @@ def create_bundle(
     out.print(f"{directory}: {format_size(size)}, for {len(targets)} targets")
 
 
-@bundle.command("verify", epilog=options.examples("imagebuild bundle verify /media/usb/bundle"))
-@directory
-@options.json_file
+@options.command(bundle, "verify")
 def verify_bundle(directory: Path, json_file: str | None) -> None:
     """Verify the hashes of a bundle, and list its targets."""
     from imagebuild.build.bundle import Bundle
@@ -231,8 +165,7 @@ def verify_bundle(directory: Path, json_file: str | None) -> None:
     options.print_result(json_file, content, lambda: out.print(text))
 
 
-@bundle.command("use", epilog=options.examples("imagebuild bundle use /media/usb/bundle && imagebuild build --offline"))
-@directory
+@options.command(bundle, "use")
 def use_bundle(directory: Path) -> None:
     """Set the bundle that `imagebuild build --offline` uses."""
     from imagebuild.build.bundle import Bundle
@@ -252,7 +185,7 @@ def engine() -> None:
     """Start and stop a private Docker Engine, for machines that have none."""
 
 
-@engine.command("up", epilog=options.examples("sudo imagebuild engine up"))
+@options.command(engine, "up")
 def start() -> None:
     """Start the private engine, unless another engine answers. Install the private engine first if it is missing."""
     from imagebuild.build.private import start_engine
@@ -267,8 +200,7 @@ def start() -> None:
         out.print(f"The private engine answers at {paths.host}; its data is in {paths.data}.")
 
 
-@engine.command("down", epilog=options.examples("sudo imagebuild engine down --purge"))
-@click.option("--purge", is_flag=True, help="Also delete the engine's images and build cache.")
+@options.command(engine, "down")
 def stop(purge: bool) -> None:
     """Stop the private engine."""
     from imagebuild.build.private import stop_engine
@@ -277,8 +209,7 @@ def stop(purge: bool) -> None:
     out.print("The private engine is down" + (" and its data is deleted." if purge else "."))
 
 
-@options.command("imagebuild doctor", "imagebuild doctor --json -")
-@options.json_file
+@options.command()
 def doctor(json_file: str | None) -> None:
     """Check whether this machine can build and verify images, and print what is missing.
 

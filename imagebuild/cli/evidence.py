@@ -11,7 +11,6 @@ import click
 from imagebuild.cli import options
 from imagebuild.core.console import UNSIGNED, err, out, print_table, styled
 from imagebuild.core.errors import ConfigError, plural
-from imagebuild.oci.attestation import DEFAULT_KINDS, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,15 +22,7 @@ if TYPE_CHECKING:
 POLICY = Path("scan-policy.yaml")
 
 
-@options.command(
-    "imagebuild sbom quickstart-cuda13.5-debian13-runtime -o sbom.spdx.json",
-    "imagebuild sbom ghcr.io/acme/open@sha256:… --platform linux/arm64",
-)
-@options.image
-@options.output
-@options.platform
-@options.folder
-@options.project
+@options.command()
 def sbom(project: options.ProjectFiles, image: str, output: str | None, platform: str | None, folder: Path) -> None:
     """List what is installed in an image, as an SPDX document."""
     from imagebuild.oci.attestation import encode_predicate
@@ -47,20 +38,7 @@ def sbom(project: options.ProjectFiles, image: str, output: str | None, platform
     options.print_or_write(encode_predicate(document).decode(), output)
 
 
-@options.command("imagebuild scan ghcr.io/acme/open@sha256:… --report grype.sarif --json scan.json")
-@options.image
-@click.option(
-    "--report", metavar="FILE", type=options.PATH, required=True,
-    help="SARIF file of grype, Trivy or another scanner, or the output of debsecan.",
-)  # fmt: skip
-@click.option(
-    "--policy", metavar="FILE", type=options.PATH, default=POLICY,
-    help="Rules that say which findings fail the image, and which findings are ignored.",
-)  # fmt: skip
-@options.platform
-@options.json_file
-@options.folder
-@options.project
+@options.command()
 def scan(
     project: options.ProjectFiles, image: str, report: Path, policy: Path, platform: str | None,
     json_file: str | None, folder: Path,
@@ -85,25 +63,7 @@ def scan(
         sys.exit(1)
 
 
-@options.command("imagebuild freshness --registry ghcr.io/acme --archive URL --suite trixie-security --keyring FILE")
-@options.select
-@click.option(
-    "--archive", metavar="URL", required=True, help="Address of the distribution's archive of security updates."
-)
-@click.option("--suite", metavar="NAME", required=True, help="Suite of the archive, such as trixie-security.")
-@click.option(
-    "--keyring", metavar="FILE", type=options.PATH, required=True,
-    help="File with the keys that sign the archive, as gpg exports them.",
-)  # fmt: skip
-@options.registry
-@click.option(
-    "--scans", metavar="DIR", type=options.PATH,
-    help="Folder with newer scan results. An image with a failed scan counts as outdated, if a rebuild would fix it.",
-)  # fmt: skip
-@options.ca
-@options.json_file
-@options.project
-@options.signers
+@options.command()
 def freshness(
     project: options.ProjectFiles, signers: options.TrustOptions, archive: str, suite: str, keyring: Path,
     select: tuple[str, ...], registry: str | None, scans: Path | None, ca: Path | None, json_file: str | None,
@@ -165,14 +125,7 @@ def _in_registry(image: str) -> tuple[ImageReference, Registry]:
     return reference, connect_registry(reference.host)
 
 
-@attest.command("verify", epilog=options.examples("imagebuild attest verify ghcr.io/acme/open:latest --key cosign.pub"))
-@click.argument("image", metavar="IMAGE", help="Image in a registry, by tag or digest.")
-@click.option(
-    "--require", metavar="KIND,…", default=",".join(DEFAULT_KINDS),
-    help="Kinds of attachments that must exist, separated by commas; also benchmark, scan and signature.",
-)  # fmt: skip
-@options.json_file
-@options.signers
+@options.command(attest, "verify")
 def verify_attachments_of(signers: options.TrustOptions, image: str, require: str, json_file: str | None) -> None:
     """Verify that the attestations of an image are about this image, and that they report no problem.
 
@@ -186,15 +139,7 @@ def verify_attachments_of(signers: options.TrustOptions, image: str, require: st
         sys.exit(1)
 
 
-@attest.command(
-    "add",
-    epilog=options.examples("imagebuild attest add ghcr.io/acme/open@sha256:… results.json --kind benchmark"),
-)
-@click.argument("image", metavar="IMAGE@DIGEST", help="Image in a registry, by digest.")
-@click.argument("file", metavar="FILE", type=options.PATH, help="File to attach.")
-@click.option("--kind", type=click.Choice(list(KINDS)), required=True, help="Kind of the attachment.")
-@options.platform
-@options.signing
+@options.command(attest, "add")
 def add_attachment_to(signing: options.SignOptions, image: str, file: Path, kind: str, platform: str | None) -> None:
     """Attach a file to a published image, such as later benchmark results.
 
@@ -230,16 +175,7 @@ def _show(result: AttestResult) -> None:
         out.print(styled(*UNSIGNED))
 
 
-@options.command("imagebuild diff ghcr.io/acme/open:old ghcr.io/acme/open:new")
-@options.image
-@click.argument("other", metavar="OTHER", help="Image to compare the first image with.")
-@options.platform
-@options.json_file
-@click.option("--exit-code", is_flag=True, help="Exit status 1 if the images differ.")
-@options.offline
-@options.folder
-@options.project
-@options.signers
+@options.command()
 def diff(
     project: options.ProjectFiles, signers: options.TrustOptions, image: str, other: str, platform: str | None,
     json_file: str | None, exit_code: bool, offline: bool, folder: Path,
@@ -255,18 +191,7 @@ def diff(
         sys.exit(1)
 
 
-@options.command("imagebuild catalog --registry ghcr.io/acme -o site", "imagebuild catalog --readme README.md")
-@options.registry
-@click.option("-o", "--output", metavar="DIR", type=options.PATH, help="Write the page and images.json into a folder.")
-@click.option(
-    "--readme", metavar="FILE", type=options.PATH,
-    help="Update the table of images in this file, between the comments images:begin and images:end.",
-)  # fmt: skip
-@click.option(
-    "--freshness", metavar="FILE", type=options.PATH, help="Result of `freshness --json` to show on the page."
-)
-@options.project
-@options.signers
+@options.command()
 def catalog(
     project: options.ProjectFiles, signers: options.TrustOptions, registry: str | None, output: Path | None,
     readme: Path | None, freshness: Path | None,

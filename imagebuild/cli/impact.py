@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-
-import click
+from typing import Literal
 
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
@@ -14,30 +13,7 @@ MAX_JOBS = 256
 """The maximum number of jobs in a matrix, as GitHub allows."""
 
 
-@options.command(
-    "imagebuild impact v1.2             # the working tree against a revision",
-    "imagebuild impact HEAD open --set nccl=2.31.2",
-    "imagebuild impact v1.2 --to HEAD --json -",
-    "imagebuild impact nothing          # all steps: the build of an empty cache",
-)
-@click.argument(
-    "before",
-    metavar="REVISION",
-    help="Old state of the project, which was built: a git revision or a folder. `nothing` means an empty cache.",
-)
-@options.select
-@click.option(
-    "--to",
-    "after",
-    metavar="REVISION",
-    help="New state of the project: a git revision or a folder. Default: the working tree.",
-)
-@options.markdown
-@options.platforms
-@options.base
-@options.json_file
-@options.project
-@options.plan_edits
+@options.command()
 def impact(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
@@ -46,7 +22,7 @@ def impact(
     after: str | None,
     markdown: bool,
     platforms: tuple[str, ...],
-    base: str,
+    base: Literal["bootstrap", "registry"],
     json_file: str | None,
 ) -> None:
     """List the build steps that a change runs again.
@@ -64,27 +40,7 @@ def impact(
     options.print_result(json_file, result, lambda: print_impact(result, markdown=markdown))
 
 
-@options.command(
-    "imagebuild ci-matrix --changed-since origin/main",
-    "imagebuild ci-matrix --unpublished --registry ghcr.io/acme --max-jobs 20",
-)
-@options.select
-@click.option(
-    "--changed-since", "since", metavar="REVISION", help="Include only targets that changed since this git revision."
-)
-@click.option("--unpublished", is_flag=True, help="Include only targets whose current state is not published.")
-@options.registry
-@click.option(
-    "--max-jobs",
-    metavar="NUMBER",
-    type=options.IntRange(min=1),
-    default=MAX_JOBS,
-    help="Maximum number of jobs. If there are more builds, a job builds several targets.",
-)
-@options.platforms
-@click.option("--rendered", metavar="FILE", type=options.PATH, help="Write hashes for `publish --rendered` to FILE.")
-@options.project
-@options.plan_edits
+@options.command()
 def ci_matrix(
     project: options.ProjectFiles,
     edits: options.PlanChanges,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
-
-import click
+from typing import TYPE_CHECKING
 
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
@@ -15,101 +13,8 @@ from imagebuild.jobs.request import JobRequest, Scheduler, SlurmContainer
 if TYPE_CHECKING:
     from imagebuild.jobs.offer import Offer
 
-COUNT = options.IntRange(min=1, max=9999)
-"""The type of a number of nodes or racks. Pod names have room for four digits."""
 
-
-@options.command(
-    "imagebuild job mpijob --profile h100 --fabric ib --nodes 8 --registry ghcr.io/acme | kubectl create -f -",
-    "imagebuild job slurm --profile gb300-nvl72 --fabric roce --racks 2 --catalog site/images.json -o job.sh",
-)
-@click.argument("scheduler", type=click.Choice(get_args(Scheduler)), help="Scheduler that runs the job.")
-@click.option(
-    "--profile",
-    metavar="NAME",
-    required=True,
-    help="Hardware profile of the nodes: the name of a file in profiles/.",
-    shell_complete=options.names_of("profiles"),
-)
-@click.option(
-    "--fabric",
-    metavar="NAME",
-    help="Network between the nodes: the name of a file in jobs/fabrics/. Default: the network of the profile.",
-    shell_complete=options.names_of("jobs/fabrics"),
-)
-@click.option(
-    "--cluster",
-    metavar="NAME",
-    default="generic",
-    help="Settings of the cluster: the name of a file in jobs/clusters/.",
-    shell_complete=options.names_of("jobs/clusters"),
-)
-@click.option(
-    "--nodes", metavar="NUMBER", type=COUNT, help="Number of nodes. Default: 8, or all nodes of an NVLink rack."
-)
-@click.option("--racks", metavar="NUMBER", type=COUNT, help="Number of whole NVLink racks, instead of --nodes.")
-@options.gpus
-@click.option(
-    "--feature",
-    "features",
-    metavar="NAME,…",
-    multiple=True,
-    help="Options of the job, such as sharp: names of files in jobs/features/. Can be repeated.",
-    shell_complete=options.names_of("jobs/features"),
-)
-@click.option(
-    "--with",
-    "components",
-    metavar="COMPONENT",
-    multiple=True,
-    help="Component that was added to the image with `build --with`. Can be repeated.",
-)
-@click.option(
-    "--container",
-    type=click.Choice(get_args(SlurmContainer)),
-    help="With slurm: run the job in a pyxis container, or without a container.",
-)
-@click.option("--image", metavar="IMAGE", help="Image to run. Default: the newest image that fits.")
-@options.registry
-@click.option("--plan", metavar="FILE|-", help="Choose the image from this output of `imagebuild plan --json`.")
-@click.option(
-    "--catalog",
-    metavar="FILE",
-    type=options.PATH,
-    help="Choose the image from the images.json that `imagebuild catalog` wrote.",
-)
-@click.option(
-    "--nccl",
-    metavar="VERSION",
-    help="NCCL version of the image. Default: the version in the plan, the catalogue or the image's tag.",
-)
-@click.option(
-    "--test",
-    metavar="NAME",
-    default="all-reduce",
-    help="Benchmark to run: the name of a file in jobs/tests/.",
-    shell_complete=options.names_of("jobs/tests"),
-)
-@click.option(
-    "--param",
-    "settings",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Set a parameter of the job (minutes=30), or an environment variable of all ranks (NCCL_IB_TC=41). "
-    "Can be repeated.",
-)
-@click.option(
-    "--collect", is_flag=True, help="Explain in the header of the output how to run the job and get the result."
-)
-@options.output
-@click.option(
-    "--facts",
-    metavar="DIR",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Read fabrics, clusters, features and tests only from this folder, not from the folders named jobs.",
-)
-@options.profiles
-@options.project
+@options.command()
 def job(
     project: options.ProjectFiles,
     scheduler: Scheduler,

@@ -6,54 +6,11 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-import click
-
 from imagebuild.cli import options
 from imagebuild.core.errors import CommandError
 
 
-@options.command(
-    "imagebuild lock                     # pin what the lock lacks, and remove unused pins",
-    "imagebuild lock --set nccl=2.31.2   # also pin the sources of this version",
-    "imagebuild lock --show hpcx hpcx    # what is known of HPC-X's archives",
-    "imagebuild lock --check hpcx-cuda13.2.1-ubuntu24.04-devel --json servers.json",
-    "imagebuild lock --check --offline   # only compare the lock with the matrix",
-)
-@options.select
-@click.option(
-    "--update",
-    metavar="NAME",
-    multiple=True,
-    help="Component, version in the matrix, base image or address whose sources are pinned again. Can be repeated.",
-)
-@click.option(
-    "--show",
-    metavar="NAME",
-    multiple=True,
-    help="Only print the lock's entries for a name. The same names as with --update are accepted. Can be repeated.",
-)
-@options.platforms
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Write nothing. Compare the lock with the matrix and with every server, without downloads.",
-)
-@click.option("--offline", is_flag=True, help="With --check: do not ask servers.")
-@click.option(
-    "--date",
-    metavar="YYYY-MM-DD",
-    type=options.DAY,
-    help="Only set the date in the lock, which is the maximum modification time of files in images.",
-)
-@click.option(
-    "--no-isolation",
-    is_flag=True,
-    help="Run the scripts of archives even if this machine cannot isolate them from the network and your files.",
-)
-@options.json_file
-@options.ca
-@options.project
-@options.plan_edits
+@options.command()
 def lock(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
@@ -104,16 +61,7 @@ def lock(
             raise CommandError(text)
 
 
-@options.command(
-    "imagebuild bump                             # a diff of matrix.yaml",
-    "imagebuild bump nccl ucx --write && imagebuild lock",
-)
-@click.argument(
-    "names", metavar="[PIN]...", nargs=-1, help="Pins (versions in the matrix) to update. Default: all pins."
-)
-@click.option("--write", is_flag=True, help="Change the matrix instead of printing a diff.")
-@options.ca
-@options.project
+@options.command()
 def bump(project: options.ProjectFiles, names: tuple[str, ...], write: bool, ca: Path | None) -> None:
     """Propose newer versions for the matrix, as a diff."""
     from difflib import unified_diff

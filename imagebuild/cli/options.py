@@ -1,19 +1,21 @@
-"""The options that several commands share, and the project that `--project` names.
+"""The options of commands: from the YAML file beside each module to the parameters of the command's function.
 
-Each decorator of this module adds options to a command. The command gets the value of these
-options as a parameter that has the name of the decorator."""
+`options.yaml` contains the options that several commands share."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, wraps
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from functools import cache, cached_property, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import click
+import yaml
 
 from imagebuild.core.errors import ConfigError, ImagebuildError
 
@@ -27,13 +29,8 @@ if TYPE_CHECKING:
 
 STDIN = STDOUT = "-"
 """The file name that stands for the standard input or output."""
-BUILDS = Path("build")
-"""The default of `--folder`: the folder to which builds write Dockerfiles, layouts and results."""
 MATRIX = Path("matrix.yaml")
 PROJECT_VARIABLE = "IMAGEBUILD_PROJECT"
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
-DAY = click.DateTime(["%Y-%m-%d"])
 
 
 class IntRange(click.IntRange):
@@ -44,11 +41,11 @@ class FloatRange(click.FloatRange):
     name = "number"
 
 
-COUNT = IntRange(min=1, max=1_000_000)
-"""The type of a number of ranks, hosts or GPUs."""
-
-
-# Commands
+TYPES: Mapping[type, Callable[..., click.ParamType[Any]]] = {
+    int: IntRange, float: FloatRange, Path: partial(click.Path, path_type=Path),
+    datetime: partial(click.DateTime, ["%Y-%m-%d"]),
+}  # fmt: skip
+"""Maps the type of a parameter to the type that reads and checks its option."""
 
 
 class StrictCommand(click.Command):
@@ -74,47 +71,80 @@ class StrictCommand(click.Command):
 class Group(click.Group):
     """A group whose help lists the commands in the order of their definition."""
 
-    command_class = StrictCommand
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
 
-def examples(*lines: str) -> str:
-    """Return command lines as an epilog, which is the last section of a command's help."""
-    return "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in lines)])
-
-
 Callback = Callable[..., object]
-Decorator = Callable[[Callback], Callback]
-Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
-def command(*lines: str) -> Callable[[Callback], click.Command]:
-    """Return a decorator that makes a command with the name of its function. The help ends with `lines` as examples."""
-    return click.command(cls=StrictCommand, epilog=examples(*lines))
+@cache
+def _table(name: str) -> Mapping[str, Any]:
+    """Return the content of a YAML file in the folder of this module."""
+    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+    table: Mapping[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe
+    return table
 
 
-def grouped(name: str, kind: type, *options: Decorator) -> Decorator:
-    """Return a decorator that adds options to a command and passes their values as one parameter, called `name`.
+def command(group: click.Group | None = None, name: str = "") -> Callable[[Callback], click.Command]:
+    """Return a decorator that makes a command of a function. Its options and examples are in the YAML file of the
+    module, under the words of the command.
 
-    `kind` is the dataclass of this parameter. It has a field for each option."""
+    The annotations of the function determine the types of the options. A dataclass, such as ProjectFiles, stands for
+    the options that its fields name."""
 
-    def decorate(callback: Callback) -> Callback:
+    def decorate(callback: Callback) -> click.Command:
+        word = name or callback.__name__.replace("_", "-")
+        row = _table(callback.__module__.rpartition(".")[2])[f"{group.name} {word}" if group else word]
+        hints = get_type_hints(callback)
+        groups = {key: hints[key] for key in row["options"] if is_dataclass(hints[key])}
+
         @wraps(callback)
         def call(**given: Any) -> object:
-            values = {field.name: given.pop(field.name) for field in fields(kind)}
-            return callback(**given, **{name: kind(**values)})
+            for key, kind in groups.items():
+                given[key] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+            return callback(**given)
 
-        added: Callback = call
-        for option in reversed(options):
-            added = option(added)
-        return added
+        parameters: list[click.Parameter] = []
+        for key, own in row["options"].items():
+            members = get_type_hints(groups[key]) if key in groups else {key: hints[key]}
+            parameters += [_parameter(each, hint, own or _table("options")[each]) for each, hint in members.items()]
+        epilog = "\n".join(["Examples:", "", "\b", *(f"  {line}" for line in row["examples"])])
+        new = StrictCommand(word, callback=call, params=parameters, help=callback.__doc__, epilog=epilog)
+        if group:
+            group.add_command(new)
+        return new
 
     return decorate
 
 
-def names_of(kind: str) -> Complete:
+def _parameter(name: str, hint: Any, row: Mapping[str, Any]) -> click.Parameter:
+    """Return an option, or an argument, from the annotation of a parameter and a row of a YAML file.
+
+    `names`: the words of the option, if they differ from the name of the parameter. `type`: arguments of the class in
+    TYPES. `choices`: allowed values, if they are no Literal. `complete`: argument of `names_of`. Other keys are
+    arguments of `click.Option` or `click.Argument`."""
+    if NoneType in get_args(hint):
+        hint = get_args(hint)[0]
+    several = get_origin(hint) in (tuple, Sequence)
+    kind = get_args(hint)[0] if several else hint
+    if get_origin(kind) is Literal:
+        kind = click.Choice(get_args(kind))
+    elif "choices" in row:
+        kind = click.Choice(row["choices"])
+    elif kind in TYPES:
+        kind = TYPES[kind](**row.get("type", {}))
+    given = {
+        key: value for key, value in row.items() if key not in ("names", "argument", "complete", "type", "choices")
+    }
+    given |= {"type": kind, "shell_complete": names_of(row["complete"]) if "complete" in row else None}
+    if row.get("argument"):
+        return click.Argument([name], nargs=-1 if several else 1, **given)
+    names = row.get("names", [f"--{name.replace('_', '-').rstrip('-')}"])
+    return click.Option([name, *names], multiple=several, is_flag=kind is bool, **given)
+
+
+def names_of(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Return a function that completes names in a shell.
 
     `kind` is `targets`, `components` or a folder of YAML files such as `jobs/clusters`. The names are those
@@ -138,80 +168,6 @@ def names_of(kind: str) -> Complete:
         return [name for name in dict.fromkeys(known) if name.startswith(incomplete)]
 
     return complete
-
-
-# Targets and images
-
-select = click.argument(
-    "select",
-    metavar="[TARGET]...",
-    nargs=-1,
-    help="Target ids or globs, image names, or AXIS=VALUE such as cuda=13.5. Default: all targets.",
-    shell_complete=names_of("targets"),
-)
-image = click.argument(
-    "image",
-    metavar="IMAGE",
-    help="Target id, tag, digest, or path of an OCI layout or archive.",
-    shell_complete=names_of("targets"),
-)
-registry = click.option(
-    "--registry", metavar="HOST/PATH", help="Registry and path of the images, such as ghcr.io/acme."
-)
-platforms = click.option(
-    "--platform",
-    "platforms",
-    metavar="OS/ARCH",
-    multiple=True,
-    help="Use only this platform; `local` is the platform of this machine. Can be repeated.",
-)
-platform = click.option("--platform", metavar="OS/ARCH", help="Platform to use, if the image is for several platforms.")
-folder = click.option(
-    "--folder", metavar="DIR", type=PATH, default=BUILDS, help="Folder to which builds write Dockerfiles and results."
-)
-base = click.option(
-    "--base",
-    type=click.Choice(["bootstrap", "registry"]),
-    default="bootstrap",
-    help="bootstrap: make base images from the distribution's archive; registry: pull base images.",
-)
-ca = click.option("--ca", metavar="FILE", type=PATH, help="Bundle of CA certificates for downloads.")
-offline = click.option("--offline", is_flag=True, help="Do not use the network.")
-verbose = click.option("-v", "--verbose", is_flag=True, help="Print the whole output of all steps.")
-
-# Hardware
-
-profile = click.option(
-    "--profile",
-    metavar="NAME",
-    help="Hardware profile whose limits speeds are compared with: the name of a file in profiles/.",
-    shell_complete=names_of("profiles"),
-)
-profiles = click.option("--profiles", metavar="DIR", type=PATH, help="Read profiles only from this folder.")
-gpus = click.option(
-    "--gpus",
-    metavar="NUMBER",
-    type=COUNT,
-    help="Number of GPUs of each node that are used. Default: all in the profile.",
-)
-domains = click.option(
-    "--domains", metavar="NUMBER", type=COUNT, help="Number of NVLink domains (racks, or parts of racks) of the nodes."
-)
-allow = click.option(
-    "--allow",
-    metavar="unvalidated|partial|unjudged",
-    multiple=True,
-    help="Accept data that was not compared (unvalidated), missing GPUs (partial), or speeds that were not judged "
-    "(unjudged). Can be repeated.",
-)
-
-# What a command writes
-
-json_file = click.option(
-    "--json", "json_file", metavar="FILE|-", help="Write the result as JSON to a file. `-` prints only the JSON."
-)
-output = click.option("-o", "--output", metavar="FILE", help="Write to a file instead of the standard output.")
-markdown = click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
 
 
 # Groups of options
@@ -277,21 +233,6 @@ class ProjectFiles:
         return self.open(changes)
 
 
-project = grouped(
-    "project",
-    ProjectFiles,
-    click.option(
-        "--project",
-        "root",
-        metavar="DIR",
-        type=PATH,
-        envvar=PROJECT_VARIABLE,
-        show_envvar=True,
-        help="Folder of the project. Default: the current folder.",
-    ),
-)
-
-
 @dataclass(frozen=True)
 class PlanChanges:
     """The options --set, --with and --without, which change the project without editing its files."""
@@ -308,34 +249,6 @@ class PlanChanges:
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.with_ or self.without)
-
-
-PLAN_CHANGES = (
-    click.option(
-        "--set",
-        "settings",
-        metavar="NAME=VALUE",
-        multiple=True,
-        help="Replace the values of an axis (cuda=13.0,13.5) or a version (nccl=2.31.2). Can be repeated.",
-    ),
-    click.option(
-        "--with",
-        "with_",
-        metavar="COMPONENT",
-        multiple=True,
-        help="Add a component to every image. Can be repeated.",
-        shell_complete=names_of("components"),
-    ),
-    click.option(
-        "--without",
-        metavar="COMPONENT",
-        multiple=True,
-        help="Remove a component from every image. Can be repeated.",
-        shell_complete=names_of("components"),
-    ),
-)
-plan_edits = grouped("edits", PlanChanges, *PLAN_CHANGES)
-"""Decorator that adds the options of `PlanChanges` to a command and passes their values as the parameter `edits`."""
 
 
 @dataclass(frozen=True)
@@ -374,21 +287,6 @@ class ImageChanges(PlanChanges):
         for target in targets:
             if problem := base_mismatch(self.base_image, target.axes["os"]):
                 raise ConfigError(f"--base-image {self.base_image}: {problem}")
-
-
-image_edits = grouped(
-    "edits",
-    ImageChanges,
-    *PLAN_CHANGES,
-    click.option("--base-image", metavar="IMAGE", help="Start from this image instead of the target's base image."),
-    click.option(
-        "--append",
-        metavar="FILE|-",
-        type=PATH,
-        help="Append the Dockerfile instructions of a file. CMD, ENV and LABEL in it override earlier ones.",
-    ),
-)
-"""Decorator that adds the options of `ImageChanges` to a command and passes their values as the parameter `edits`."""
 
 
 @dataclass(frozen=True)
@@ -436,30 +334,6 @@ class SignOptions(TrustOptions):
             identity, source = f"{os.environ['GITHUB_SERVER_URL']}/{workflow}", os.environ["GITHUB_REPOSITORY"]
             named = replace(self, identities=(identity,), issuer=GITHUB_ISSUER, source=source)
         return named._signer(signs=True)
-
-
-TRUST = (
-    click.option("--key", metavar="FILE", help="Key file of cosign: the private key with --sign, else the public key."),
-    click.option(
-        "--certificate-identity", "identities", metavar="ID", multiple=True,
-        help="Identity that signs, or that must have signed, if there is no key. To verify, it can be repeated.",
-    ),
-    click.option(
-        "--certificate-oidc-issuer", "issuer", metavar="URL",
-        help="OIDC issuer of the identity that --certificate-identity names.",
-    ),
-    click.option(
-        "--certificate-github-workflow-repository", "source", metavar="OWNER/NAME",
-        help="GitHub repository in which the workflow that signs must have run.",
-    ),
-    click.option(
-        "--certificate-github-workflow-ref", "ref", metavar="REF", help="Git ref on which this workflow must have run.",
-    ),
-    click.option("--no-tlog", is_flag=True, help="Do not use the public transparency log of signatures."),
-)  # fmt: skip
-signers = grouped("signers", TrustOptions, *TRUST)
-SIGN = click.option("--sign", is_flag=True, help="Sign with cosign. In a GitHub job, no key is needed.")
-signing = grouped("signing", SignOptions, *TRUST, SIGN)
 
 
 # Values of options

@@ -6,35 +6,11 @@ import re
 from pathlib import Path
 from typing import Literal
 
-import click
-
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError
 
 
-@options.command(
-    "imagebuild init                              # in an empty folder",
-    "imagebuild init images --repository ghcr.io/acme --workflow acme/imagebuild@v0.1.0",
-)
-@click.argument(
-    "folder",
-    metavar="[FOLDER]",
-    type=options.PATH,
-    default=Path(),
-    help="Folder to write to. Default: the current folder.",
-)
-@click.option(
-    "--repository",
-    metavar="HOST/PATH",
-    default="example",
-    help="Registry and path for your images, such as ghcr.io/acme.",
-)
-@click.option("--name", "image", metavar="NAME", default="train", help="Name of the first image.")
-@click.option(
-    "--workflow",
-    metavar="OWNER/NAME@REVISION",
-    help="Also write a GitHub workflow that calls the reusable workflow of this imagebuild repository.",
-)
+@options.command()
 def init(folder: Path, repository: str, image: str, workflow: str | None) -> None:
     """Write a new project that extends the project of imagebuild."""
     from importlib.resources import files
@@ -67,17 +43,7 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
     out.print("`imagebuild plan` lists the targets, `imagebuild build` builds them.")
 
 
-@options.command(
-    "imagebuild plan quickstart cuda=13.5",
-    "imagebuild plan --why              # also the excluded combinations, and the reasons",
-    "imagebuild plan --json -           # the whole plan, for programs",
-)
-@options.select
-@click.option("--why", is_flag=True, help="Also list the combinations that are not built, with the reasons.")
-@options.registry
-@options.json_file
-@options.project
-@options.plan_edits
+@options.command()
 def plan(
     project: options.ProjectFiles,
     edits: options.PlanChanges,
@@ -131,31 +97,7 @@ SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
 """A secret mount, through which `build` passes mirrors and passwords to a step. `docker build` needs no such mount."""
 
 
-@options.command(
-    "imagebuild render open-cuda13.5-debian13-devel > Dockerfile",
-    "imagebuild render quickstart-cuda13.5-* --set nccl=2.31.2 --append more.Dockerfile -o Dockerfile",
-)
-@click.argument(
-    "target",
-    metavar="[TARGET]",
-    default="*",
-    help="Target id, or a glob that matches one target.",
-    shell_complete=options.names_of("targets"),
-)
-@click.option(
-    "--unresolved",
-    is_flag=True,
-    help="Print the Dockerfile even if sources have no pin. This Dockerfile cannot be built.",
-)
-@click.option(
-    "--for",
-    "purpose",
-    type=click.Choice(["standalone"]),
-    help="standalone: omit the secret mounts, for which only `imagebuild build` has values.",
-)
-@options.output
-@options.project
-@options.image_edits
+@options.command()
 def render(
     project: options.ProjectFiles,
     edits: options.ImageChanges,

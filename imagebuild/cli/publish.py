@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from imagebuild.cli import options
 from imagebuild.core.console import err, out, print_table
 from imagebuild.core.errors import NothingSelected, ResultError, plural
@@ -24,26 +22,7 @@ if TYPE_CHECKING:
     from imagebuild.publish.prune import PruneVerdict
 
 
-@options.command(
-    "imagebuild publish --registry ghcr.io/acme --dry-run",
-    "imagebuild publish --registry ghcr.io/acme --results build --sign --key cosign.key",
-)
-@options.select
-@options.registry
-@click.option(
-    "--results",
-    metavar="DIR",
-    type=options.PATH,
-    multiple=True,
-    default=[options.BUILDS],
-    help="Folder with the results of build, verify, scan and benchmarks. Can be repeated.",
-)
-@click.option("--rendered", metavar="FILE", type=options.PATH, help="Render nothing; use this file of `ci-matrix`.")
-@click.option("--dry-run", is_flag=True, help="Print what would be published, and publish nothing.")
-@options.json_file
-@options.project
-@options.image_edits
-@options.signing
+@options.command()
 def publish(
     project: options.ProjectFiles,
     edits: options.ImageChanges,
@@ -80,24 +59,7 @@ def publish(
         sys.exit(result.exit_status)
 
 
-@options.command("imagebuild each build -- imagebuild verify '{image}' --pull --json '{folder}/verify.json'")
-@click.argument(
-    "folder", metavar="DIR", type=options.PATH, help="Folder to which `imagebuild build --push` wrote its results."
-)
-@click.argument(
-    "command",
-    metavar="COMMAND...",
-    nargs=-1,
-    required=True,
-    help="Program and arguments, with {image}, {index}, {target}, {platform}, {arch} and {folder} as placeholders.",
-)
-@options.platforms
-@click.option(
-    "--published",
-    metavar="HOST/PATH",
-    help="Use the published images in this registry to which an alias points. Create a folder in DIR for each image.",
-)
-@options.project
+@options.command()
 def each(
     project: options.ProjectFiles,
     folder: Path,
@@ -182,22 +144,7 @@ def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> i
     return max(failed.values(), default=0)
 
 
-@options.command(
-    "imagebuild prune --registry ghcr.io/acme", "imagebuild prune --registry ghcr.io/acme --older-than 28 --yes"
-)
-@options.select
-@options.registry
-@click.option(
-    "--older-than",
-    "days",
-    metavar="DAYS",
-    type=options.IntRange(min=0),
-    default=14,
-    help="Keep images that were pushed less than this many days ago.",
-)
-@click.option("--yes", is_flag=True, help="Delete the images. Without this option, only list them.")
-@options.json_file
-@options.project
+@options.command()
 def prune(
     project: options.ProjectFiles,
     select: tuple[str, ...],

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from imagebuild.cli import options
 from imagebuild.core.errors import ConfigError, plural
 
@@ -17,45 +15,7 @@ if TYPE_CHECKING:
     from imagebuild.bench.profiles import Profile
 
 
-@options.command(
-    "imagebuild report all_reduce.log --profile h200 --algorithm ring",
-    "imagebuild report logs/ --baseline last-week.json --junit report.xml --json report.json",
-    "imagebuild report verify.json logs/ --html report.html",
-)
-@click.argument(
-    "files",
-    metavar="FILE...",
-    nargs=-1,
-    required=True,
-    type=options.PATH,
-    help="Benchmark logs or JSON, results of verify, or reports, also gzipped or in folders. `-` is standard input.",
-)
-@options.profile
-@options.profiles
-@click.option(
-    "--baseline",
-    metavar="FILE",
-    type=options.PATH,
-    help="Earlier report to compare with. A result that became slower is a failure.",
-)
-@click.option("--ranks", metavar="NUMBER", type=options.COUNT, help="Number of ranks that every run must have.")
-@click.option("--nodes", metavar="NUMBER", type=options.COUNT, help="Number of hosts that every run must have.")
-@options.gpus
-@options.domains
-@click.option("--collective", metavar="NAME", help="Collective of the runs, if their output does not name it.")
-@click.option(
-    "--min-bw",
-    "least",
-    metavar="GB/S",
-    type=options.FloatRange(min=0),
-    help="Minimum bus bandwidth that the fastest message size of 1 GiB or more must reach.",
-)
-@click.option("--algorithm", metavar="NAME", help="NCCL algorithm that the run was forced to use, such as ring.")
-@options.allow
-@options.json_file
-@click.option("--junit", metavar="FILE|-", type=options.FILE, help="Write JUnit XML, which CI systems display.")
-@click.option("--html", metavar="FILE|-", type=options.FILE, help="Write a page with charts.")
-@options.markdown
+@options.command()
 def report(
     files: tuple[Path, ...],
     profile: str | None,
@@ -109,30 +69,7 @@ def report(
         sys.exit(result.exit_status)
 
 
-@options.command(
-    "imagebuild limits",
-    "imagebuild limits h100 --nodes 4",
-    "imagebuild limits --check      # for CI: is every reference below its ceiling?",
-)
-@click.argument(
-    "profile",
-    metavar="[PROFILE]",
-    required=False,
-    help="Hardware profile: the name of a file in profiles/. Without a name, all profiles are listed.",
-    shell_complete=options.names_of("profiles"),
-)
-@click.option(
-    "--nodes", metavar="NUMBER", type=options.COUNT, help="Number of hosts. Default: the hosts of one NVLink domain."
-)
-@options.gpus
-@options.domains
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Check that every measured speed in the profiles is below its ceiling. Exit status 1 if a speed is not.",
-)
-@options.profiles
-@options.json_file
+@options.command()
 def limits(
     profile: str | None,
     nodes: int | None,

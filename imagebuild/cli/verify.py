@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from imagebuild.cli import options
 from imagebuild.core.errors import CommandError, ConfigError, NothingSelected
 
@@ -16,64 +14,7 @@ if TYPE_CHECKING:
     from imagebuild.bench.verification import CheckResult, VerifyResult
 
 
-@options.command(
-    "imagebuild verify quickstart-cuda13.5-debian13-runtime",
-    "imagebuild verify ghcr.io/acme/open@sha256:… --pull --json verify.json",
-    "imagebuild verify IMAGE --runner exec:'srun -N2' --hosts a,b --profile h100 --only 'nccl-tests/*'",
-    "imagebuild verify --list",
-)
-@click.argument(
-    "image",
-    metavar="[IMAGE]",
-    required=False,
-    help="Target id, tag, digest, or path of an OCI layout or archive.",
-    shell_complete=options.names_of("targets"),
-)
-@click.option(
-    "--runner",
-    metavar="docker|exec:PREFIX",
-    default="docker",
-    help="docker: run checks in a container; exec:PREFIX: run them as `PREFIX COMMAND`, such as exec:'ssh node'.",
-)
-@click.option(
-    "--only", metavar="COMPONENT/CHECK", multiple=True, help="Run only the checks that match a glob. Can be repeated."
-)
-@click.option(
-    "--list", "list_checks", is_flag=True, help="List the checks and their requirements, without running the checks."
-)
-@click.option(
-    "--env", metavar="NAME=VALUE", multiple=True, help="Set an environment variable for all checks. Can be repeated."
-)
-@click.option(
-    "--hosts",
-    metavar="A,B,…",
-    help="With --runner exec: the names of the nodes for checks that use more than one node.",
-)
-@click.option(
-    "--pull",
-    is_flag=True,
-    help="Pull the image if the engine does not have it, and remove the pulled image after the checks. "
-    "An image that the engine already had is kept.",
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    type=options.PATH,
-    help="Write the results, the outputs of the checks and a description of the host to a folder.",
-)
-@options.profile
-@options.profiles
-@click.option(
-    "--nodes", metavar="NUMBER", type=options.COUNT, help="Number of nodes for checks that use several. Default: 2."
-)
-@options.gpus
-@options.domains
-@options.allow
-@options.json_file
-@options.folder
-@options.project
-@options.plan_edits
+@options.command()
 def verify(
     project: options.ProjectFiles,
     edits: options.PlanChanges,

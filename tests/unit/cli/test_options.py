@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
+from imagebuild.cli.app import load_command
+from imagebuild.oci.attestation import DEFAULT_KINDS, KINDS
 from tests.conftest import data
 from tests.unit.conftest import Call
 
@@ -42,3 +45,11 @@ def test_an_option_with_one_value_is_given_once(call: Call) -> None:
     status, _, complaint = call("plan", "--registry", "r.test/a", "--registry=r.test/b")
     assert (status, complaint) == (2, "error: --registry: given twice; remove one of the two\n")
     assert call("plan", "--why", "--why")[0] == 0
+
+
+def test_the_kinds_of_attachments_in_the_table_of_options_are_those_of_registries() -> None:
+    attest = load_command("attest")
+    assert isinstance(attest, click.Group)
+    options = {option.name: option for name in ("add", "verify") for option in attest.commands[name].params}
+    assert options["kind"].to_info_dict()["type"]["choices"] == tuple(KINDS)
+    assert options["require"].default == ",".join(DEFAULT_KINDS)
