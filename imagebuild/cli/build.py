@@ -31,30 +31,12 @@ EXCLUSIVE = (
 
 @options.command()
 def build(
-    project: options.ProjectFiles,
-    edits: options.ImageChanges,
-    select: tuple[str, ...],
-    platforms: tuple[str, ...],
-    load: bool,
-    push: bool,
-    output: Path | None,
-    registry: str | None,
-    compression: Literal["gzip", "zstd"],
-    builder: str | None,
-    sources: tuple[str, ...],
-    base: Literal["bootstrap", "registry"],
-    ca: Path | None,
-    no_cache: bool,
-    rebuild: datetime | None,
-    cache: str | None,
-    cache_write: bool,
-    stage: str | None,
-    bundle: Path | None,
-    offline: bool,
-    folder: Path,
-    json_file: str | None,
-    verbose: bool,
-) -> None:
+    project: options.ProjectFiles, edits: options.ImageChanges, select: tuple[str, ...], platforms: tuple[str, ...],
+    load: bool, push: bool, output: Path | None, registry: str | None, compression: Literal["gzip", "zstd"],
+    builder: str | None, sources: tuple[str, ...], base: Literal["bootstrap", "registry"], ca: Path | None,
+    no_cache: bool, rebuild: datetime | None, cache: str | None, cache_write: bool, stage: str | None,
+    bundle: Path | None, offline: bool, folder: Path, json_file: str | None, verbose: bool,
+) -> None:  # fmt: skip
     """Build targets with BuildKit."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets, print_builds
@@ -115,15 +97,9 @@ def bundle() -> None:
 
 @options.command(bundle, "create")
 def create_bundle(
-    project: options.ProjectFiles,
-    edits: options.PlanChanges,
-    directory: Path,
-    select: tuple[str, ...],
-    platforms: tuple[str, ...],
-    base: Literal["bootstrap", "registry"],
-    ca: Path | None,
-    verbose: bool,
-) -> None:
+    project: options.ProjectFiles, edits: options.PlanChanges, directory: Path, select: tuple[str, ...],
+    platforms: tuple[str, ...], base: Literal["bootstrap", "registry"], ca: Path | None, verbose: bool,
+) -> None:  # fmt: skip
     """Build targets without a cache, and keep all downloads in the bundle."""
     from imagebuild.build.bake import BuildRequest
     from imagebuild.build.build import build_targets

@@ -16,29 +16,12 @@ if TYPE_CHECKING:
 
 @options.command()
 def job(
-    project: options.ProjectFiles,
-    scheduler: Scheduler,
-    profile: str,
-    fabric: str | None,
-    cluster: str,
-    nodes: int | None,
-    racks: int | None,
-    gpus: int | None,
-    features: tuple[str, ...],
-    components: tuple[str, ...],
-    container: SlurmContainer | None,
-    image: str | None,
-    registry: str | None,
-    plan: str | None,
-    catalog: Path | None,
-    nccl: str | None,
-    test: str,
-    settings: tuple[str, ...],
-    collect: bool,
-    output: str | None,
-    facts: Path | None,
+    project: options.ProjectFiles, scheduler: Scheduler, profile: str, fabric: str | None, cluster: str,
+    nodes: int | None, racks: int | None, gpus: int | None, features: tuple[str, ...], components: tuple[str, ...],
+    container: SlurmContainer | None, image: str | None, registry: str | None, plan: str | None, catalog: Path | None,
+    nccl: str | None, test: str, settings: tuple[str, ...], collect: bool, output: str | None, facts: Path | None,
     profiles: Path | None,
-) -> None:
+) -> None:  # fmt: skip
     """Print a benchmark as an MPIJob, a JobSet or a Slurm script."""
     from imagebuild.bench.profiles import find_profile, load_profiles
     from imagebuild.core.console import err

@@ -12,19 +12,10 @@ from imagebuild.core.errors import CommandError
 
 @options.command()
 def lock(
-    project: options.ProjectFiles,
-    edits: options.PlanChanges,
-    select: tuple[str, ...],
-    update: tuple[str, ...],
-    show: tuple[str, ...],
-    platforms: tuple[str, ...],
-    check: bool,
-    offline: bool,
-    date: datetime | None,
-    no_isolation: bool,
-    json_file: str | None,
-    ca: Path | None,
-) -> None:
+    project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], update: tuple[str, ...],
+    show: tuple[str, ...], platforms: tuple[str, ...], check: bool, offline: bool, date: datetime | None,
+    no_isolation: bool, json_file: str | None, ca: Path | None,
+) -> None:  # fmt: skip
     """Pin the sources that the lock lacks, and remove unused pins.
 
     With --check, the exit status is 1 if a build would stop or a pin is unused, and 4 if a server did not answer."""

@@ -45,13 +45,9 @@ def init(folder: Path, repository: str, image: str, workflow: str | None) -> Non
 
 @options.command()
 def plan(
-    project: options.ProjectFiles,
-    edits: options.PlanChanges,
-    select: tuple[str, ...],
-    why: bool,
-    registry: str | None,
+    project: options.ProjectFiles, edits: options.PlanChanges, select: tuple[str, ...], why: bool, registry: str | None,
     json_file: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """List the targets, which are the images to build."""
     from imagebuild.project.select import restricted_components, select_excluded, select_targets
 
@@ -99,13 +95,9 @@ SECRET_MOUNT = re.compile(r"--mount=type=secret,\S+ *(\\\n *)?")
 
 @options.command()
 def render(
-    project: options.ProjectFiles,
-    edits: options.ImageChanges,
-    target: str,
-    unresolved: bool,
-    purpose: Literal["standalone"] | None,
-    output: str | None,
-) -> None:
+    project: options.ProjectFiles, edits: options.ImageChanges, target: str, unresolved: bool,
+    purpose: Literal["standalone"] | None, output: str | None,
+) -> None:  # fmt: skip
     """Print the self-contained Dockerfile of a target."""
     from imagebuild.project.lockfile import check_pinned
     from imagebuild.project.select import select_one

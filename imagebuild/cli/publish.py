@@ -24,16 +24,9 @@ if TYPE_CHECKING:
 
 @options.command()
 def publish(
-    project: options.ProjectFiles,
-    edits: options.ImageChanges,
-    signing: options.SignOptions,
-    select: tuple[str, ...],
-    registry: str | None,
-    results: tuple[Path, ...],
-    rendered: Path | None,
-    dry_run: bool,
-    json_file: str | None,
-) -> None:
+    project: options.ProjectFiles, edits: options.ImageChanges, signing: options.SignOptions, select: tuple[str, ...],
+    registry: str | None, results: tuple[Path, ...], rendered: Path | None, dry_run: bool, json_file: str | None,
+) -> None:  # fmt: skip
     """Tag the images that passed their checks.
 
     Exit status 0: every image was published; 1: an image was refused; 4: a registry failed."""
@@ -61,12 +54,9 @@ def publish(
 
 @options.command()
 def each(
-    project: options.ProjectFiles,
-    folder: Path,
-    command: tuple[str, ...],
-    platforms: tuple[str, ...],
+    project: options.ProjectFiles, folder: Path, command: tuple[str, ...], platforms: tuple[str, ...],
     published: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Run a command for every pushed image.
 
     The command gets the image by digest. The values are also the environment variables IMAGEBUILD_IMAGE, … After a
@@ -146,13 +136,9 @@ def _run_for_each(images: Sequence[dict[str, str]], command: Sequence[str]) -> i
 
 @options.command()
 def prune(
-    project: options.ProjectFiles,
-    select: tuple[str, ...],
-    registry: str | None,
-    days: int,
-    yes: bool,
+    project: options.ProjectFiles, select: tuple[str, ...], registry: str | None, days: int, yes: bool,
     json_file: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """List or delete pushed images that are no longer needed.
 
     Only the staging repositories, to which `imagebuild build --push` pushes images before publication, are searched."""

@@ -17,23 +17,11 @@ if TYPE_CHECKING:
 
 @options.command()
 def report(
-    files: tuple[Path, ...],
-    profile: str | None,
-    profiles: Path | None,
-    baseline: Path | None,
-    ranks: int | None,
-    nodes: int | None,
-    gpus: int | None,
-    domains: int | None,
-    collective: str | None,
-    least: float | None,
-    algorithm: str | None,
-    allow: tuple[str, ...],
-    json_file: str | None,
-    junit: Path | None,
-    html: Path | None,
+    files: tuple[Path, ...], profile: str | None, profiles: Path | None, baseline: Path | None, ranks: int | None,
+    nodes: int | None, gpus: int | None, domains: int | None, collective: str | None, least: float | None,
+    algorithm: str | None, allow: tuple[str, ...], json_file: str | None, junit: Path | None, html: Path | None,
     markdown: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Judge the results of benchmarks and checks: are they right, complete and fast enough?
 
     Exit status 0: nothing failed, and everything that the options ask for was judged; 1: something failed or was not
@@ -71,14 +59,9 @@ def report(
 
 @options.command()
 def limits(
-    profile: str | None,
-    nodes: int | None,
-    gpus: int | None,
-    domains: int | None,
-    check: bool,
-    profiles: Path | None,
+    profile: str | None, nodes: int | None, gpus: int | None, domains: int | None, check: bool, profiles: Path | None,
     json_file: str | None,
-) -> None:
+) -> None:  # fmt: skip
     """Print the best speeds that hardware can reach, and the speeds measured on it."""
     from imagebuild.bench.ceilings import limit_layout, limit_rows, lint_profile
     from imagebuild.bench.profiles import find_profile, load_profiles

@@ -16,25 +16,11 @@ if TYPE_CHECKING:
 
 @options.command()
 def verify(
-    project: options.ProjectFiles,
-    edits: options.PlanChanges,
-    image: str | None,
-    runner: str,
-    only: tuple[str, ...],
-    list_checks: bool,
-    env: tuple[str, ...],
-    hosts: str | None,
-    pull: bool,
-    output: Path | None,
-    profile: str | None,
-    profiles: Path | None,
-    nodes: int | None,
-    gpus: int | None,
-    domains: int | None,
-    allow: tuple[str, ...],
-    json_file: str | None,
-    folder: Path,
-) -> None:
+    project: options.ProjectFiles, edits: options.PlanChanges, image: str | None, runner: str, only: tuple[str, ...],
+    list_checks: bool, env: tuple[str, ...], hosts: str | None, pull: bool, output: Path | None, profile: str | None,
+    profiles: Path | None, nodes: int | None, gpus: int | None, domains: int | None, allow: tuple[str, ...],
+    json_file: str | None, folder: Path,
+) -> None:  # fmt: skip
     """Run the checks of an image, and print the result of each.
 
     Exit status 1: a check failed; 3: all checks were skipped; 4: nothing could be started in the image."""

@@ -138,11 +138,9 @@ def describe_entry(entry: Entry) -> str:
 
 
 def ask_each(
-    sources: Iterable[Source],
-    ask: Callable[[Source, Advance], R],
-    upstream: Upstream,
+    sources: Iterable[Source], ask: Callable[[Source, Advance], R], upstream: Upstream,
     settle: Callable[[Source, R | ImagebuildError], tuple[str, bool]],
-) -> None:
+) -> None:  # fmt: skip
     """Call `ask` for each source in parallel threads, and show the progress.
 
     `settle` is called with each answer or error, one at a time. It returns the text to show, and whether the answer is

@@ -56,12 +56,8 @@ def check_repository(option: str, name: str | None) -> None:
 
 
 def parse_changes(
-    settings: Iterable[str],
-    with_: Iterable[str] = (),
-    without: Iterable[str] = (),
-    *,
-    repository: str | None = None,
-) -> Changes:
+    settings: Iterable[str], with_: Iterable[str] = (), without: Iterable[str] = (), *, repository: str | None = None,
+) -> Changes:  # fmt: skip
     """Return the changes that options such as `--set cuda=13.1` make.
     Raises ConfigError if a setting is not `name=value`, if a name is set twice, or if `repository` is not valid."""
     check_repository("--registry", repository)

@@ -302,12 +302,9 @@ def staged_tag(digest: str, now: datetime) -> str:
 
 
 def _check_use(
-    project: Project,
-    targets: Collection[Target],
-    excluded: Collection[Excluded],
-    used: Collection[str],
+    project: Project, targets: Collection[Target], excluded: Collection[Excluded], used: Collection[str],
     mistakes: Mistakes,
-) -> None:
+) -> None:  # fmt: skip
     """Add a mistake for each rule that excludes nothing, and for each image without any target."""
     matrix, at = project.matrix.model, project.matrix.at
     for i, row in enumerate(matrix.rules):
