@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from imagebuild.bench.verification import CheckResult, Outcome, Surroundings, VerifyResult
+from imagebuild.core.errors import ResultError
+from imagebuild.oci.layout import MANIFEST, Descriptor
 from imagebuild.oci.registry import Registry
 from imagebuild.project.plan import Plan, Target, make_plan
 from imagebuild.project.project import Project
@@ -20,10 +25,12 @@ from imagebuild.render.renderer import Renderer
 from imagebuild.verify.rules import IMAGE_CHECKS
 from tests.attached import scan, spdx
 from tests.conftest import LIBRARY, ROOT, TOOL, Files
-from tests.registry_fake import FakeRegistry, put_image
+from tests.registry_fake import FakeRegistry, index, put_image
 
 HOST = "registry.test"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ORIGIN = {"source": "https://git.example/acme/images", "revision": COMMIT}
+"""What the checkout that publishes says of itself."""
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 MATRIX, CHECKS = ((ROOT / f"tests/data/publish/{name}.yaml").read_text() for name in ("matrix", "checks"))
 OLD, NEW = "tiny-cuda12.9-debian13-runtime", "tiny-cuda13.0-debian13-runtime"
@@ -77,7 +84,7 @@ class Site:
             "target": name, "digest": next(iter(manifests.values())), "tags": (), "platforms": tuple(manifests),
             "size_bytes": None, "seconds": 1.0, "steps": (), "manifests": dict(manifests), "revision": COMMIT,
             "repository": f"{self.host}/acme/tiny-staging", "started": "2026-11-21T10:00:00Z", "builder": "test",
-            "source": "https://git.example/acme/images",
+            "source": ORIGIN["source"],
         }  # fmt: skip
         result = BuildResult.model_validate(values | more)
         self.leave(file or f"{name}/{'-'.join(manifests).replace('/', '-')}/result.json", result.model_dump_json())
@@ -115,6 +122,35 @@ class Site:
         path.write_text(json.dumps(document | changed))
         return document
 
+    def refusal(self, row: Mapping[str, Any], connect: Callable[[str], Registry]) -> str:
+        """Edit results as a row of tests/data/publish/edited.yaml says; return why nothing is published."""
+        self.arrange_edited(row, connect)
+        try:
+            return self.publish(NEW, connect=connect).reasons
+        except ResultError as error:
+            return str(error)
+
+    def arrange_edited(self, row: Mapping[str, Any], connect: Callable[[str], Registry]) -> None:
+        registry = connect(self.host)
+        digests = self.ready(NEW, registry=registry)
+        amd, arm, evil = digests[NEW, AMD64], digests[NEW, ARM64], self.stage(NEW, AMD64, b"evil", registry)
+        self.scanned(amd)
+        put_image(registry, "acme/evil", b"evil")
+        one, two, other = (Descriptor(MANIFEST, d, 1, p) for d, p in ((amd, AMD64), (arm, ARM64), (evil, AMD64)))
+        hidden = replace(other, annotations={"vnd.docker.reference.type": "attestation-manifest"})
+        put = {"BOTH": [one, two], "DOUBLE": [other, one], "HIDDEN": [hidden, one]}
+        words = {name: index(registry, "acme/tiny-staging", items) for name, items in put.items()}
+        words |= {"AMD": amd, "ARM": arm, "EVIL": evil, "ABSENT": f"sha256:{'7' * 64}", "HOST": self.host, "NEW": NEW}
+        for path in sorted(self.evidence.rglob(f"{row['edit']}.json")):
+            document = json.loads(path.read_text())
+            if AMD64 not in document.get("platforms", document.get("platform")) and "all" not in row:
+                continue
+            document.pop(row.get("drop"), None)
+            for key, value in json.loads(Template(json.dumps(row.get("set", {}))).substitute(words)).items():
+                *parents, last = (int(part) if part.isdecimal() else part for part in key.split("."))
+                reduce(getitem, parents, document)[last] = value
+            path.with_stem("copy" if "copy" in row else path.stem).write_text(json.dumps(document))
+
     def scanned(self, digest: str, verdict: str = "passed", platform: str = AMD64) -> None:
         self.leave(f"{digest[7:19]}/scan.json", json.dumps(scan(digest, verdict, platform)))
 
@@ -143,7 +179,7 @@ class Site:
         return digests
 
     def publish(self, *select: str, connect: Callable[[str], Registry] | None = None, **more: Any) -> Done:
-        request = PublishRequest(select=select, folders=[self.evidence], **more)
+        request = PublishRequest(select=select, folders=[self.evidence], **{"origin": ORIGIN} | more)
         return Done(publish_targets(self.renderer, self.plan, request, connect or (lambda _: self.fake)))
 
     def tags(self, repository: str = "acme/tiny") -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from imagebuild.bench.models import Judgement, Openness, Results
-from imagebuild.core.fields import Model
+from imagebuild.core.fields import AnyPlatforms, Digest, Line, Model, Revision, Sha256, TargetId, Time
 
 Outcome = Literal["passed", "failed", "skipped"]
 SPEED = "-speed"
@@ -37,7 +37,7 @@ class CheckResult(Model):
     started: str | None = None
     log: str | None = None
     """Name of the file with the whole output, in the evidence folder."""
-    sha256: str = ""
+    sha256: Sha256 | Literal[""] = ""
     """Hash of the check that ran. `publish` compares it with the check in the project."""
     results: Results | None = None
     """The benchmark results in the output."""
@@ -73,15 +73,18 @@ class VerifyResult(Model):
     """The output of `imagebuild verify --json`, and the file `verify.json` in the evidence folder."""
 
     image: str
-    digest: str | None
-    target: str | None
-    platform: str
+    digest: Digest | None
+    target: TargetId | None
+    platform: AnyPlatforms
     checks: tuple[CheckResult, ...]
     labels: dict[str, str] = Field(default_factory=dict)
-    started: str = ""
+    started: Time | Literal[""] = ""
     version: str = ""
-    revision: str | None = None
+    revision: Revision | None = None
     """Commit of the project whose checks ran, with `-dirty` if files were modified."""
+    options: tuple[Line, ...] = ()
+    """Options that can change which checks ran, or their outcome: `--env NAME=VALUE`, `--allow`, `--only`, `--profile`.
+    A value of a variable that may be private is `(redacted)`."""
     surroundings: Surroundings | None = None
     """`None`: nothing could be run in the image."""
     profile: str | None = None

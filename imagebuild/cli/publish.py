@@ -36,14 +36,11 @@ def publish(
     from imagebuild.project.records import RenderedHashes
     from imagebuild.project.revision import current_revision, origin_of_build
     from imagebuild.publish.publish import PublishRequest, print_published, publish_targets
-    from imagebuild.publish.signatures import GITHUB_ISSUER
 
     signer = signing.signer()
     workspace = project.open(edits.parse(registry))
-    origin = None
-    if signer and signer.issuer == GITHUB_ISSUER:
-        folder = workspace.project.root
-        origin = {**origin_of_build(folder, os.environ), "revision": current_revision(folder) or ""}
+    folder = workspace.project.root
+    origin = {**origin_of_build(folder, os.environ), "revision": current_revision(folder) or ""}
     hashes = read_written(RenderedHashes, read_text(rendered), str(rendered)) if rendered else None
     request = PublishRequest(select, results, dry_run, signer, hashes, origin)
     result = publish_targets(workspace.renderer, workspace.plan, request, cache(connect_registry))
@@ -106,7 +103,8 @@ def _values(
     target: str, platform: str, repository: str, digest: str, index: str | None, folder: Path
 ) -> dict[str, str]:
     values = {
-        "target": target, "platform": platform, "arch": platform.removeprefix("linux/"), "folder": str(folder),
+        "target": target, "platform": platform, "arch": platform.removeprefix("linux/"),
+        "folder": str(folder.absolute()),
         "image": f"{repository}@{digest}", "index": f"{repository}@{index or digest}",
     }  # fmt: skip
     for name, value in values.items():

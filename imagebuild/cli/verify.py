@@ -42,8 +42,9 @@ def verify(
         folders = options.data_folders(profiles, "profiles", project.root)
         hardware = find_profile(load_profiles(*folders), profile).model
     for setting in env:
-        if not re.match(r"[A-Za-z_]\w*=", setting):
-            raise ConfigError(f"--env {setting}: write NAME=VALUE")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00-\x1f\x7f]*", setting):
+            # The value may be a secret.
+            raise ConfigError(f"--env {setting.partition('=')[0]!r}: write NAME=VALUE, with a value of one line")
     if list_checks:
         from imagebuild.core.console import print_table
 
@@ -74,8 +75,9 @@ def verify(
         raise CommandError(
             f"no check was started: {unstarted[0].reason}; use `--only image` to check only the files of the image"
         )
-    if {check.outcome for check in result.checks} == {"skipped"}:
-        raise NothingSelected(f"no check ran, all were skipped: {result.checks[-1].reason}")
+    if all(check.outcome == "skipped" for check in result.checks):
+        reason = f", all were skipped: {result.checks[-1].reason}" if result.checks else ""
+        raise NothingSelected(f"no check ran{reason}")
 
 
 def _print_results(result: VerifyResult) -> None:

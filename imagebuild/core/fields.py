@@ -92,6 +92,19 @@ DIGEST, TAG = r"sha256:[0-9a-f]{64}", r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 """Regular expressions of a digest and a tag, from the OCI distribution specification."""
 Digest = Annotated[str, Form(DIGEST, "a digest: sha256: and 64 hexadecimal digits")]
 Tag = Annotated[str, Form(TAG, "a tag: letters, digits and . _ -")]
+Sha256 = Annotated[str, Form("[0-9a-f]{64}", "64 hexadecimal digits")]
+Revision = Annotated[str, Form("[0-9a-f]{40}([0-9a-f]{24})?(-dirty)?", "a commit, with -dirty if files had changed")]
+TargetId = Annotated[str, Form(VERSION.pattern, "the id of a target, which begins with a letter or a digit")]
+HOST = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
+PATH = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+"""Regular expressions of the host of a registry, and of a part of the path of a repository."""
+REPOSITORY = Form(rf"(?:{HOST}/)?{PATH}(?:/{PATH})*", "a repository without a tag, in lower case, such as ghcr.io/acme")
+Repository = Annotated[str, REPOSITORY]
+ImageName = Annotated[str, Form("[A-Za-z0-9[][A-Za-z0-9._:/@+~[\\]-]*", "the name of an image")]
+Address = Annotated[str, Form(r"(https?://[^\x00-\x20\x7f][^\x00-\x1f\x7f]*)?", "a URL that begins with https://")]
+_SYSTEM = "[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*){1,2}"
+AnyPlatform = Annotated[str, Form(_SYSTEM, "a platform such as linux/amd64")]
+AnyPlatforms = Annotated[str, Form(f"unknown|{_SYSTEM}(, *{_SYSTEM})*", "platforms such as linux/amd64, or `unknown`")]
 
 
 class Model(BaseModel):

@@ -68,10 +68,13 @@ def read_written(model: type[M], content: str | bytes | Mapping[str, Any], name:
     try:
         return model.model_validate(content) if isinstance(content, Mapping) else model.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{name}: {dotted_key(first['loc'])}: {first['msg']}"
+        loc: Loc = ()
+        problem = error.errors()[0]["msg"]
+        if not problem.startswith("Invalid JSON"):
+            data = content if isinstance(content, Mapping) else json.loads(content)
+            loc, problem = next(_problems(error, data, model))
         remedy = "write the document again, or use the version of imagebuild that wrote it"
-        raise ResultError(f"{problem}; {remedy}") from None
+        raise ResultError(f"{name}: {dotted_key(loc)}: {problem}; {remedy}") from None
 
 
 def dotted_key(loc: Loc) -> str:
@@ -191,6 +194,8 @@ WORDS = {
 
 
 def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
+    from imagebuild.core.console import redacted_text  # noqa: PLC0415 - only for mistakes
+
     kind, got = detail["type"], detail.get("input")
     if kind == "extra_forbidden":
         near = nearest(str(loc[-1]), known_keys(model))
@@ -198,7 +203,7 @@ def _explain(detail: Any, model: type[BaseModel], loc: Loc) -> str:
     if kind == "missing":
         return f"is missing; add `{loc[-1]}: …`"
     is_scalar = isinstance(got, str | int | float)
-    shown = repr(got) if is_scalar else KINDS.get(type(got), "nothing")
+    shown = redacted_text(repr(got))[:200] if is_scalar else KINDS.get(type(got), "nothing")
     if kind == "value_error":
         problem = detail["msg"].removeprefix("Value error, ")
         ending = f", not {shown}" if problem.startswith("must be ") else f" (got {shown})"

@@ -167,11 +167,12 @@ USUAL_VARIANTS = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
 
 def platform_of(document: Mapping[str, Any]) -> str:
     """Return the platform in a configuration or a descriptor, such as `linux/amd64` or `linux/arm/v6`.
-    The usual variant of an architecture is left out, as engines treat it as no variant."""
-    os, architecture = (str(document.get(key) or "unknown") for key in ("os", "architecture"))
+    The usual variant of an architecture is left out, as engines treat it as no variant. A part is `unknown` if it is
+    missing or not a word, such as `--pull`."""
+    os, architecture = (str(document.get(key) or "unknown").lower() for key in ("os", "architecture"))
     variant = str(document.get("variant") or "")
-    unusual = variant and variant != USUAL_VARIANTS.get(architecture)
-    return f"{os}/{architecture}/{variant}" if unusual else f"{os}/{architecture}"
+    parts = (os, architecture, *([variant] if variant and variant != USUAL_VARIANTS.get(architecture) else []))
+    return "/".join(part if re.fullmatch("[a-z0-9][a-z0-9._-]*", part) else "unknown" for part in parts)
 
 
 def blobs_of(document: Mapping[str, Any]) -> tuple[Descriptor, ...]:

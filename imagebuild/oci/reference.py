@@ -6,12 +6,10 @@ import re
 from dataclasses import dataclass, replace
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import DEFAULT_REGISTRY, DIGEST, TAG, full_reference
+from imagebuild.core.fields import DEFAULT_REGISTRY, DIGEST, HOST, PATH, TAG, full_reference
 
-_NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REFERENCE = re.compile(
-    r"(?P<host>[A-Za-z0-9.-]+(?::[0-9]+)?|\[[0-9A-Fa-f:]+\](?::[0-9]+)?)"
-    rf"/(?P<repository>{_NAME}(?:/{_NAME})*)"
+    rf"(?P<host>{HOST})/(?P<repository>{PATH}(?:/{PATH})*)"
     rf"(?::(?P<tag>{TAG}))?"
     rf"(?:@(?P<digest>{DIGEST}))?"
 )

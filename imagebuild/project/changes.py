@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from imagebuild.core.errors import ConfigError
-from imagebuild.project.matrix import REPOSITORY
+from imagebuild.core.fields import REPOSITORY
 
 
 @dataclass(frozen=True)

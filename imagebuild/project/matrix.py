@@ -18,15 +18,12 @@ from imagebuild.core.fields import (
     Name,
     Platform,
     Release,
+    Repository,
     Variable,
     VersionText,
     distinct,
 )
 
-REPOSITORY = Form(
-    r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*",
-    "a repository without a tag, in lower case, such as ghcr.io/acme",
-)
 FIELD = re.compile(r"{([^{}]*)}")
 """Pattern of a placeholder in a template: `{name}`."""
 IMAGE = Form("[A-Za-z0-9][A-Za-z0-9._:/{}@-]*", "an image such as debian:13-slim")
@@ -230,7 +227,7 @@ class Matrix(Model):
     a commit of a git repository. This project inherits bases, versions, rules, components, profiles and job facts
     (descriptions of fabrics and clusters), but no images. Entries of this project replace inherited entries of the same
     name."""
-    repository: Annotated[str, REPOSITORY]
+    repository: Repository
     """Registry and path of all images, such as `ghcr.io/acme` or `imagebuild`: lower case, without a tag."""
     bases: dict[Release, Base] = Field(default_factory=dict)
     """Maps each value of the axis `os` to the release that images start from."""

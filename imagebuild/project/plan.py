@@ -13,10 +13,10 @@ from typing import get_args
 from pydantic import Field
 
 from imagebuild.core.errors import Mistakes, suggestion
-from imagebuild.core.fields import TAG, Model, Name, Platform, axis_facts, major, matches, minor
+from imagebuild.core.fields import REPOSITORY, TAG, Model, Name, Platform, axis_facts, major, matches, minor
 from imagebuild.project.component import Variant
 from imagebuild.project.contradictions import check_names
-from imagebuild.project.matrix import FIELD, NO_VERSION, REPOSITORY
+from imagebuild.project.matrix import FIELD, NO_VERSION
 from imagebuild.project.project import Project
 
 TAGGED = re.compile(rf"(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9._/-]+:{TAG}")

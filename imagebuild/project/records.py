@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from imagebuild.core.fields import Digest, Model, Name, Platform, Tag, Time
+from imagebuild.core.fields import (
+    Address,
+    AnyPlatform,
+    Digest,
+    ImageName,
+    Line,
+    Model,
+    Name,
+    Platform,
+    Repository,
+    Revision,
+    Sha256,
+    Tag,
+    TargetId,
+    Time,
+)
 
 
 class Step(Model):
@@ -23,46 +38,53 @@ class Step(Model):
 
 
 class BuildResult(Model):
-    """The result of building a target: the file `result.json`."""
+    """The result of building a target: the file `result.json`, or `local.json` if it contains an earlier push."""
 
-    target: str
-    digest: str | None
+    target: TargetId
+    digest: Digest | None
     """Digest of the built image: the digest of an index or of a manifest."""
-    tags: tuple[str, ...]
+    tags: tuple[ImageName, ...]
     platforms: tuple[Platform, ...]
     size_bytes: int | None
     """Size of the compressed layers of one platform. None unless the result is in the engine's image store."""
-    seconds: float
+    seconds: Annotated[float, Field(ge=0, le=1e7)]
     steps: tuple[Step, ...]
-    manifests: dict[Platform, str] = Field(default_factory=dict)
+    manifests: dict[Platform, Digest] = Field(default_factory=dict)
     """Maps each platform to the digest of its manifest, if the result was pushed or written as an OCI layout."""
-    repository: str | None = None
+    repository: Repository | None = None
     """Staging repository, with its registry, to which the image was pushed by digest."""
-    revision: str | None = None
+    revision: Revision | None = None
     """Commit of the project, with `-dirty` if files had changed."""
-    dockerfile: str | None = None
+    dockerfile: Sha256 | None = None
     """sha256 of the Dockerfile."""
-    builder: str = ""
+    builder: Line = ""
     """Name of the builder, or address of the engine, that built the image."""
-    started: str = ""
-    source: str = ""
+    started: Time | Literal[""] = ""
+    source: Address = ""
     """Address of the project's repository, without credentials."""
-    run: str = ""
+    run: Address = ""
     """Address of the CI run that built the image."""
-    workflow: str = ""
-    """Address of the workflow of the CI run, with the revision of the workflow. The provenance states this address as
-    the builder."""
-    replaced: dict[str, str] = Field(default_factory=dict)
+    workflow: Address = ""
+    """Address of the workflow of the CI run, with the revision of the workflow."""
+    replaced: dict[Line, Digest | Literal["folder"]] = Field(default_factory=dict)
     """Maps each replaced image or build stage of the Dockerfile to the digest of its replacement, or to `folder` if the
     replacement has no digest."""
     rebuilt: date | None = None
     """Day of `build --rebuild`, which installs newer packages than the first build of the commit."""
 
+    @model_validator(mode="after")
+    def _names_what_was_pushed(self) -> Self:
+        if self.repository and not (self.digest and self.manifests and self.manifests.keys() == {*self.platforms}):
+            raise ValueError("repository: a pushed result must contain a digest, and a manifest for each platform")
+        if self.started > "9":
+            raise ValueError("started: must be a time before the year 9000")
+        return self
+
 
 class RenderedHashes(Model):
     """Hashes of rendered targets: the file of `ci-matrix --rendered`. A job that reads this file renders nothing."""
 
-    targets: dict[str, tuple[str, str]]
+    targets: dict[TargetId, tuple[Sha256, Sha256]]
     """Maps each target to the sha256 of its Dockerfile and to the hash of everything that its image depends on."""
 
 
@@ -87,9 +109,9 @@ class ScanResult(Model):
     """The result of a scan, as `imagebuild scan --json` writes it."""
 
     image: str
-    digest: str
+    digest: Digest
     """Digest of the manifest of one platform."""
-    platform: str
+    platform: AnyPlatform
     scanner: str
     """Name and version of the scanner."""
     database: str
@@ -137,6 +159,8 @@ class PublishResult(Model):
     targets: tuple[Published, ...]
     unused: tuple[str, ...] = ()
     """Result files that were ignored because they do not name an image, each with the reason."""
+    notes: tuple[str, ...] = ()
+    """Verifications with options that choose checks or the required speed, each with the options."""
 
     @property
     def exit_status(self) -> int:
@@ -193,7 +217,7 @@ class Checks(Model):
 class PublishedPlatform(Model):
     """The published image for one platform."""
 
-    platform: str
+    platform: AnyPlatform
     digest: Digest
     size_bytes: int
     """Size of the compressed layers."""
@@ -223,7 +247,7 @@ class PublishedImage(Model):
     stack: dict[str, str] = Field(default_factory=dict)
     """Additional values to choose an image by: `nccl`, such as `2.32.3`, and `mpi`, such as `HPC-X 2.51` or `Open MPI
     5.0.10`."""
-    repository: str
+    repository: Repository
     digest: Digest
     tags: tuple[Tag, ...]
     """Tags that never move."""

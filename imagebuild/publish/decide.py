@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pydantic import BaseModel
 
 from imagebuild.bench.verification import SPEED, VerifyResult
 from imagebuild.core.fields import Platform, axis_facts, matches
@@ -16,8 +19,9 @@ from imagebuild.project.matrix import Publish
 from imagebuild.project.plan import REVISION, REVISION_DIGITS, Target, axes_of, components_of
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, RenderedHashes, ScanResult
-from imagebuild.publish.evidence import Evidence, EvidenceFile
+from imagebuild.publish.evidence import UNNAMED, Evidence, EvidenceFile, about
 from imagebuild.render.renderer import Renderer
+from imagebuild.report.document import Report
 from imagebuild.verify.checks import IMAGE, SAME_FILES
 from imagebuild.verify.rules import IMAGE_CHECKS, hash_of_image_checks, hash_of_rules
 from imagebuild.verify.runner import EXEC
@@ -52,25 +56,29 @@ class Choice:
     builds: tuple[EvidenceFile[BuildResult], ...] = ()
     image: PlatformImage | None = None
     """The image as read from the registry. None if the registry does not contain the image."""
+    indexes: frozenset[str] = frozenset()
+    """Digests that the builds state for their images, and that list this image in the registry."""
     reason: str = ""
 
-    @property
-    def repository(self) -> str:
-        """The staging repository, for images that are not published yet, to which the build pushed the image."""
-        return self.builds[0].value.repository or ""
 
-
-def choose_image(target: Target, platform: Platform, evidence: Evidence) -> Choice:
+def choose_image(target: Target, platform: Platform, evidence: Evidence, staging: str) -> Choice:
     """Choose the image to publish for a platform from the build results of a target.
 
-    Return the digest of the image, and the builds that made the image. Return a reason instead if there is no pushed
-    build, or if the build results name different digests, because nothing shows which digest is right."""
+    Return the digest of the image, and the builds that made the image. Return a reason instead in these cases: no build
+    was pushed; a build was pushed to another repository than `staging`; a step of a build failed; or the build results
+    name different digests, because nothing shows which digest is right."""
     builds = [b for b in evidence.of_type(BuildResult) if b.value.target == target.id and platform in b.value.platforms]
-    pushed = [build for build in builds if build.value.repository and build.value.manifests.get(platform)]
+    pushed = [build for build in builds if build.value.repository]
     if not builds:
         return Choice(platform, reason="no build result for this platform; run `imagebuild build --push`")
     if not pushed:
         return Choice(platform, reason=f"built, but not pushed ({builds[0].path}); run `imagebuild build --push`")
+    for path, build in ((build.path, build.value) for build in pushed):
+        if build.repository != staging:
+            problem = f"{path}: repository: pushed to {build.repository}, but the plan's staging is {staging}"
+            return Choice(platform, reason=f"{problem}; build with the same --registry, or remove the file")
+        if failed := next((step for step in build.steps if step.error), None):
+            return Choice(platform, reason=f"{path}: steps: {failed.name} failed: {failed.error}; build again")
     by_digest = {build.value.manifests[platform]: build for build in pushed}
     if len(by_digest) > 1:
         listed = ", ".join(f"{digest} ({build.path})" for digest, build in sorted(by_digest.items()))
@@ -120,16 +128,42 @@ def objections(
 
     The list is empty if the image may be published. `evidence` contains only results about this image. `policy` is
     `publish` in the matrix. `rules` are the checks that apply to the target."""
-    if not choice.digest:
-        return [choice.reason]
     if choice.image is None:
-        return [f"{choice.repository} does not contain the image any more; build the image again with --push"]
-    failed_scans = [scan for scan in evidence.of_type(ScanResult) if scan.value.verdict != "passed"]
+        return [choice.reason]
     return [
         *_label_objections(target, choice.platform, choice.image),
+        *(f"{name} failed ({file.path}): {why}" for file in evidence.files for name, why in failures(file.value)),
         *_check_objections(target, choice, evidence.of_type(VerifyResult), policy, rules),
-        *(f"scan failed ({scan.path}): {scan.value.reason}" for scan in failed_scans),
     ]
+
+
+def failures(value: BaseModel) -> list[tuple[str, str]]:
+    """Return each failed check in a result, with its reason. A failed scan counts as a check."""
+    match value:
+        case ScanResult(verdict="failed"):
+            return [("scan", value.reason)]
+        case VerifyResult():
+            return [(check.name, check.reason) for check in value.checks if check.outcome == "failed"]
+        case Report():
+            return [failure for verification in value.verifications for failure in failures(verification)]
+    return []
+
+
+def stray_failures(target: Target, evidence: Evidence, judged: Collection[Path], digests: Set[str]) -> Iterator[str]:
+    """Yield a message for each failed result that concerns a target although no image of the target is its subject.
+
+    `judged` are the files about the images of the target. `digests` are the digests of these images and their indexes.
+    A failed result without a digest, or for several platforms, concerns the target that it names. Without the name of a
+    target, it concerns every target."""
+    for file in evidence.files:
+        named, platforms = about(file.value)
+        results = file.value.verifications if isinstance(file.value, Report) else (file.value,)
+        targets = {result.target for result in results if isinstance(result, VerifyResult) and failures(result)}
+        vague = (UNNAMED in named or len(platforms) > 1) and targets & {target.id, None}
+        if file.path not in judged and (vague or named & digests):
+            for name, reason in failures(file.value):
+                remedy = "verify the image again as NAME@DIGEST, then remove this file"
+                yield f"{name} failed ({file.path}): {reason}; this result does not name one image: {remedy}"
 
 
 def _label_objections(target: Target, platform: Platform, image: PlatformImage) -> Iterator[str]:
@@ -162,9 +196,8 @@ def _check_objections(
         checks, unproven = verification.value.checks, _unproven(verification.value)
         for check in checks:
             name = check.name
-            if check.outcome == "failed":
+            if check.outcome == "failed":  # `failures` returns the check
                 decided.add(name)
-                yield f"{name} failed ({verification.path}): {check.reason}"
             elif unproven and check.component != IMAGE:
                 skipped[name] = f"{unproven} ({verification.path})"
             elif check.sha256 != hashes.get(name, check.sha256):
@@ -196,10 +229,13 @@ def _check_objections(
 
 
 def _unproven(result: VerifyResult) -> str:
-    """Return the reason why the checks may have run in another image.
+    """Return the reason why the checks may have run in another image, or with other variables than those of the image.
 
-    The reason is empty if the checks certainly ran in this image. A runner `exec:PREFIX` (a command prefix such as
-    `ssh node`) may run the checks in any image, so the results count only if the check `image/same-files` passed."""
+    The reason is empty if the checks certainly ran in this image, without `--env`. A runner `exec:PREFIX` (a command
+    prefix such as `ssh node`) may run the checks in any image, so the results count only if the check
+    `image/same-files` passed."""
+    if others := ", ".join(option for option in result.options if not option.startswith(("--only ", "--profile "))):
+        return f"the check ran with {others}; run `imagebuild verify` again without this option"
     runner = result.surroundings.runner if result.surroundings else ""
     proof = next((check for check in result.checks if check.component == IMAGE and check.check == SAME_FILES), None)
     if not runner.startswith(EXEC) or (proof and proof.outcome == "passed"):
@@ -221,26 +257,34 @@ DIRTY = "-dirty"
 """Suffix of the commit in a build result if files had uncommitted changes during the build."""
 
 
-def fill_tags(templates: Sequence[str], builds: Collection[BuildResult]) -> tuple[tuple[str, ...], str]:
+def fill_tags(templates: Sequence[str], builds: Collection[BuildResult], revision: str) -> tuple[tuple[str, ...], str]:
     """Return the tags with `{revision}` replaced, and the reason why the builds may not be published.
 
-    The reason is empty if the builds may be published. `{revision}` becomes the commit of the builds, followed by the
-    day if `build --rebuild` was used. All builds must be from one commit, without uncommitted changes."""
+    The reason is empty if the builds may be published. `revision` is the commit of this checkout, or empty if unknown.
+    All builds must be from this commit, because a build result can state any commit. `{revision}` becomes this commit,
+    followed by the day if `build --rebuild` was used."""
     commits = sorted({build.revision or "" for build in builds})
     days = sorted({f"-{build.rebuilt:%Y%m%d}" if build.rebuilt else "" for build in builds})
-    if changed := [commit for commit in commits if commit.endswith(DIRTY)]:
-        return (), f"built from files that differ from commit {changed[0][:12]}; commit the files, then build again"
-    if len(commits) > 1:
-        listed = ", ".join(commit[:12] or "an unknown one" for commit in commits)
-        return (), f"the builds are from different commits: {listed}; build all platforms again from one commit"
-    if len(days) > 1:
-        listed = ", ".join(day.removeprefix("-") or "without --rebuild" for day in days)
-        return (), f"the builds are from different days: {listed}; build all platforms again with the same --rebuild"
     commit, day = next(iter(commits), ""), next(iter(days), "")
-    if not any(REVISION in template for template in templates):
-        return tuple(
-            templates
-        ), "the tag of a rebuild must contain the day; add {revision} to the tags in the matrix" if day else ""
-    if not commit:
-        return (), "a build result does not name the git commit; build again in a git repository"
-    return tuple(template.replace(REVISION, commit[:REVISION_DIGITS] + day) for template in templates), ""
+    own, is_named, problem = revision.removesuffix(DIRTY), any(REVISION in template for template in templates), ""
+    if changed := [commit for commit in commits if commit.endswith(DIRTY)]:
+        problem = f"built from files that differ from commit {changed[0][:12]}; commit the files, then build again"
+    elif len(commits) > 1:
+        listed = ", ".join(commit[:12] or "an unknown one" for commit in commits)
+        problem = f"the builds are from different commits: {listed}; build all platforms again from one commit"
+    elif not commit and is_named:
+        problem = "a build result does not name the git commit; build again in a git repository"
+    elif commit == own != revision:
+        problem = f"files of this checkout differ from commit {own[:12]}; commit or stash the changes, and try again"
+    elif commit != revision:
+        problem = (
+            f"built from commit {commit[:12] or 'unknown'}, but this checkout is of commit {own[:12] or 'unknown'}; "
+            "check out the commit of the build, or build again"
+        )
+    elif len(days) > 1:
+        listed = ", ".join(day.removeprefix("-") or "without --rebuild" for day in days)
+        problem = f"the builds are from different days: {listed}; build all platforms again with the same --rebuild"
+    elif day and not is_named:
+        problem = "the tag of a rebuild must contain the day; add {revision} to the tags in the matrix"
+    tags = tuple(template.replace(REVISION, commit[:REVISION_DIGITS] + day) for template in templates)
+    return () if problem else tags, problem

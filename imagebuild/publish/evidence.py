@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel
 
 from imagebuild.bench.verification import VerifyResult
 from imagebuild.core import files
 from imagebuild.core.debian import Package
-from imagebuild.core.errors import ConfigError, ResultError
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
 from imagebuild.core.fields import Model, in_utc
 from imagebuild.core.yaml import read_written
 from imagebuild.oci.attestation import Attestation, encode_predicate, read_attestations
+from imagebuild.oci.layout import INDEX_FILE, MARK_FILE
 from imagebuild.oci.registry import Repository
 from imagebuild.project.records import BuildResult, ScanResult
 from imagebuild.publish.provenance import Provenance
@@ -169,19 +171,41 @@ class Evidence:
         return [cast(EvidenceFile[T_co], file) for file in self.files if isinstance(file.value, kind)]
 
 
+BUILD_FILES = frozenset({"bake.json", "bake-caches.json", "metadata.json"})
+"""Names of JSON files that are not results, and that `imagebuild build` writes beside its results."""
+
+
+def _json_files(folder: Path) -> Iterator[Path]:
+    """Yield the JSON files below a folder, sorted. Raises ConfigError if a file or a folder cannot be read."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}; check its permissions")
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        other = BUILD_FILES | ({INDEX_FILE} if MARK_FILE in names else set())
+        for name in sorted(set(names) - other):
+            if name.endswith(".json") and not name.startswith("."):
+                if not Path(place, name).is_file():
+                    raise ConfigError(f"{place}/{name}: is not a file; remove it")
+                yield Path(place, name)
+
+
 def read_evidence(paths: Iterable[Path]) -> Evidence:
     """Read the given JSON files, and all JSON files in the given folders except hidden ones. Return the results.
 
-    JSON files of other tools are ignored. Raises ConfigError if a path does not exist or cannot be read. Raises
-    ResultError if a file is not valid JSON, or if a result file of imagebuild is incomplete, because the missing part
-    could contain a failed check."""
+    The files of a build itself (bake file, metadata, OCI layout) are ignored. Raises ConfigError if a path does not
+    exist or cannot be read, and NothingSelected if a path contains no result. Raises ResultError for any other file,
+    because it could contain a failed check: not valid JSON, incomplete, or not a result of imagebuild."""
     distinct: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path}: does not exist; name a folder with results of build, verify or scan")
-        for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
-            if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts):
-                distinct.setdefault(file.resolve(), file)
+        found = list(_json_files(path)) if path.is_dir() else [path]
+        if not found:
+            raise NothingSelected(f"--results {path}: contains no result; run `imagebuild build` first")
+        for file in found:
+            distinct.setdefault(file.resolve(), file)
 
     read, unused = [], []
     for file in distinct.values():
@@ -193,7 +217,8 @@ def read_evidence(paths: Iterable[Path]) -> Evidence:
         keys = document.keys() if isinstance(document, dict) else set()
         model = next((model for model, wanted in FILES.items() if wanted <= keys), None)
         if model is None:
-            continue
+            what = "is not a result of build, verify, sbom, scan or report"
+            raise ResultError(f"{file}: {what}; move the file to another folder")
         value = read_written(model, document, str(file))
         read.append(EvidenceFile(file, document, value))
         digests, platforms = about(value)

@@ -131,34 +131,34 @@ class Provenance(BaseModel):
 
 
 def provenance_of(
-    result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str, *, workflow: str = ""
+    result: BuildResult, platform: Platform, recipe: Recipe, lock: Lock, dockerfile: str, *, origin: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the SLSA provenance of the image of one platform, as a JSON document.
 
-    `dockerfile` is the sha256 of the Dockerfile that this checkout renders for the target. `workflow` is the address of
-    the CI workflow that built the image and signs the provenance. Raises ResultError if the image was built from
-    another Dockerfile, because the provenance would then name the wrong sources. Raises ConfigError if the lock
-    contains no pin (hash, digest or commit) for a source."""
+    `dockerfile` is the sha256 of the Dockerfile that this checkout renders for the target. `origin` contains the values
+    that the signing environment knows itself: `builder`, `source`, `revision`, `run` and `workflow`. The result only
+    states times, replaced sources and the name of the builder, because anybody could have written it. Raises
+    ResultError if the image was built from another Dockerfile, because the provenance would then name the wrong
+    sources. Raises ConfigError if the lock contains no pin (hash, digest or commit) for a source."""
     if result.dockerfile != dockerfile:
         raise ResultError(
             f"{result.target}: was built from another Dockerfile than this checkout renders; check out the commit of "
             f"the build ({result.revision or 'unknown'}), and use the same options as the build"
         )
-    # On GitHub, the workflow identifies the builder. Other CI systems name their builders by an https address.
-    builder = workflow or result.workflow or result.builder
+    builder, revision = origin.get("builder") or "unknown", origin.get("revision")
     if not builder.startswith("https://"):
-        builder = BUILDER + quote(builder or "unknown", safe="")
+        builder = BUILDER + quote(builder, safe="")
     metadata = {}
     if result.started:
         start = datetime.fromisoformat(result.started)
         times = (start, start + timedelta(seconds=round(result.seconds)))
         started, finished = (time.isoformat(timespec="seconds").replace("+00:00", "Z") for time in times)
-        metadata = {"invocationId": result.run or f"{result.target}/{started}"}
+        metadata = {"invocationId": origin.get("run") or f"{result.target}/{started}"}
         metadata |= {"startedOn": started, "finishedOn": finished}
     resources = [Resource(name="Dockerfile", digest={"sha256": result.dockerfile})]
-    if result.revision:
-        uri = f"git+{result.source}@{result.revision}" if result.source else ""
-        resources.insert(0, Resource(name=PROJECT, uri=uri, digest={"gitCommit": result.revision}))
+    if revision:
+        uri = f"git+{origin['source']}@{revision}" if origin.get("source") else ""
+        resources.insert(0, Resource(name=PROJECT, uri=uri, digest={"gitCommit": revision}))
     needed = recipe.sources_for([platform])
     check_pinned(lock, (owned.source for owned in needed))
     sources = (r for s in needed for r in _resources(lock, s.owner, s.source, platform, result.replaced))
@@ -171,10 +171,10 @@ def provenance_of(
                 "platform": platform,
                 "axes": recipe.target.axes,
                 "components": recipe.target.components,
-                **({"workflow": result.workflow} if result.workflow else {}),
+                **({"workflow": origin["workflow"]} if origin.get("workflow") else {}),
                 **({"rebuilt": str(result.rebuilt)} if result.rebuilt else {}),
             },
-            "internalParameters": {"imagebuild": __version__, "slsaLevel": LEVEL},
+            "internalParameters": {"imagebuild": __version__, "slsaLevel": LEVEL, "statedBuilder": result.builder},
             "resolvedDependencies": [resource.model_dump(exclude_defaults=True) for resource in resources],
         },
         "runDetails": {"builder": {"id": builder}, "metadata": metadata},

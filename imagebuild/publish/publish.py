@@ -5,26 +5,37 @@ image, its attachments and its signatures."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from imagebuild.bench.verification import VerifyResult
 from imagebuild.core.console import err, out, styled
-from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected
+from imagebuild.core.errors import CommandError, ConfigError, ImagebuildError, NothingSelected, ResultError
 from imagebuild.core.run import for_each
 from imagebuild.oci.attestation import SIGNATURE, encode_predicate
-from imagebuild.oci.image import PlatformImage, image_of
+from imagebuild.oci.image import PlatformImage, image_of, is_image
 from imagebuild.oci.layout import INDEX, Descriptor, Manifest, blobs_of, encode_json, manifests_of
 from imagebuild.oci.reference import ImageReference, parse_reference
 from imagebuild.oci.registry import Registry, Repository, copy_image
-from imagebuild.project.plan import REVISION, Plan, Target
+from imagebuild.project.plan import REVISION, Plan, Target, repository_name
 from imagebuild.project.project import Project
 from imagebuild.project.records import BuildResult, Published, PublishResult, RenderedHashes
 from imagebuild.project.select import restricted_components, select_targets
 from imagebuild.publish.attest import attach, missing_attachments, verify_attachments
-from imagebuild.publish.decide import Choice, PublishRule, choose_image, fill_tags, hashes_of, objections, rules_of
+from imagebuild.publish.decide import (
+    Choice,
+    PublishRule,
+    choose_image,
+    fill_tags,
+    hashes_of,
+    objections,
+    rules_of,
+    stray_failures,
+)
 from imagebuild.publish.evidence import Evidence, NewAttachment, attachment_of, read_evidence
 from imagebuild.publish.provenance import Provenance, provenance_of
 from imagebuild.publish.signatures import Signer
@@ -48,10 +59,10 @@ class PublishRequest:
     """The signer for images and attachments. None: nothing is signed."""
     rendered: RenderedHashes | None = None
     """Hashes of targets that another job rendered. None: the targets are rendered here."""
-    origin: Mapping[str, str] | None = None
-    """Maps `run`, `workflow`, `source` and `revision` to the values of this CI job, if the job signs without a key.
-    Each build result must contain the same values, because anybody could have written the result. None: the values are
-    not compared."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """Maps `revision` and `source`, and in a CI job `run` and `workflow`, to the values of this checkout and this job.
+    Tags, annotations and provenance contain these values. A build result is only compared with them, because anybody
+    could have written the result."""
 
 
 class Planned(NamedTuple):
@@ -94,6 +105,13 @@ def repository_of(name: ImageReference, connect: Connect) -> Repository:
     return connect(name.host).at(name.repository)
 
 
+def digest_at(name: ImageReference, connect: Connect) -> str | None:
+    """Return the digest of the manifest that a registry sends for a tag. None if the tag does not exist.
+    The digest is computed from the manifest, because a header of the registry does not prove it."""
+    manifest = repository_of(name, connect).find(name.wanted)
+    return manifest.digest if manifest else None
+
+
 def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, connect: Connect) -> PublishResult:
     """Publish targets, and return the outcome of each target.
 
@@ -118,7 +136,7 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         for target in targets
     ]
     names = [name.replace(REVISION, "0") for target in targets for name in (*target.tags, *target.aliases)]
-    names += [build.value.repository for build in evidence.of_type(BuildResult) if build.value.repository]
+    names += [repository_name(renderer.project, target.image) for target in targets]
     registries = [connect(host) for host in sorted({parse_reference(name).host for name in names})]
 
     def publish(planned: Planned) -> Published:
@@ -134,13 +152,15 @@ def publish_targets(renderer: Renderer, plan: Plan, request: PublishRequest, con
         names = (*published.given, *published.moved) if published.state == "published" else ()
         try:
             for name in map(parse_reference, names):
-                _check_is_ours(name, (published.digest,), repository_of(name, connect).digest(name.wanted))
+                _check_is_ours(name, (published.digest,), digest_at(name, connect))
         except CommandError as error:
             return published.model_copy(update={"state": "failed", "reasons": (str(error),)})
         return published
 
     done = for_each(check_again, for_each(publish, planned, *registries, jobs=JOBS), *registries, jobs=JOBS)
-    return PublishResult(targets=tuple(done), unused=tuple(evidence.unused))
+    verified = [file for file in evidence.of_type(VerifyResult) if file.value.options]
+    notes = (f"{file.path}: verified with {', '.join(file.value.options)}" for file in verified)
+    return PublishResult(targets=tuple(done), unused=tuple(evidence.unused), notes=tuple(notes))
 
 
 # Check everything, and change nothing
@@ -152,18 +172,19 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     If the target may be published, return a Draft: the images, attachments and tags to publish. Otherwise, return a
     Published with the state `refused` and every reason. Raises CommandError if a registry fails."""
     target, policy = planned.recipe.target, planned.project.matrix.model.publish
-    choices = tuple(
-        _with_image(choose_image(target, platform, evidence), target, connect) for platform in target.platforms
-    )
+    staging = repository_name(planned.project, target.image)
+    chosen = [choose_image(target, platform, evidence, staging) for platform in target.platforms]
+    builds = [build.value for choice in chosen for build in choice.builds]
+    names, untaggable = fill_tags(target.tags, builds, request.origin.get("revision", ""))
+    choices = [_with_image(choice, staging, (*names, *target.aliases), connect) for choice in chosen]
     images = tuple(choice.image for choice in choices if choice.image)
-    builds = [build.value for choice in choices for build in choice.builds]
-    index = make_index(images, builds, planned.key) if len(images) == len(choices) else None
-    names, untaggable = fill_tags(target.tags, builds)
+    index = make_index(images, request.origin, planned.key) if len(images) == len(choices) else None
     reasons = [untaggable] if builds and untaggable else []
+    judged: set[Path] = set()
     wanted: list[tuple[Descriptor, list[NewAttachment]]] = []
     for choice in choices:
-        indexes = {*([index.digest] if index else []), *(str(build.value.digest) for build in choice.builds)}
-        own = evidence.of_image(choice.digest, choice.platform, indexes)
+        own = evidence.of_image(choice.digest, choice.platform, choice.indexes | ({index.digest} if index else set()))
+        judged |= {file.path for file in own.files}
         against = objections(target, choice, own, policy, planned.rules)
         if choice.image:
             of_image = (choice.digest, choice.platform)
@@ -180,11 +201,13 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
                 against.append(f"provenance: {error}")
             wanted.append((choice.image.descriptor, attachments))
         reasons += [f"{choice.platform}: {reason}" for reason in against]
+    digests = {choice.digest for choice in choices}.union(*(choice.indexes for choice in choices))
+    reasons += stray_failures(target, evidence, judged, digests | ({index.digest} if index else set()))
 
     current: dict[ImageReference, str | None] = {}
     if index and not reasons:
         for name in map(parse_reference, (*names, *target.aliases)):
-            current[name] = repository_of(name, connect).digest(name.wanted)
+            current[name] = digest_at(name, connect)
         reasons += [
             f"{tag} names {current[tag]} and must not move to {index.digest}; build from a new commit to get a new tag"
             for tag in map(parse_reference, names)
@@ -201,41 +224,74 @@ def make_draft(planned: Planned, evidence: Evidence, request: PublishRequest, co
     return Draft(target, images, index, current, wanted)
 
 
-def _with_image(choice: Choice, target: Target, connect: Connect) -> Choice:
-    """Read the chosen image from the registry, and return the choice with the image.
+def _with_image(choice: Choice, staging: str, published: Sequence[str], connect: Connect) -> Choice:
+    """Read the chosen image from the registry, and return the choice with the image, or with a reason.
 
-    The image is read from its staging repository. If the image was deleted there, the image is read from a published
-    repository. If no repository contains the image, return the choice unchanged."""
-    places = (choice.repository, *(tag.rpartition(":")[0] for tag in target.tags)) if choice.digest else ()
-    for name in map(parse_reference, places):
-        place = repository_of(name, connect)
-        manifest = place.find(choice.digest)
-        if manifest and manifest.document.get("config"):
-            return replace(choice, image=image_of(place, manifest))
-    return choice
+    The digest that a build states must name, in the staging repository, exactly the manifests that the build states. If
+    the build was deleted there, the image is read through one of the tags `published`, whose index must list it."""
+    if not choice.digest:
+        return choice
+    place, found = repository_of(parse_reference(staging), connect), dict[str, Manifest]()
+    for build in choice.builds:
+        digest, stated = str(build.value.digest), sorted(build.value.manifests.items())
+        if top := place.find(digest):
+            if (listed := sorted(listed_images(top, choice.platform))) != stated:
+                shown = ", ".join(map(" ".join, listed)) or "no image"
+                problem = f"{build.path}: manifests: differ from {place}@{digest}, which contains {shown}"
+                return replace(choice, digest="", reason=f"{problem}; build again with --push")
+            found[digest] = top
+    for name in map(parse_reference, () if found else published):
+        top = repository_of(name, connect).find(name.wanted)
+        if top and (choice.platform, choice.digest) in listed_images(top, choice.platform):
+            place, found = repository_of(name, connect), {top.digest: top}
+            break
+    manifest = found.get(choice.digest) or (place.find(choice.digest) if found else None)
+    if not manifest or not manifest.document.get("config"):
+        return replace(choice, reason=f"{staging} does not contain the image any more; build again with --push")
+    return replace(choice, image=image_of(place, manifest), indexes=frozenset(found))
 
 
-ATTEMPT = "/attempts/"
+def listed_images(top: Manifest, platform: str) -> list[tuple[str, str]]:
+    """Return the platform and the digest of each entry of an index that an engine could run: all but attestations.
+
+    For the manifest of a single image, return `platform` and its digest. Raises ResultError if the document is neither
+    an index nor a manifest, or could be read as both."""
+    try:
+        document, items = top.document, manifests_of(top.document)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ResultError(f"{top.digest}: is not an index; build the image again with --push") from None
+    if ("manifests" in document) == ("config" in document):
+        raise ResultError(f"{top.digest}: is not either an index or a manifest; build the image again with --push")
+    attestations = [item for item in items if item.platform == "unknown/unknown" and not is_image(item)]
+    found = [(item.platform or "no platform", item.digest) for item in items if item not in attestations]
+    return found if "manifests" in document else [(platform, top.digest)]
+
+
+ATTEMPT = re.compile(r"/attempts/\d+$")
 
 
 def _provenance(choice: Choice, planned: Planned, request: PublishRequest) -> NewAttachment:
     """Return the provenance of an image as an attachment, made from the build result of the image.
 
     Raises ResultError if the image was built from another Dockerfile than this checkout renders. Raises ConfigError if
-    the image was built by another CI run than the run that signs, or if a source was a folder on the build machine."""
+    the image was built by another CI run than the run that signs without a key, or if a source was a folder on the
+    build machine."""
     # If several builds made the same image, the provenance describes the first build.
     build = min(choice.builds, key=lambda build: (build.value.started, str(build.path))).value
-    for name, own in (request.origin or {}).items():
-        named = getattr(build, name) or "unknown"
-        # The second attempt of a CI run may publish an image that the first attempt built.
-        if named.partition(ATTEMPT)[0] != (own or "unknown").partition(ATTEMPT)[0]:
-            raise ConfigError(
-                f"{name} of the build is {named}, but {name} of this job is {own or 'unknown'}; without a key, publish "
-                "in the same run that builds"
-            )
-    workflow = "".join(request.signer.identities) if request.signer and request.origin else ""
+    own = {name: request.origin.get(name, "") for name in ("source", "run", "workflow")}
+    # The second attempt of a CI run may publish an image that the first attempt built.
+    others = [n for n, v in own.items() if ATTEMPT.sub("", getattr(build, n)) != ATTEMPT.sub("", v)]
+    identity = "".join(request.signer.identities) if request.signer else ""
+    if identity and others:
+        named = getattr(build, others[0]) or "unknown"
+        raise ConfigError(
+            f"{others[0]} of the build is {named}, but {others[0]} of this job is {own[others[0]] or 'unknown'}; "
+            "without a key, publish in the same run that builds"
+        )
+    job = {} if {"run", "workflow"} & {*others} else {"run": own["run"], "workflow": own["workflow"]}
+    origin = {**request.origin, "run": "", "workflow": "", **job, "builder": identity or job.get("workflow", "")}
     lock = planned.project.lock
-    document = provenance_of(build, choice.platform, planned.recipe, lock, planned.dockerfile, workflow=workflow)
+    document = provenance_of(build, choice.platform, planned.recipe, lock, planned.dockerfile, origin=origin)
     if folders := Provenance.model_validate(document).folders:
         raise ConfigError(f"{', '.join(folders)} was a local folder with unknown content; build without --source")
     return NewAttachment("provenance", encode_predicate(document))
@@ -245,19 +301,18 @@ INDEX_LABELS = ("org.opencontainers.image.", "imagebuild.")
 """Prefixes of the image labels that the index repeats as annotations."""
 
 
-def make_index(images: Sequence[PlatformImage], builds: Sequence[BuildResult], key: str) -> Manifest:
+def make_index(images: Sequence[PlatformImage], origin: Mapping[str, str], key: str) -> Manifest:
     """Return the index that lists the images of all platforms.
 
-    The index has these annotations: the labels that all images share, the source repository and the commit of the
-    builds, the creation date of the images, and `key`, the hash of everything that the images depend on. The commit is
+    The index has these annotations: the labels that all images share, the source repository and the commit in `origin`,
+    the creation date of the images, and `key`, the hash of everything that the images depend on. The commit is
     not a label of the images, because each commit would then change the images. The creation date is the date of the
     files in the images, not of the build. Equal arguments give equal bytes."""
     shared = set.intersection(*(set(image.labels.items()) for image in images))
     annotations = {name: value for name, value in shared if name.startswith(INDEX_LABELS)}
-    # All builds are from one commit, because builds from several commits are refused.
-    origin = {name: max(getattr(build, name) or "" for build in builds) for name in ("source", "revision")}
-    origin["created"] = max(str(image.config.get("created") or "") for image in images)
-    annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in origin.items() if value} | {KEY: key}
+    stated = {name: origin.get(name, "") for name in ("source", "revision")}
+    stated["created"] = max(str(image.config.get("created") or "") for image in images)
+    annotations |= {f"{INDEX_LABELS[0]}{name}": value for name, value in stated.items() if value} | {KEY: key}
     manifests = [image.descriptor.to_json() for image in sorted(images, key=lambda image: image.platform)]
     document = {"schemaVersion": 2, "mediaType": INDEX, "manifests": manifests, "annotations": annotations}
     return Manifest(encode_json(document), INDEX)
@@ -384,9 +439,10 @@ def _judge_stored(draft: Draft, place: Repository, trust: Signer | None) -> None
 
 def _tag(name: ImageReference, draft: Draft, connect: Connect) -> None:
     """Push a tag or an alias for the index. Raises CommandError if another publisher moved the tag."""
-    place, ours = repository_of(name, connect), draft.index.digest
-    _check_is_ours(name, (ours, draft.current[name]), place.digest(name.wanted))
-    _check_is_ours(name, (ours,), place.put_manifest(draft.index, name.wanted))
+    ours = draft.index.digest
+    _check_is_ours(name, (ours, draft.current[name]), digest_at(name, connect))
+    _check_is_ours(name, (ours,), repository_of(name, connect).put_manifest(draft.index, name.wanted))
+    _check_is_ours(name, (ours,), digest_at(name, connect))
 
 
 def _check_is_ours(name: ImageReference, expected: tuple[str | None, ...], found: str | None) -> None:
@@ -430,5 +486,7 @@ def print_published(result: PublishResult, plan: Plan) -> None:
     public = {target.target for target in result.targets if target.state not in ("refused", "failed")}
     for name, text in restricted_components(plan, [t for t in plan.targets if t.id in public]).items():
         err.print(f"restricted: {name}: {text}")
+    for note in result.notes:
+        err.print(f"note: {note}")
     for problem in result.unused:
         err.print(f"not used: {problem}")

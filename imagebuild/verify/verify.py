@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from imagebuild.bench.profiles import Profile
 from imagebuild.bench.verification import CheckResult, Surroundings, VerifyResult
 from imagebuild.core import console, files
 from imagebuild.core.errors import ConfigError
-from imagebuild.core.fields import CPUS
+from imagebuild.core.fields import CPUS, VERSION
 from imagebuild.oci import engine
 from imagebuild.project.plan import Plan
 from imagebuild.project.project import Project
@@ -74,6 +75,7 @@ def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> Verify
             current_revision(project.root),
             profile=request.profile.name if request.profile else None,
             allowed=request.allowed,
+            options=options_of(request),
         )
         try:
             # Files are read before the checks start, as other work on the machine would slow down a benchmark.
@@ -89,6 +91,16 @@ def verify_image(project: Project, plan: Plan, request: VerifyRequest) -> Verify
         finally:
             evidence.write()
         return evidence.result()
+
+
+def options_of(request: VerifyRequest) -> tuple[str, ...]:
+    """Return the options that can change which checks run, or their outcome, without values that may be private."""
+    kept, profile = console.kept_environment(request.environment), request.profile
+    variables = (f"--env {name}={kept.get(name, console.BLANK)}" for name in request.environment)
+    hashed = hashlib.sha256(profile.model_dump_json().encode()).hexdigest()[:12] if profile else ""
+    named = [f"--profile {profile.name} sha256:{hashed}"] if profile else []
+    allowed = (f"--allow {claim}" for claim in request.allowed)
+    return (*variables, *allowed, *(f"--only {pattern}" for pattern in request.checks), *named)
 
 
 def run_commands(
@@ -226,6 +238,7 @@ class ResultFolder:
     revision: str | None
     profile: str | None = None
     allowed: tuple[Openness, ...] = ()
+    options: tuple[str, ...] = ()
     results: list[CheckResult] = field(default_factory=list)
     surroundings: Surroundings | None = None
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -256,10 +269,11 @@ class ResultFolder:
     def result(self) -> VerifyResult:
         """Return the results so far, with the checks of the image's files first."""
         image = self.image
+        label = image.labels.get("imagebuild.target", "")  # perhaps of a foreign image
         return VerifyResult(
             image=image.name,
             digest=image.digest,
-            target=image.labels.get("imagebuild.target") or (image.target.id if image.target else None),
+            target=label if VERSION.fits(label) else image.target.id if image.target else None,
             platform=", ".join(image.found.platforms) if image.found else platform_of(self.surroundings),
             checks=tuple(sorted(self.results, key=lambda result: result.component != IMAGE)),
             labels=dict(image.labels),
@@ -269,4 +283,5 @@ class ResultFolder:
             surroundings=self.surroundings,
             profile=self.profile,
             allowed=self.allowed,
+            options=self.options,
         )

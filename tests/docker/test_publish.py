@@ -78,10 +78,12 @@ def shops(
         tiny.replace("matrix.yaml", '{variant}"]\n', '{variant}-{revision}"]\n' + ALIASES)
         tiny.replace("matrix.yaml", "linux/amd64, linux/arm64", f"linux/{client.version()['Arch']}")
         tiny.add("library", tiny.new + CHECK)
+        place = f"{faulty.address}/{REPOSITORY}"
+        matrix = tiny.root / "matrix.yaml"
+        matrix.write_text(matrix.read_text() + f'publish: {{staging: "{place}/{{image}}-staging"}}\n')
         for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "x"]):
             git(tiny.root, *command)
         made = Shop(tiny, faulty, connect_registry(services.registry, environ={}), folder / "evidence")
-        place = f"{faulty.address}/{REPOSITORY}"
         tiny.build(OLD, NEW, "--push", "--registry", place, "--folder", made.evidence)
         for target in (OLD, NEW):
             image = f"{made.result(target).repository}@{made.result(target).digest}"

@@ -18,7 +18,7 @@ from imagebuild.oci.attestation import KINDS, read_attestations
 from imagebuild.oci.registry import connect_registry
 from imagebuild.project.records import Published
 from imagebuild.publish.signatures import Cosign, Signer
-from tests.conftest import ran
+from tests.conftest import data, ran
 from tests.docker.conftest import need, own_registry
 from tests.docker.test_attest import verify_attestation
 from tests.faulty import Faulty, in_front_of
@@ -111,6 +111,17 @@ def test_oras_finds_by_tag_what_is_attached(site: Site) -> None:
         assert sorted(kinds) == sorted([KINDS["provenance"], KINDS["verification"]] * (1 if platform else 2))
 
 
+def test_edited_results_are_refused(tmp_path: Path) -> None:
+    with own_registry(tmp_path / "registry", deletes=False) as address:
+        for number, (name, row) in enumerate(data("publish/edited").items()):
+            site = Site(tmp_path / str(number), host=address)
+            assert row["said"] in site.refusal(row, cache(connect_registry)), name
+            assert not tags(site), name
+        good = Site(tmp_path / "good", host=address)
+        good.ready(NEW, registry=connect_registry(address))
+        assert publish(good).state == "published"
+
+
 TARGETS = 20
 
 
@@ -121,9 +132,9 @@ def test_twenty_unchanged_targets_move_no_blob(tmp_path: Path, faulty: Faulty) -
     site.read()
     digests = site.ready(*(target.id for target in site.plan.targets), registry=connect_registry(faulty.upstream))
 
-    def publish_all() -> list[str]:
+    def publish_all(revision: str = COMMIT) -> list[str]:
         faulty.clear()
-        return site.publish(connect=cache(connect_registry)).states
+        return site.publish(connect=cache(connect_registry), origin={"revision": revision}).states
 
     assert publish_all() == ["published"] * TARGETS
     assert faulty.count("DELETE") == 0
@@ -134,6 +145,6 @@ def test_twenty_unchanged_targets_move_no_blob(tmp_path: Path, faulty: Faulty) -
         old.unlink()
     for (target, platform), digest in digests.items():
         site.built(target, {platform: digest}, revision="f" * 40)
-    assert publish_all() == ["published"] * TARGETS
+    assert publish_all("f" * 40) == ["published"] * TARGETS
     assert faulty.count("PUT", "upload") == 2 * 2 * TARGETS, "statements about the new indexes, and no part of an image"
     assert not [r for r in faulty.requests if "mount=" in r.path]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagebuild.project import revision
+from imagebuild.cli import publish
 from imagebuild.publish import signatures
 from imagebuild.render.templates import Templates
 from tests.conftest import data
@@ -23,18 +24,18 @@ TAG = f"{HOST}/acme/tiny:cuda13.0-tool3.4-{COMMIT[:7]}"
 
 def test_what_is_printed(site: Site, command: Call) -> None:
     site.ready(NEW)
-    publish = ("publish", "--results", site.evidence)
+    arguments = ("publish", "--results", site.evidence)
     site.fake.calls.clear()
-    status, out, _ = command(*publish, "--dry-run")
+    status, out, _ = command(*arguments, "--dry-run")
     assert (status, f"- possible {NEW}" in out, site.fake.calls) == (0, True, [])
     assert "    attachments  4 provenance, 4 verification" in out
     before = index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")], tag="latest")
-    status, out, _ = command(*publish, "--json", "out.json")
+    status, out, _ = command(*arguments, "--json", "out.json")
     (target,) = json.loads(Path("out.json").read_text())["targets"]
     assert (status, f"✓ published {NEW} {target['digest']}\n    new tag  {TAG}\n" in out) == (0, True)
     assert f"moved tag  {HOST}/acme/tiny:latest: {before} → {target['digest']}" in out
     site.ready(NEW, dockerfile="0" * 64)
-    status, out, _ = command(*publish)
+    status, out, _ = command(*arguments)
     assert (status, f"✗ refused {NEW}" in out, "linux/amd64: provenance: " in out) == (1, True, True)
 
 
@@ -52,10 +53,9 @@ def test_a_job_signs_what_its_own_run_built(
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     run, own = "https://git.test/acme/images/actions/runs", f"https://git.test/{workflow}"
-    monkeypatch.setattr(revision, "current_revision", lambda *_: COMMIT)
     stated: dict[str, Any] = {"source": "https://git.test/acme/images", "workflow": own, "run": f"{run}/7/attempts/1"}
     arguments = ("publish", "--results", str(site.evidence), "--sign", "--dry-run")
-    for other in ({"run": f"{run}/6/attempts/1"}, {"workflow": f"{own}2"}, {"revision": "f" * 40}, {"source": ""}):
+    for other in ({"run": f"{run}/6/attempts/1"}, {"workflow": f"{own}2"}, {"source": ""}):
         site.ready(NEW, **stated | other)
         status, out, _ = command(*arguments)
         ((name, value),) = other.items()
@@ -64,6 +64,9 @@ def test_a_job_signs_what_its_own_run_built(
     site.ready(NEW, **stated)
     status, out, _ = command(*arguments)
     assert status == 0, out
+    site.ready(NEW, **stated, revision="f" * 40)
+    status, out, _ = command(*arguments)
+    assert (status, "built from commit ffffffffffff, but this checkout is of commit 0123456789ab" in out) == (1, True)
 
 
 def test_a_job_that_signs_renders_nothing(
@@ -107,7 +110,7 @@ def folder(tmp_path: Path) -> Path:
     for name, digests, repository in (("0/a", "a", "r.test/x"), ("0/loaded", "d", None), ("1/b", "bc", "r.test/x")):
         (tmp_path / name).mkdir(parents=True)
         manifests = dict(zip(("linux/amd64", "linux/arm64"), (f"sha256:{d * 64}" for d in digests), strict=False))
-        content = {"target": name[2:], "digest": None, "tags": [], "platforms": [*manifests], "size_bytes": None,
+        content = {"target": name[2:], "digest": f"sha256:{digests[0] * 64}", "tags": [], "platforms": [*manifests], "size_bytes": None,
                    "seconds": 1, "steps": [], "manifests": manifests, "repository": repository}  # fmt: skip
         (tmp_path / name / "result.json").write_text(json.dumps(content))
     return tmp_path
@@ -125,6 +128,30 @@ sys.exit('c' * 64 in sys.argv[1] or os.environ["IMAGEBUILD_IMAGE"] != sys.argv[1
         for d, target, arch, n in (("a", "a", "amd64", 0), ("b", "b", "amd64", 1), ("c", "b", "arm64", 1))
     ]
     assert (status, "b linux/arm64: exit status 1\n2 of 3 succeeded" in err) == (1, True)
+
+
+EDITED = {name: row for name, row in data("publish/edited").items() if row["edit"] == "result"}
+
+
+@pytest.mark.parametrize("row", EDITED.values(), ids=EDITED)
+def test_no_value_of_a_result_becomes_an_option(
+    site: Site, command: Call, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
+) -> None:
+    started: list[str] = []
+
+    def run(words: list[str]) -> int:
+        started.extend(words)
+        return 0
+
+    monkeypatch.setattr(publish, "run_in_foreground", run)
+    site.arrange_edited(row, lambda _: site.fake)
+    monkeypatch.chdir(site.evidence)
+    Path("-x").mkdir()
+    next(Path().rglob("result.json")).rename("-x/result.json")
+    words = ("{image}", "{index}", "{target}", "{platform}", "{arch}", "{folder}")
+    status, _, err = command("each", ".", "--", *words)
+    assert not [word for word in started if not re.match(r"[a-z0-9/][^\n ]*\Z", word)]
+    assert (status, bool(started)) in {(0, True), (5, False)}, err
 
 
 @pytest.mark.programs

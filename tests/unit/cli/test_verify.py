@@ -69,6 +69,7 @@ def test_a_run_on_this_machine(call: Call, tmp_path: Path) -> None:
     )  # fmt: skip
     assert status == 1
     result = VerifyResult.model_validate_json((folder / "verify.json").read_text())
+    assert result.options == ("--env EXTRA=(redacted)", "--only library")
     checks = {c.check: c for c in result.checks}
     assert {name: c.outcome for name, c in checks.items()} == {
         "version": "passed", "fails": "failed", "large": "skipped", "hangs": "failed", "other": OTHER[0],

@@ -224,7 +224,7 @@ def test_add_results_that_were_measured_later(published: Published, signers: Sig
     ("kind", "content", "message"),
     [
         ("verification", verification(OTHER), "cannot be attached to sha256:.*about another image"),
-        ("benchmark", {}, "file.json: about: Field required"),
+        ("benchmark", {}, "file.json: about: is missing"),
         ("sbom", b"no", "file.json: .*Invalid JSON"),
     ],
 )

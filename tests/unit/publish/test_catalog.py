@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_told_and_hides_no_other(published: Published, ou
     assert len(found.problems) == 5
     for word in (
         "cannot be read: JSONDecodeError",
-        "should be an object",
+        "the file: must be an object, not a list",
         "use the version of imagebuild that wrote it",
         "is about another image: sha256:999",
         f"{other.digest}: does not exist",

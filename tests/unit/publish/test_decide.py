@@ -12,8 +12,10 @@ import pytest
 
 from imagebuild.bench.verification import CheckResult
 from imagebuild.core.errors import ConfigError
+from imagebuild.oci.layout import MANIFEST, Descriptor
 from tests.conftest import LIBRARY, data
 from tests.publish_fakes import AMD64, ARM64, CHECKS, COMMIT, NEW, OLD, Site
+from tests.registry_fake import index
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
 OTHER = "sha256:" + "7" * 64
@@ -109,10 +111,12 @@ def test_checks_that_do_not_apply_may_be_skipped(site: Site) -> None:
 
 def test_a_verification_of_an_index_counts_for_its_platform(site: Site) -> None:
     digests = {platform: site.stage(NEW, platform, platform.encode()) for platform in (AMD64, ARM64)}
-    site.built(NEW, digests, digest=OTHER)
-    site.verified(OTHER, AMD64, file="amd64/verify.json")
+    listed = [Descriptor(MANIFEST, digest, 1, platform) for platform, digest in digests.items()]
+    both = index(site.fake, "acme/tiny-staging", listed)
+    site.built(NEW, digests, digest=both)
+    site.verified(both, AMD64, file="amd64/verify.json")
     assert "linux/arm64: not verified" in site.publish().reasons
-    site.verified(OTHER, ARM64, file="arm64/verify.json")
+    site.verified(both, ARM64, file="arm64/verify.json")
     assert site.publish().states == ["published"]
 
 
@@ -143,11 +147,22 @@ def test_what_the_policy_asks_for_may_be_in_other_files(tmp_path: Path) -> None:
 
 def test_a_build_of_no_commit_gets_no_tag_that_names_one(site: Site) -> None:
     site.ready(NEW, revision=None)
-    assert "a build result does not name the git commit" in site.publish().reasons
+    assert "a build result does not name the git commit" in site.publish(origin={}).reasons
     site.files.replace("matrix.yaml", "-{revision}", "")
     site.read()
     site.ready(NEW, revision=None)
-    assert site.publish().states == ["published"]
+    assert "built from commit unknown, but this checkout is of commit 0123456789ab" in site.publish().reasons
+    assert site.publish(origin={}).states == ["published"]
+
+
+EDITED = data("publish/edited")
+
+
+@pytest.mark.parametrize("row", EDITED.values(), ids=EDITED)
+def test_edited_results_are_refused(row: Mapping[str, Any], site: Site) -> None:
+    """tests/docker/test_publish_faults.py does the same with a real registry."""
+    assert row["said"] in site.refusal(row, lambda _: site.fake)
+    assert not site.tags()
 
 
 @pytest.mark.parametrize(("policy", "mistake"), REFUSED["policies"].items())

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from imagebuild.core.errors import ResultError
+from imagebuild.core.errors import ConfigError, NothingSelected, ResultError
 from imagebuild.project.project import Project
-from imagebuild.publish.evidence import latest_time
+from imagebuild.publish.evidence import latest_time, read_evidence
 from tests.conftest import data
 from tests.cosign_fake import FakeCosign
 from tests.forged import TRUST, Claims, Victim
@@ -48,10 +48,26 @@ def test_results_of_no_image_in_particular_are_named(site: Site) -> None:
     site.edit(platform=f"{AMD64}, {ARM64}")
     (problem,) = site.publish().result.unused
     assert "is about several platforms: linux/amd64, linux/arm64; verify each platform separately" in problem
-    # What is no result of ours is left alone.
-    for name, text in {"index.json": '{"schemaVersion": 2}', "list.json": "[1, 2]", ".hidden.json": "{"}.items():
+    # What a build leaves beside its results is left alone.
+    for name, text in {"metadata.json": "{}", "bake.json": "{}", ".hidden.json": "{", "a/index.json": "{}"}.items():
         site.leave(name, text)
+    site.leave("a/oci-layout", "{}")
     assert len(site.publish().result.unused) == 1
+
+
+@pytest.mark.parametrize("text", ['{"schemaVersion": 2}', "[1, 2]", "{}", "null", '{"image": "x", "checks": []}'])
+def test_files_that_nobody_can_read_are_refused(site: Site, text: str) -> None:
+    site.ready(NEW)
+    path = site.leave("more/verify.json", text)
+    with pytest.raises(ResultError, match=f"{path}: is not a result of build, verify, sbom, scan or report; move"):
+        site.publish()
+    path.unlink()
+    path.symlink_to("gone")
+    with pytest.raises(ConfigError, match=f"{path}: is not a file; remove it"):
+        site.publish()
+    path.unlink()
+    with pytest.raises(NothingSelected, match=f"{path.parent}: contains no result"):
+        read_evidence([site.evidence, path.parent])
 
 
 # Attachments

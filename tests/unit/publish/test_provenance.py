@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,26 +32,41 @@ OPEN = "open-cuda13.0-debian13-runtime"
 def result_of(target: Target, dockerfile: str = "", **more: Any) -> BuildResult:
     return BuildResult(
         target=target.id, digest=f"sha256:{'2' * 64}", tags=(), platforms=target.platforms, size_bytes=1, seconds=61.4,
-        steps=(), manifests={AMD64: DIGEST}, revision="c" * 40, started="2026-11-21T10:00:00+00:00",
-        dockerfile=hashlib.sha256(dockerfile.encode()).hexdigest(), **{"builder": "node-1", **more},
+        steps=(), manifests={AMD64: DIGEST}, started="2026-11-21T10:00:00+00:00",
+        dockerfile=hashlib.sha256(dockerfile.encode()).hexdigest(), **{"builder": "node-1", "revision": "c" * 40, **more},
     )  # fmt: skip
 
 
-def stated(renderer: Renderer, plan: Plan, name: str, **more: Any) -> dict[str, Any]:
+ORIGIN = {
+    "revision": "c" * 40, "source": "https://git.example/acme/images", "run": "https://ci.example/runs/1",
+    "workflow": "https://ci.example/w@main", "builder": "https://ci.example/w@main",
+}  # fmt: skip
+"""What the environment that signs says of itself."""
+
+
+def stated(
+    renderer: Renderer, plan: Plan, name: str, origin: Mapping[str, str] = ORIGIN, **more: Any
+) -> dict[str, Any]:
     target = select_one(plan, name)
-    return provenance_of(result_of(target, **more), AMD64, renderer.recipe(target), renderer.project.lock, EMPTY)
+    recipe, lock = renderer.recipe(target), renderer.project.lock
+    return provenance_of(result_of(target, **more), AMD64, recipe, lock, EMPTY, origin=origin)
 
 
 def test_a_statement(tiny: Files, golden: Callable[[str, str], None]) -> None:
     """Of a build in CI, whose file another one called."""
     project = tiny.load()
     renderer, plan = Renderer(project), make_plan(project)
-    document = stated(
-        renderer, plan, plan.targets[0].id, run="https://ci.example/runs/1", source="https://git.example/acme/images",
-        workflow="https://ci.example/w@main", rebuilt="2026-11-22",
-    )  # fmt: skip
+    document = stated(renderer, plan, plan.targets[0].id, rebuilt="2026-11-22")
     text = encode_predicate(document).decode().replace(f'"{__version__}"', '"VERSION"')
     golden("tests/golden/provenance.json", text)
+    # Nothing that only a result says is stated of the builder and of the commit.
+    claims = {"run": "https://evil.example/r", "workflow": "https://evil.example/w", "source": "https://evil.example/s"}
+    assert (
+        stated(renderer, plan, plan.targets[0].id, rebuilt="2026-11-22", origin=ORIGIN, revision="d" * 40, **claims)
+        == document
+    )
+    unknown = stated(renderer, plan, plan.targets[0].id, {}, builder="https://evil.example/b", **claims)
+    assert unknown["runDetails"]["builder"]["id"] == "urn:imagebuild:builder:unknown"
     # in-toto wants one of these of every resource.
     found = document["buildDefinition"]["resolvedDependencies"]
     assert all(item.keys() & {"uri", "digest", "content"} for item in found)

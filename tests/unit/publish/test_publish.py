@@ -26,7 +26,7 @@ from imagebuild.publish.signatures import Signer
 from tests.cosign_fake import FakeCosign
 from tests.faulty import Answer
 from tests.publish_fakes import AMD64, ARM64, COMMIT, HOST, NEW, OLD, Done, Site, passing
-from tests.registry_fake import FakeRegistry, Request
+from tests.registry_fake import FakeRegistry, Request, index, put_image
 
 TAG = f"cuda13.0-tool3.4-{COMMIT[:7]}"
 
@@ -146,6 +146,40 @@ def test_evidence_that_comes_later_is_attached_and_moves_no_tag(site: Site) -> N
     assert site.tags() == tags
 
 
+def test_a_local_build_does_not_take_the_place_of_the_one_that_was_pushed(site: Site) -> None:
+    site.ready(NEW)
+    for path in list(site.evidence.rglob("result.json")):
+        local = {**json.loads(path.read_text()), "repository": None, "manifests": {}, "revision": None}
+        path.with_name("local.json").write_text(json.dumps(local))
+    assert site.publish().states == ["published"]
+
+
+def test_a_tag_is_read_back(site: Site) -> None:
+    """A registry whose HEAD names our index, and which sends something else."""
+    site.ready(NEW)
+    other, answer = index(site.fake, "acme/tiny", [put_image(site.fake, "acme/tiny")]), site.fake.answer
+
+    def lies(request: Request) -> Answer:
+        if request.method == "GET" and request.path.endswith("/manifests/cuda13.0") and TAG in site.tags():
+            return answer(replace(request, path=request.path.replace("cuda13.0", other)))
+        return answer(request)
+
+    site.fake.answer = lies  # type: ignore[method-assign]
+    done = site.publish()
+    assert (done.states, done.only.given) == (["failed"], (f"{HOST}/acme/tiny:{TAG}",))
+    assert f"cuda13.0: another publisher moved the tag to {other}" in done.reasons
+
+
+def test_options_that_narrow_a_verification_are_shown(site: Site) -> None:
+    site.ready(NEW)
+    site.edit(options=["--only *", "--profile h100 sha256:0123"])
+    assert [note.partition(": ")[2] for note in site.publish().result.notes] == [
+        "verified with --only *, --profile h100 sha256:0123"
+    ]
+    stored = b"".join(site.fake.repositories["acme/tiny"].blobs.values())
+    assert b'"--profile h100 sha256:0123"' in stored
+
+
 def newer(site: Site, **build: Any) -> None:
     """Leave builds of another content, verified, and no others."""
     for old in list(site.evidence.rglob("result.json")):
@@ -175,6 +209,9 @@ def test_an_immutable_tag_never_moves(site: Site) -> None:
 
 
 def test_without_names_it_is_what_was_built(site: Site) -> None:
+    with pytest.raises(NothingSelected, match="contains no result; run `imagebuild build` first"):
+        site.publish()
+    site.scanned(f"sha256:{'7' * 64}")
     with pytest.raises(NothingSelected, match="no result.json of a target"):
         site.publish()
     site.ready(OLD)

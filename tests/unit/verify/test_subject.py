@@ -140,7 +140,7 @@ def test_a_target_that_was_pushed(plan: Plan, tmp_path: Path, registry: FakeRegi
     about = put_image(registry, "gpu/open", FILES, Labels=labels_of(target))
     result = BuildResult(
         target=target.id, digest=about.digest, tags=(), platforms=("linux/amd64",), size_bytes=None, seconds=1, steps=(),
-        repository="registry.test/gpu/open",
+        repository="registry.test/gpu/open", manifests={"linux/amd64": about.digest},
     )  # fmt: skip
     path = tmp_path / target.id / "result.json"
     path.parent.mkdir()
