@@ -96,7 +96,7 @@ def provenance(imagebuild: Imagebuild, quickstart: Built) -> Mapping[str, Any]:
     target = select_one(make_plan(project), TARGET)
     text = hashlib.sha256(renderer.dockerfile(target).text.encode()).hexdigest()
     platform = quickstart.result.platforms[0]
-    return provenance_of(quickstart.result, platform, renderer.recipe(target), project.lock, text)
+    return provenance_of(quickstart.result, platform, renderer.recipe(target), project.lock, text, origin={})
 
 
 def test_published_and_verified(
