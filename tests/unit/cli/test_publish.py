@@ -79,9 +79,9 @@ def test_a_job_that_signs_renders_nothing(
     status, out, _ = command(*arguments, "--rendered", hashes)
     assert (status, f"possible {NEW}" in out) == (0, True), out
     for text, expected, said in (
-        (hashes.read_text().replace('":["', '":["0'), 1, "another Dockerfile"),
+        (re.sub(r'":\["[0-9a-f]{64}', '":["' + "0" * 64, hashes.read_text()), 1, "another Dockerfile"),
         ('{"targets": {}}', 2, "which was not planned"),
-        ("{}", 5, "Field required"),
+        ("{}", 5, "targets: is missing"),
     ):
         hashes.write_text(text)
         status, out, err = command(*arguments, "--rendered", hashes)
@@ -139,7 +139,7 @@ def test_no_value_of_a_result_becomes_an_option(
 ) -> None:
     started: list[str] = []
 
-    def run(words: list[str]) -> int:
+    def run(words: list[str], *_: object) -> int:
         started.extend(words)
         return 0
 
