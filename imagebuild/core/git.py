@@ -5,6 +5,7 @@ references of a repository through a temporary folder that has neither."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,12 @@ from imagebuild.core.errors import CommandError
 from imagebuild.core.files import read_bytes
 from imagebuild.core.run import RunProgram, run_program
 
-KEPT_SETTINGS = frozenset(
-    {f"core.{name}" for name in ("autocrlf", "eol", "filemode", "ignorecase", "symlinks")}
-    | {f"extensions.{name}" for name in ("objectformat", "refstorage")}
+KEPT_SETTINGS = re.compile(
+    r"(core)()\.(autocrlf|eol|filemode|ignorecase|symlinks)\n(.*)|(extensions)()\.(objectformat|refstorage)\n(.*)"
+    r"|(branch)\.(.+)\.(remote|merge)\n(.*)|(remote)\.(.+)\.(fetch)\n(.*)"
 )
-"""Settings of a repository that say how its files are written. They cannot name a program."""
-SETTING = re.compile(r"\s*(?:\[[^]]*\])?\s*(\w+)\s*=\s*(\w+)\s*")
+"""Matches the name and the value of a setting that is kept: how files are written, and what `@{upstream}` means.
+These settings cannot name a program."""
 OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never")
 ENVIRONMENT = {
     "GIT_ALLOW_PROTOCOL": "",
@@ -62,12 +63,14 @@ def opened(top: Path, run: RunProgram = run_program, within: Path | None = None)
     Raises CommandError if the folders of the repository are outside of `within`."""
     own, common = git_folders(top, within)
     with TemporaryDirectory(prefix="imagebuild-") as name:
-        view, lines, section = Path(name), ["[core]\n\trepositoryformatversion = 1\n"], ""
-        for line in _text(common / "config").splitlines() if (common / "config").exists() else ():
-            if head := re.match(r"\s*\[\s*([\w.-]+)", line):
-                section = head[1].lower()
-            if (match := SETTING.fullmatch(line)) and f"{section}.{match[1].lower()}" in KEPT_SETTINGS:
-                lines.append(f"[{section}]\n\t{match[1]} = {match[2]}\n")
+        view, given = Path(name), Path(name, "given")
+        given.write_text(_text(common / "config") if (common / "config").exists() else "")
+        listed = run("git", "-C", "/", "config", "--file", str(given), "--no-includes", "--null", "--list")
+        lines = ["[core]\n\trepositoryformatversion = 1\n"]
+        for kept in filter(None, map(KEPT_SETTINGS.fullmatch, listed.split("\0"))):
+            section, of, key, value = (text for text in kept.groups() if text is not None)
+            inner, text = (json.dumps(word, ensure_ascii=False) for word in (of, value))  # quoted as git does
+            lines.append(f"[{section}{of and f' {inner}'}]\n\t{key} = {text}\n")
         (view / "config").write_text("".join(lines))
         (view / "HEAD").write_text(_text(own / "HEAD"))  # git does not accept a link
         shared = [common / part for part in ("objects", "refs", "packed-refs", "logs", "shallow", "reftable")]

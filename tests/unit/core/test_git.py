@@ -78,3 +78,18 @@ def test_linked_work_trees_and_submodules_are_read(tmp_path: Path) -> None:
         assert (files / "sub" / "a.txt").exists()
     (top / "sub" / "a.txt").write_text("2")
     assert current_revision(top) == f"{commit}-dirty"
+
+
+@pytest.mark.parametrize("branch", ["main", "release/1.0", 'ä."b"', "a#b;c"])
+@pytest.mark.parametrize("short", ["@{upstream}", "@{u}"])
+def test_the_upstream_of_a_branch_is_a_revision(tmp_path: Path, branch: str, short: str) -> None:
+    top = repository(tmp_path / "top")
+    git(top, "checkout", "--quiet", "-B", branch)
+    git(top, "init", "--quiet", "--bare", str(tmp_path / "r.git"))
+    git(top, "remote", "add", "my.origin", str(tmp_path / "r.git"))
+    git(top, "push", "--quiet", "--set-upstream", "my.origin", branch)
+    (top / "a.txt").write_text("2\n")
+    git(top, "commit", "--quiet", "--all", "-m", "two")
+    for reference in (short, f"{branch}{short}"):
+        with files_at_revision(reference, top) as files:
+            assert (files / "a.txt").read_text() == "1\n"
